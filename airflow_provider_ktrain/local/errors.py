@@ -1,0 +1,36 @@
+"""API errors as a Kubernetes API server words them: one exception that is a Status object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+REASONS = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
+    406: "NotAcceptable", 409: "Conflict", 410: "Expired", 413: "RequestEntityTooLarge",
+    415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests", 500: "InternalError",
+    503: "ServiceUnavailable", 504: "Timeout",
+}  # fmt: skip
+
+
+class ApiError(Exception):
+    """A request that fails: `code` and `reason` go into the Status object of the answer."""
+
+    def __init__(
+        self, code: int, message: str, reason: str | None = None, details: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = REASONS.get(code, "") if reason is None else reason
+        self.details = details
+
+    def status(self) -> dict[str, Any]:
+        """The Status object of this error."""
+        status: dict[str, Any] = {
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": self.message,
+        }  # fmt: skip
+        if self.reason:
+            status["reason"] = self.reason
+        if self.details:
+            status["details"] = self.details
+        return {**status, "code": self.code}

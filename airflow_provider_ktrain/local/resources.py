@@ -1,0 +1,77 @@
+"""The resource types that the embedded cluster serves: one table, read by routes, discovery and controllers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One served resource type, as a discovery document describes it."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    #: subresources beside the object itself, e.g. ("status", "scale")
+    subresources: tuple[str, ...] = ()
+    #: True for custom resources: no strategic merge patch, metadata.generation follows spec
+    custom: bool = False
+    verbs: tuple[str, ...] = field(default=ALL_VERBS)
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def singular(self) -> str:
+        return self.kind.lower()
+
+    @property
+    def group_resource(self) -> str:
+        """How error messages name it: `pods`, `pytorchjobs.kubeflow.org`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def __str__(self) -> str:
+        return self.group_resource
+
+
+POD = Resource("", "v1", "Pod", "pods", short_names=("po",), categories=("all",), subresources=("status", "log", "eviction", "exec"))
+SERVICE = Resource("", "v1", "Service", "services", short_names=("svc",), categories=("all",), subresources=("status",))
+CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
+SECRET = Resource("", "v1", "Secret", "secrets")
+SERVICE_ACCOUNT = Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",))
+EVENT = Resource("", "v1", "Event", "events", short_names=("ev",))
+NAMESPACE = Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",))
+NODE = Resource("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",))
+BATCH_JOB = Resource("batch", "v1", "Job", "jobs", categories=("all",), subresources=("status",))
+LEASE = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+HPA = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", short_names=("hpa",), categories=("all",))
+ROLE = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
+ROLE_BINDING = Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+CLUSTER_ROLE = Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDING = Resource(
+    "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+)
+CRD = Resource(
+    "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions",
+    namespaced=False, short_names=("crd", "crds"), subresources=("status",),
+)  # fmt: skip
+PYTORCHJOB = Resource("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", subresources=("status", "scale"), custom=True)
+MPIJOB_V1 = Resource("kubeflow.org", "v1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
+MPIJOB_V2BETA1 = Resource("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
+
+BUILT_IN = (
+    POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
+    ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
+)  # fmt: skip
+
+
+def served(mpi_api: str = "v1") -> tuple[Resource, ...]:
+    """All resource types of a cluster that serves MPIJob as `mpi_api` (v1 or v2beta1): one of them, as on a real one."""
+    return (*BUILT_IN, PYTORCHJOB, {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api])

@@ -1,0 +1,303 @@
+"""The cluster's state: objects with resource versions, a bounded history of changes, and the rules of deletion.
+
+Everything runs on one event loop and every call but `watch` is synchronous, so a read and the write that follows it
+are atomic as long as nothing is awaited between them. Objects that come out are shared: copy before changing one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import datetime
+import json
+import random
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from airflow_provider_ktrain.local import defaults
+from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.resources import Resource
+
+Obj = dict[str, Any]
+ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
+HISTORY = 20_000  # changes kept for watches that resume
+SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
+
+
+def now() -> str:
+    """The time in the form of metadata.creationTimestamp: RFC 3339, whole seconds."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def random_suffix(length: int = 5) -> str:
+    return "".join(random.choices(SUFFIX_ALPHABET, k=length))
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One change of one object. `previous` lets a watch with a selector see objects enter and leave it."""
+
+    version: int
+    type: ChangeType
+    resource: Resource
+    object: Obj
+    previous: Obj | None = None
+    _encoded: list[bytes] = field(default_factory=list, repr=False)
+
+    def encoded(self) -> bytes:
+        """The object as JSON, encoded once however many watches send it."""
+        if not self._encoded:
+            self._encoded.append(json.dumps(self.object, separators=(",", ":"), ensure_ascii=False).encode())
+        return self._encoded[0]
+
+
+class Store:
+    """All objects of the cluster, by resource, namespace and name."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Resource, dict[tuple[str, str], Obj]] = {}
+        self._version = 1
+        self._history: deque[Change] = deque(maxlen=HISTORY)
+        self._oldest = 1  # watches from before this version get 410
+        self._watchers: dict[Resource, set[Callable[[Change], None]]] = {}
+
+    # reading
+
+    @property
+    def version(self) -> int:
+        """The newest resource version of the whole store."""
+        return self._version
+
+    @property
+    def oldest(self) -> int:
+        """A watch or continued list from a version before this one has expired."""
+        dropped = self._history[0].version - 1 if len(self._history) == HISTORY else 0
+        return max(self._oldest, dropped)
+
+    def expire(self) -> None:
+        """Forget the history: what resumes from an older version gets 410 Expired (a fault switch, and etcd's compaction)."""
+        self._history.clear()
+        self._oldest = self._version
+
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Obj:
+        """The object; ApiError 404 where there is none."""
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise not_found(resource, name)
+        return found
+
+    def find(self, resource: Resource, namespace: str | None, name: str) -> Obj | None:
+        """The object, or None."""
+        return self._objects.get(resource, {}).get((namespace or "", name))
+
+    def list(
+        self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None
+    ) -> list[Obj]:
+        """Objects in order of namespace and name; `labels` must all be equal."""
+        found = self._objects.get(resource, {})
+        keys = sorted(k for k in found if namespace is None or k[0] == namespace)
+        wanted = (labels or {}).items()
+        return [found[k] for k in keys if wanted <= (found[k]["metadata"].get("labels") or {}).items()]
+
+    def owned(self, resource: Resource, owner: Obj) -> list[Obj]:
+        """Objects of the owner's namespace whose ownerReferences name the owner's uid."""
+        uid = owner["metadata"]["uid"]
+        return [
+            o for o in self.list(resource, owner["metadata"].get("namespace"))
+            if any(ref["uid"] == uid for ref in o["metadata"].get("ownerReferences") or ())
+        ]  # fmt: skip
+
+    # writing
+
+    def create(self, resource: Resource, obj: Obj) -> Obj:
+        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409 where the name is taken."""
+        obj = copy.deepcopy(obj)
+        meta = obj.setdefault("metadata", {})
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"] + random_suffix()
+        name, namespace = meta["name"], meta.get("namespace") or ""
+        if self.find(resource, namespace, name) is not None:
+            raise ApiError(
+                409, f'{resource.group_resource} "{name}" already exists', "AlreadyExists", details(resource, name)
+            )
+        for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
+            meta.pop(key, None)
+        meta.update(uid=str(uuid.uuid4()), creationTimestamp=now())
+        if resource.custom or "spec" in obj:
+            meta["generation"] = 1
+        obj = {"apiVersion": resource.api_version, "kind": resource.kind, **_without_type(obj)}
+        return self._commit("ADDED", resource, defaults.apply(resource, obj), None)
+
+    def update(self, resource: Resource, obj: Obj, *, status: bool = False) -> Obj:
+        """Replace an object, or with `status` only its status. ApiError 404; 409 where obj's resourceVersion is stale.
+
+        A write that changes nothing keeps the resource version. Removing the last finalizer of an object that is being
+        deleted removes the object.
+        """
+        meta = obj["metadata"]
+        old = self.get(resource, meta.get("namespace"), meta["name"])
+        wanted = meta.get("resourceVersion")
+        if wanted and wanted != old["metadata"]["resourceVersion"]:
+            raise conflict(resource, meta["name"])
+        if meta.get("uid") and meta["uid"] != old["metadata"]["uid"]:
+            raise ApiError(
+                409,
+                f'Operation cannot be fulfilled on {resource.group_resource} "{meta["name"]}": StorageError: invalid '
+                f"object, Code: 4, Key: /registry/{resource.group_resource}/{meta.get('namespace', '')}/{meta['name']}, "
+                f"ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {meta['uid']}, UID "
+                f"in object meta: {old['metadata']['uid']}",
+                details=details(resource, meta["name"]),
+            )
+        if status:
+            new = {**old, "status": copy.deepcopy(obj.get("status", {}))}
+        else:
+            new = {"apiVersion": resource.api_version, "kind": resource.kind, **_without_type(copy.deepcopy(obj))}
+            if "status" in resource.subresources:
+                new.pop("status", None)
+                if "status" in old:
+                    new["status"] = old["status"]
+            kept = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+            new["metadata"].update({k: old["metadata"][k] for k in kept if k in old["metadata"]})
+            if "generation" in new["metadata"] and new.get("spec") != old.get("spec"):
+                new["metadata"]["generation"] += 1
+        new["metadata"] = {**new["metadata"], "resourceVersion": old["metadata"]["resourceVersion"]}
+        if new == old:
+            return old
+        if "deletionTimestamp" in new["metadata"] and not new["metadata"].get("finalizers") and resource != r.POD:
+            return self._remove(resource, new)
+        return self._commit("MODIFIED", resource, new, old)
+
+    def update_status(self, resource: Resource, obj: Obj, new_status: Obj) -> Obj:
+        """Set the status of an object that was read: 409 where it changed since."""
+        return self.update(resource, {**obj, "status": new_status}, status=True)
+
+    def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        grace: int | None = None,
+        propagation: str = "Background",
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Obj:
+        """Delete, or begin to: pods that a kubelet runs keep a grace period, finalizers hold an object back.
+
+        :param grace: seconds; None is the pod's own period. Other resources ignore it.
+        :param propagation: Background, Foreground or Orphan; the garbage collector does the rest.
+        :param uid, version: preconditions; ApiError 409 where they do not hold.
+        :return: the object as last seen; it still exists where it has a deletionTimestamp.
+        """
+        old = self.get(resource, namespace, name)
+        meta = old["metadata"]
+        for what, given, found in (("UID", uid, meta["uid"]), ("ResourceVersion", version, meta["resourceVersion"])):
+            if given is not None and given != found:
+                raise ApiError(
+                    409,
+                    f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the {what} in the '
+                    f"precondition ({given}) does not match the {what} in record ({found}). The object might have been "
+                    "deleted and then recreated",
+                    details=details(resource, name),
+                )
+        finalizers = [f for f in meta.get("finalizers") or () if f not in ("foregroundDeletion", "orphan")]
+        marker = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(propagation)
+        if marker:
+            finalizers.append(marker)
+        period = self._grace(resource, old, grace)
+        if not finalizers and not period:
+            return self._remove(resource, old)
+        already = meta.get("deletionGracePeriodSeconds")
+        if already is not None and period >= already and finalizers == (meta.get("finalizers") or []):
+            return old
+        due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=period)
+        new_meta = {
+            **meta,
+            "deletionTimestamp": due.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "deletionGracePeriodSeconds": min(period, already) if already is not None else period,
+        }
+        if "generation" in new_meta and already is None:
+            new_meta["generation"] += 1
+        if finalizers:
+            new_meta["finalizers"] = finalizers
+        return self._commit("MODIFIED", resource, {**old, "metadata": new_meta}, old)
+
+    @staticmethod
+    def _grace(resource: Resource, obj: Obj, grace: int | None) -> int:
+        """Seconds that a deletion has to wait for the kubelet: none for what no kubelet runs, or what has ended."""
+        if resource != r.POD or not obj.get("spec", {}).get("nodeName"):
+            return 0
+        if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            return 0
+        own = obj["spec"].get("terminationGracePeriodSeconds", 30)
+        return max(int(own if grace is None else grace), 0)
+
+    def _remove(self, resource: Resource, obj: Obj) -> Obj:
+        return self._commit("DELETED", resource, obj, obj)
+
+    def _commit(self, kind: ChangeType, resource: Resource, obj: Obj, previous: Obj | None) -> Obj:
+        self._version += 1
+        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
+        key = obj["metadata"].get("namespace") or "", obj["metadata"]["name"]
+        objects = self._objects.setdefault(resource, {})
+        if kind == "DELETED":
+            objects.pop(key, None)
+        else:
+            objects[key] = obj
+        change = Change(self._version, kind, resource, obj, previous)
+        self._history.append(change)
+        for tell in list(self._watchers.get(resource, ())):
+            tell(change)
+        return obj
+
+    # watching
+
+    def changes_since(self, resource: Resource, version: int) -> Iterable[Change]:
+        """Changes after `version` that history holds. ApiError 410 where it holds them no longer."""
+        if version < self.oldest:
+            raise ApiError(410, f"too old resource version: {version} ({self.oldest})")
+        return [c for c in self._history if c.version > version and c.resource == resource]
+
+    def subscribe(self, resource: Resource, tell: Callable[[Change], None]) -> Callable[[], None]:
+        """Call `tell` with every change from now on, in the loop that makes it; returns what ends that."""
+        watchers = self._watchers.setdefault(resource, set())
+        watchers.add(tell)
+        return lambda: watchers.discard(tell)
+
+    async def watch(self, resource: Resource, since: int | None = None) -> AsyncIterator[Change]:
+        """Changes after version `since` (None: from now), for ever. ApiError 410 where they are no longer known."""
+        queue: asyncio.Queue[Change] = asyncio.Queue()
+        stop = self.subscribe(resource, queue.put_nowait)
+        try:
+            for change in [] if since is None else self.changes_since(resource, since):
+                yield change
+            while True:
+                yield await queue.get()
+        finally:
+            stop()
+
+
+def details(resource: Resource, name: str) -> Obj:
+    """`details` of a Status about one object."""
+    return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
+
+
+def not_found(resource: Resource, name: str) -> ApiError:
+    return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
+
+
+def conflict(resource: Resource, name: str) -> ApiError:
+    return ApiError(
+        409,
+        f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the object has been modified; please '
+        "apply your changes to the latest version and try again",
+        details=details(resource, name),
+    )
+
+
+def _without_type(obj: Obj) -> Obj:
+    return {k: v for k, v in obj.items() if k not in ("apiVersion", "kind")}
