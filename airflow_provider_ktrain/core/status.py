@@ -15,7 +15,9 @@ from typing import Any
 class Phase(enum.StrEnum):
     """Where a job stands."""
 
-    QUEUED = "Queued"  #: nothing is asked of the scheduler yet: no condition, or suspended by a queue before it ever ran
+    QUEUED = (
+        "Queued"  #: nothing is asked of the scheduler yet: no condition, or suspended by a queue before it ever ran
+    )
     PENDING = "Pending"  #: created; a pod waits for a node
     STARTING = "Starting"  #: all pods have nodes; images are pulled, init containers run
     RUNNING = "Running"

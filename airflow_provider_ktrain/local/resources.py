@@ -41,17 +41,34 @@ class Resource:
         return self.group_resource
 
 
-POD = Resource("", "v1", "Pod", "pods", short_names=("po",), categories=("all",), subresources=("status", "log", "eviction", "exec"))
+POD = Resource(
+    "",
+    "v1",
+    "Pod",
+    "pods",
+    short_names=("po",),
+    categories=("all",),
+    subresources=("status", "log", "eviction", "exec"),
+)
 SERVICE = Resource("", "v1", "Service", "services", short_names=("svc",), categories=("all",), subresources=("status",))
 CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
 SECRET = Resource("", "v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",))
 EVENT = Resource("", "v1", "Event", "events", short_names=("ev",))
-NAMESPACE = Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",))
+NAMESPACE = Resource(
+    "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",)
+)
 NODE = Resource("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",))
 BATCH_JOB = Resource("batch", "v1", "Job", "jobs", categories=("all",), subresources=("status",))
 LEASE = Resource("coordination.k8s.io", "v1", "Lease", "leases")
-HPA = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", short_names=("hpa",), categories=("all",))
+HPA = Resource(
+    "autoscaling",
+    "v2",
+    "HorizontalPodAutoscaler",
+    "horizontalpodautoscalers",
+    short_names=("hpa",),
+    categories=("all",),
+)
 ROLE = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING = Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 CLUSTER_ROLE = Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)

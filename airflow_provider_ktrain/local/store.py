@@ -13,7 +13,7 @@ import json
 import random
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.resources import Resource
 
 Obj = dict[str, Any]
+Objects = list[Obj]  # inside Store, `list` is a method
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # changes kept for watches that resume
 SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
@@ -94,16 +95,14 @@ class Store:
         """The object, or None."""
         return self._objects.get(resource, {}).get((namespace or "", name))
 
-    def list(
-        self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None
-    ) -> list[Obj]:
+    def list(self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None) -> Objects:
         """Objects in order of namespace and name; `labels` must all be equal."""
         found = self._objects.get(resource, {})
         keys = sorted(k for k in found if namespace is None or k[0] == namespace)
         wanted = (labels or {}).items()
         return [found[k] for k in keys if wanted <= (found[k]["metadata"].get("labels") or {}).items()]
 
-    def owned(self, resource: Resource, owner: Obj) -> list[Obj]:
+    def owned(self, resource: Resource, owner: Obj) -> Objects:
         """Objects of the owner's namespace whose ownerReferences name the owner's uid."""
         uid = owner["metadata"]["uid"]
         return [
@@ -256,7 +255,7 @@ class Store:
 
     # watching
 
-    def changes_since(self, resource: Resource, version: int) -> Iterable[Change]:
+    def changes_since(self, resource: Resource, version: int) -> Sequence[Change]:
         """Changes after `version` that history holds. ApiError 410 where it holds them no longer."""
         if version < self.oldest:
             raise ApiError(410, f"too old resource version: {version} ({self.oldest})")
