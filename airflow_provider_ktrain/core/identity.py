@@ -1,0 +1,213 @@
+"""Who a job belongs to: its deterministic name, its owner, and what a task may do with a job that it finds.
+
+Pure: the engine reads the cluster and carries out what is decided here.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
+from airflow_provider_ktrain.core.status import Phase, phase_of
+
+PREFIX = "ktrain.airflow"
+DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
+SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for every job created: names are used again
+OWNER_ANNOTATION = f"{PREFIX}/owner"
+DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption
+MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
+SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
+
+#: `<name>-launcher-xxxxx` and `<name>-worker-<n>` must stay host names of at most 63 characters, and room is left for
+#: four digits of n. training-operator accepts longer names and then never writes a status (recording 21c).
+NAME_LENGTH = 46
+HASH_LENGTH = 10
+
+Reattach = Literal["always", "if_unchanged"]
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """What stays the same over all tries of a task: who a job belongs to."""
+
+    deployment: str
+    dag_id: str
+    task_id: str
+    run_id: str
+    map_index: int = -1
+
+    def job_name(self, prefix: str | None = None) -> str:
+        """A DNS-1035 name: readable prefix (default: the task's id), then a hash of the whole key."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
+        readable = re.sub(r"[^a-z0-9]+", "-", (prefix or self.task_id).lower()).strip("-")
+        readable = readable[: NAME_LENGTH - HASH_LENGTH - 1].strip("-")
+        if not readable or not readable[0].isalpha():
+            readable = f"job-{readable}"[: NAME_LENGTH - HASH_LENGTH - 1].strip("-")
+        return f"{readable}-{digest}"
+
+    def labels(self, submission: str) -> dict[str, str]:
+        """Labels of the job and of its pod templates, so that our pods are found by *our* labels."""
+        return {
+            DEPLOYMENT_LABEL: label_value(self.deployment),
+            SUBMISSION_LABEL: submission,
+            f"{PREFIX}/dag-id": label_value(self.dag_id),
+            f"{PREFIX}/task-id": label_value(self.task_id),
+            f"{PREFIX}/run-id": label_value(self.run_id),
+            **({f"{PREFIX}/map-index": str(self.map_index)} if self.map_index >= 0 else {}),
+        }
+
+    def __str__(self) -> str:
+        index = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        return f"{self.dag_id}.{self.task_id}{index} of run {self.run_id} (deployment {self.deployment})"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One try of a task, as the job's owner annotation names it. `ti_id` is new on every try and every clear."""
+
+    key: TaskKey
+    try_number: int
+    ti_id: str
+
+    def annotation(self) -> str:
+        return json.dumps({**asdict(self.key), "try_number": self.try_number, "ti_id": self.ti_id}, sort_keys=True)
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> Owner | None:
+        """The owner that a job names; None where it names none or one that cannot be read."""
+        text = ((job.get("metadata") or {}).get("annotations") or {}).get(OWNER_ANNOTATION)
+        try:
+            said = json.loads(text or "")
+            key = TaskKey(**{f: said[f] for f in ("deployment", "dag_id", "task_id", "run_id", "map_index")})
+            return cls(key, int(said["try_number"]), str(said["ti_id"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def label_value(text: str) -> str:
+    """A valid label value: the text itself, or its readable part and a hash where it is too long or has other signs."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", text):
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 62 - HASH_LENGTH].strip("-_.")
+    return f"{readable}-{digest}" if readable else digest
+
+
+class Action(enum.Enum):
+    """What a task does with the job that stands where it would create its own."""
+
+    ADOPT = "adopt"  #: patch the owner to this try and follow it
+    TAKE_RESULT = "take its result"  #: it succeeded for an earlier try of this run: do not train again
+    REPLACE = "replace"  #: release it, then create
+    WAIT = "wait"  #: it is being deleted: wait until it is gone, then create
+    REFUSE = "refuse"  #: it is not ours
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Action
+    reason: str
+
+
+def first_try_since_clear(max_tries: int, retries: int) -> int:
+    """The try number with which this task's present life began.
+
+    A clear adds `retries` to what was tried (Airflow sets `max_tries = try_number + retries`), so an owner whose try is
+    at least this one is an earlier try of the same life (a retry), and an older one belongs to the time before a
+    clear. A clear *while running* does not move max_tries: it cannot be told from a retry.
+    """
+    return max_tries - retries + 1
+
+
+def decide(
+    found: Mapping[str, Any], me: Owner, first_try: int, *, reattach: Reattach = "always", changed: bool = False
+) -> Decision:
+    """What to do with a job that has our name.
+
+    :param found: the job as it stands.
+    :param me: this try.
+    :param first_try: of `first_try_since_clear`.
+    :param reattach: `if_unchanged` replaces a live job whose manifest differs from ours.
+    :param changed: whether it does.
+    """
+    owner = Owner.of(found)
+    if owner is None:
+        return Decision(Action.REFUSE, "it has no owner annotation: somebody else created it")
+    if owner.key != me.key:
+        return Decision(Action.REFUSE, f"it belongs to {owner.key}")
+    if (found.get("metadata") or {}).get("deletionTimestamp"):
+        return Decision(Action.WAIT, "it is being deleted")
+    cleared = owner.try_number < first_try
+    phase = phase_of(found)
+    whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
+    if phase is Phase.FAILED:
+        return Decision(Action.REPLACE, f"it is the failed job of {whose}")
+    if cleared:
+        return Decision(Action.REPLACE, f"the task was cleared after {whose} had submitted it")
+    if phase is Phase.SUCCEEDED:
+        return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")
+    if changed and reattach == "if_unchanged" and owner.ti_id != me.ti_id:
+        return Decision(Action.REPLACE, f"its manifest is not the one of {whose} any more")
+    return Decision(Action.ADOPT, f"{whose} left it {phase}")
+
+
+def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
+    """JSON paths where `found` lacks or contradicts what `wanted` says; what only `found` has is the cluster's own."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key, value in wanted.items():
+            if key in found:
+                yield from differences(value, found[key], f"{path}.{key}")
+            elif value not in (None, {}, []):
+                yield f"{path}.{key}"
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
+            yield from differences(a, b, f"{path}[{i}]")
+    elif wanted != found:
+        yield path
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """One job in one cluster, as it travels from the worker to the triggerer and back.
+
+    :param kind: PyTorchJob or MPIJob.
+    :param version: API version without the group, e.g. v1.
+    :param uid: of this very job: names are used again.
+    :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
+    :param submission: of SUBMISSION_LABEL; empty likewise.
+    """
+
+    kind: str
+    version: str
+    namespace: str
+    name: str
+    uid: str
+    owner: str = ""
+    deployment: str = ""
+    submission: str = ""
+
+    @property
+    def pod_selector(self) -> str:
+        """A label selector for this job's pods: our label, or the operator's for a job that others submitted."""
+        if self.submission:
+            return f"{SUBMISSION_LABEL}={self.submission}"
+        return f"{JOB_NAME_LABEL}={self.name}"
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, str]) -> JobRef:
+        return cls(**data)
+
+    def owned_by(self, ti_id: str) -> JobRef:
+        return replace(self, owner=ti_id)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"

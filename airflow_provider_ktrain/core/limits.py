@@ -1,0 +1,109 @@
+"""The clocks of a job: how long it may wait, start, run and be silent, each with a limit of its own.
+
+Pure: times come from the objects' own timestamps, `now` is passed in, and the supervisor sleeps until what is due.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.status import Phase, true_conditions
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits in seconds; None waits for ever.
+
+    :param queue: suspended (a queue such as Kueue has not admitted the job).
+    :param schedule: a pod has no node.
+    :param startup: a pod has a node, and its containers do not run (pulling, mounting, init containers).
+    :param log_stall: the job runs, and no replica that is followed writes a line.
+    :param max_restarts: restarts of containers, counted over all pods that are there; a number, not seconds.
+    """
+
+    queue: float | None = None
+    schedule: float | None = None
+    startup: float | None = None
+    log_stall: float | None = None
+    max_restarts: int | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One limit that is running: `name` as the operator's parameter calls it, due at epoch second `due`."""
+
+    name: str
+    due: float
+    seconds: float
+    what: str
+
+
+def epoch(timestamp: str | None) -> float | None:
+    """Seconds since the epoch of a Kubernetes timestamp; None where there is none."""
+    return datetime.datetime.fromisoformat(timestamp).timestamp() if timestamp else None
+
+
+def clocks(
+    job: Object, pods: Iterable[Object], phase: Phase, limits: Limits, *, deadline: float | None, last_line: float
+) -> Iterator[Clock]:
+    """Every limit that runs in this state.
+
+    :param deadline: epoch seconds at which the whole execution is over, or None.
+    :param last_line: epoch seconds of the last log line, or of when following began.
+    """
+    if deadline is not None:
+        created = epoch((job.get("metadata") or {}).get("creationTimestamp")) or deadline
+        yield Clock("execution_timeout", deadline, deadline - created, f"the job was still {phase}")
+    if phase in (Phase.QUEUED, Phase.SUSPENDED):
+        if limits.queue is not None and (since := _since(job, "Suspended")) is not None:
+            yield Clock("queue_timeout", since + limits.queue, limits.queue, "the job is suspended: no queue admits it")
+        return
+    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
+        yield Clock("log_stall_timeout", last_line + limits.log_stall, limits.log_stall, "no replica wrote a line")
+    for pod in pods:
+        yield from _pod_clocks(pod, limits)
+
+
+def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
+    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
+    if status.get("phase", "Pending") != "Pending" or meta.get("deletionTimestamp"):
+        return
+    name = meta.get("name", "")
+    created = epoch(meta.get("creationTimestamp"))
+    if not (pod.get("spec") or {}).get("nodeName"):
+        if limits.schedule is not None and created is not None:
+            yield Clock("schedule_timeout", created + limits.schedule, limits.schedule, f"pod {name} has no node")
+        return
+    scheduled = next(
+        (epoch(c.get("lastTransitionTime")) for c in status.get("conditions") or () if c.get("type") == "PodScheduled"),
+        None,
+    )
+    since = scheduled or created
+    if limits.startup is not None and since is not None:
+        yield Clock(
+            "startup_timeout", since + limits.startup, limits.startup,
+            f"pod {name} has a node and its containers do not run yet",
+        )  # fmt: skip
+
+
+def restarts(pods: Iterable[Object]) -> int:
+    """Restarts of containers, init containers included, over all pods that are there."""
+    return sum(
+        int(c.get("restartCount") or 0)
+        for pod in pods
+        for key in ("initContainerStatuses", "containerStatuses")
+        for c in (pod.get("status") or {}).get(key) or ()
+    )
+
+
+def _since(job: Object, condition: str) -> float | None:
+    found = true_conditions(job).get(condition)
+    return epoch(found.since if found else None) or epoch((job.get("metadata") or {}).get("creationTimestamp"))
