@@ -1,0 +1,212 @@
+"""Release: the one function that gives a job's GPUs back, for every way out of a task.
+
+Idempotent, fenced (uid *and* resourceVersion of the read that checked the owner), foreground, verified.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.usage import pod_gpus
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+
+Object = dict[str, Any]
+T = TypeVar("T")
+POLL = 0.5  # seconds between looks at what is going away
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ReleaseError(KtrainError):
+    """The job's pods could not be released, or not be seen to go."""
+
+
+class Mode(enum.Enum):
+    """How a job is released."""
+
+    DELETE = "delete"  #: the job and all that it owns
+    SUSPEND = "suspend"  #: keep an unfinished job, without its pods
+    DELETE_PODS = "delete pods"  #: keep a finished job and its ended pods; pods that still run go
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a release did.
+
+    :param done: False where the job belongs to another owner by now: nothing was touched.
+    :param pods: pods that are gone or have ended.
+    :param gpus: GPUs of those that had not ended before.
+    :param seconds: from the first request until the last pod was seen to be gone.
+    :param text: one line for the log.
+    """
+
+    done: bool
+    pods: int
+    gpus: int
+    seconds: float
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def mode_of(on_finish_action: str, *, succeeded: bool, ended: bool) -> Mode:
+    """The mode that `on_finish_action` (delete_job, keep_job, delete_succeeded_job) means for a job in this state."""
+    if on_finish_action == "delete_job" or (on_finish_action == "delete_succeeded_job" and succeeded):
+        return Mode.DELETE
+    return Mode.DELETE_PODS if ended else Mode.SUSPEND
+
+
+async def release(
+    api: Api, ref: JobRef, mode: Mode = Mode.DELETE, *, timeout: float = 60, verify: bool = True
+) -> Released:
+    """Give back what the job holds, and see that it is gone.
+
+    :param timeout: seconds for all of it; an API server that is away is asked again until then.
+    :param verify: False returns as soon as the API server accepted the request.
+    :raises ReleaseError: pods are still there after `timeout`, or the API server refuses.
+    """
+    began = time.monotonic()
+    end = began + timeout
+    try:
+        before = await _patiently(lambda: _pods(api, ref), end)
+        accepted = await _patiently(lambda: _ask(api, ref, mode, before), end)
+        if not accepted:
+            return Released(False, 0, 0, 0.0, f"{ref} belongs to another try by now: nothing was deleted")
+        left = await _wait_gone(api, ref, mode, end) if verify else []
+    except ApiStatusError as e:
+        raise ReleaseError(f"{ref} could not be released: {e}") from e
+    except ApiUnavailable as e:
+        raise ReleaseError(
+            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached ({e}). "
+            f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
+        ) from e
+    seconds = time.monotonic() - began
+    if left:
+        names = ", ".join(p["metadata"]["name"] for p in left)
+        raise ReleaseError(
+            f"{ref}: {len(left)} pods with {sum(map(pod_gpus, left))} GPUs are still there after {seconds:.0f} s: "
+            f"{names}. They were asked to end; see `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+        )
+    held = [p for p in before if not _ended(p)]
+    gpus = sum(map(pod_gpus, held))
+    total = sum(map(pod_gpus, before))
+    what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[mode]
+    text = (
+        f"{ref} {what}: {total} GPUs of {len(before)} pods are free "
+        f"({gpus} were still held); took {seconds:.1f} s{'' if verify else ' until accepted'}"
+    )
+    return Released(True, len(before), gpus, round(seconds, 3), text)
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
+    """Ask again while the API server is away or overloaded, until `end`."""
+    delay = 0.2
+    while True:
+        try:
+            return await ask()
+        except (ApiUnavailable, ApiStatusError) as e:
+            passing = isinstance(e, ApiUnavailable) or e.status in (429, 500, 502, 503, 504)
+            if not passing or time.monotonic() + delay > end:
+                raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 5)
+
+
+async def _pods(api: Api, ref: JobRef) -> list[Object]:
+    found = await api.request("GET", paths.core(ref.namespace, "pods"), query={"labelSelector": ref.pod_selector})
+    pods: list[Object] = found.get("items") or []
+    return pods if ref.submission else [p for p in pods if _belongs(p, ref)]
+
+
+def _belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
+    """Whether a pod that only the operator labelled is this very job's: mpi-operator's launcher is its Job's."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
+
+
+def _ended(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+async def read(api: Api, ref: JobRef) -> Object | None:
+    """The job if it is still this very one (by uid); None where it is gone."""
+    try:
+        found = await api.request("GET", paths.job(ref))
+    except ApiStatusError as e:
+        if e.status == 404:
+            return None
+        raise
+    return found if found["metadata"]["uid"] == ref.uid else None
+
+
+def fence(job: Mapping[str, Any]) -> dict[str, str]:
+    """Preconditions that make a delete compare-and-swap: adoption keeps the uid, so the uid alone does not fence."""
+    return {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
+
+
+async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> bool:
+    """Make the request until it is accepted; False where another try owns the job."""
+    while True:
+        job = await read(api, ref)
+        if job is None:
+            await _delete_pods(api, ref, pods)  # what an orphaning deletion left
+            return True
+        owner = Owner.of(job)
+        if ref.owner and owner is not None and owner.ti_id != ref.owner:
+            return False
+        try:
+            if mode is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
+                options = {"propagationPolicy": "Foreground", "preconditions": fence(job)}
+                await api.request("DELETE", paths.job(ref), body=options)
+            elif mode is Mode.SUSPEND:
+                await set_suspended(api, ref, job, True, by=ref.owner)
+            elif mode is Mode.DELETE_PODS:
+                await _delete_pods(api, ref, [p for p in pods if not _ended(p)])
+            return True
+        except ApiStatusError as e:
+            if e.status not in (404, 409):
+                raise
+            # it changed since the read (operators write often): read and decide again
+
+
+async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
+    """Suspend or resume the job that was read; ApiStatusError 409 where it changed since."""
+    patch = {
+        "metadata": {
+            "resourceVersion": job["metadata"]["resourceVersion"],
+            "annotations": {SUSPENDED_ANNOTATION: (by or None) if suspend else None},
+        },
+        "spec": {"runPolicy": {"suspend": suspend}},
+    }
+    return await api.request("PATCH", paths.job(ref), body=patch, content_type=MERGE_PATCH)
+
+
+async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:
+    for pod in pods:
+        path = paths.core(ref.namespace, "pods", pod["metadata"]["name"])
+        try:
+            await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
+        except ApiStatusError as e:
+            if e.status not in (404, 409):  # gone, or a namesake: not ours
+                raise
+
+
+async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:
+    """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
+    delay = 0.05
+    while True:
+        left = [p for p in await _patiently(lambda: _pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
+        if not left and (mode is not Mode.DELETE or await _patiently(lambda: read(api, ref), end) is None):
+            return []
+        if time.monotonic() + delay > end:
+            return left
+        await asyncio.sleep(delay)
+        delay = min(delay * 2, POLL)

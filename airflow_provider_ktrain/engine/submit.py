@@ -1,0 +1,279 @@
+"""Submit: create a job, or take over the one that stands where it would be. Create is the lock.
+
+Runs in workers only, so that no manifest enters trigger kwargs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_provider_ktrain.core.errors import (
+    AccessError,
+    ClusterError,
+    ForeignJobError,
+    ManifestError,
+    OperatorMissingError,
+    UnreachableError,
+)
+from airflow_provider_ktrain.core.identity import (
+    MANIFEST_ANNOTATION,
+    OWNER_ANNOTATION,
+    PREFIX,
+    SUBMISSION_LABEL,
+    SUSPENDED_ANNOTATION,
+    Action,
+    JobRef,
+    Owner,
+    Reattach,
+    decide,
+    differences,
+)
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, read, release
+
+Object = dict[str, Any]
+
+
+class Log(Protocol):
+    """What the engine says, and to whom: structlog's and Airflow's loggers fit."""
+
+    def info(self, msg: str, /, **fields: Any) -> Any: ...
+
+    def warning(self, msg: str, /, **fields: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The job that this try follows from now on.
+
+    :param job: as the API server answered.
+    :param created: False where an earlier try's job was adopted, or its result is taken.
+    """
+
+    ref: JobRef
+    job: Object
+    created: bool
+
+
+async def served_version(api: Api, kind: Kind) -> str:
+    """The API version in which this cluster serves the kind: discovered, never guessed.
+
+    :raises OperatorMissingError: no version that we know is served.
+    """
+    try:
+        group = await api.request("GET", f"/apis/{kind.group}")
+    except ApiStatusError as e:
+        if e.status != 404:
+            raise explain(e, "GET", f"/apis/{kind.group}") from e
+        group = {"versions": []}
+    except ApiUnavailable as e:
+        raise unreachable(e) from e
+    offered = [v["version"] for v in group.get("versions") or ()]
+    for version in [v for v in kind.versions if v in offered]:
+        served = await api.request("GET", f"/apis/{kind.group}/{version}")
+        if any(r["name"] == kind.plural for r in served.get("resources") or ()):
+            return version
+    raise OperatorMissingError(
+        f"the cluster serves no {kind.name}: expected {' or '.join(kind.api_versions)}, found "
+        f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}. Install "
+        "training-operator (PyTorchJob, MPIJob v1) or mpi-operator (MPIJob v2beta1), or check the connection"
+    )
+
+
+async def submit(
+    api: Api,
+    kind: Kind,
+    version: str,
+    build: Callable[[str], Object],
+    me: Owner,
+    first_try: int,
+    *,
+    reattach: Reattach = "always",
+    dry_run: bool = False,
+    patience: float = 120,
+    log: Log,
+) -> Submitted:
+    """Create the job, or adopt, take over, replace or wait for the one that has its name.
+
+    :param build: the stamped manifest, given the value of its submission label.
+    :param first_try: of `core.identity.first_try_since_clear`.
+    :param dry_run: ask the server to check the manifest and create nothing.
+    :param patience: seconds that an unreachable or overloaded API server is asked again.
+    :raises ManifestError: the API server or the operator's webhook refuses the manifest.
+    :raises ForeignJobError: the name is taken by a job that is not ours.
+    :raises AccessError, UnreachableError, ClusterError: other ends of a request.
+    """
+    submission = uuid.uuid4().hex[:12]
+    manifest = build(submission)
+    namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+    collection = paths.jobs(kind, version, namespace)
+    query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+    end, delay = time.monotonic() + patience, 0.5
+    while True:
+        try:
+            job = await api.request("POST", collection, body=manifest, query=query)
+            return Submitted(_ref(kind, version, job, me), job, created=True)
+        except (ApiStatusError, ApiUnavailable) as e:
+            if isinstance(e, ApiStatusError) and e.status == 409 and e.reason == "AlreadyExists":
+                if dry_run:
+                    return Submitted(_ref(kind, version, manifest, me), manifest, created=False)
+            elif not _passing(e):
+                raise explain(e, "create", f"{kind.plural}.{kind.group}", namespace) from e
+            elif time.monotonic() + delay > end:
+                raise _ended(e, kind, namespace) from e
+            else:
+                log.warning(f"The API server cannot take {kind.name} {namespace}/{name} now ({e}); trying again")
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 10)
+                continue  # it may have been created all the same: then the next create says 409
+        try:
+            taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, log)
+        except ApiUnavailable as e:
+            if time.monotonic() + delay > end:
+                raise unreachable(e) from e
+            await asyncio.sleep(delay)
+            continue
+        except ApiStatusError as e:
+            raise explain(e, "patch", f"{kind.plural}.{kind.group}", namespace) from e
+        if taken is not None:
+            return taken
+
+
+async def _take(
+    api: Api,
+    kind: Kind,
+    version: str,
+    namespace: str,
+    name: str,
+    wanted: Object,
+    me: Owner,
+    first_try: int,
+    reattach: Reattach,
+    log: Log,
+) -> Submitted | None:
+    """Decide over the job that has our name and carry it out; None where the name should be free now."""
+    path = paths.jobs(kind, version, namespace, name)
+    try:
+        found = await api.request("GET", path)
+    except ApiStatusError as e:
+        if e.status == 404:
+            return None
+        raise
+    changed = _annotation(found, MANIFEST_ANNOTATION) != _annotation(wanted, MANIFEST_ANNOTATION)
+    decision = decide(found, me, first_try, reattach=reattach, changed=changed)
+    there = f"{kind.name} {namespace}/{name}"
+    log.info(f"{there} exists: {decision.reason}. Decision: {decision.action.value}")
+    match decision.action:
+        case Action.REFUSE:
+            raise ForeignJobError(
+                f"{there} exists and is not this task's: {decision.reason}. Expected: no job of that name, or this "
+                f"task's own. Give this task another `name`, or delete the job: kubectl delete -n {namespace} "
+                f"{kind.plural} {name}"
+            )
+        case Action.WAIT:
+            ref = _ref(kind, version, found, me)
+            while await read(api, ref) is not None:
+                await asyncio.sleep(0.5)
+            return None
+        case Action.REPLACE:
+            owner = Owner.of(found)
+            old = _ref(kind, version, found, owner or me)
+            released = await release(api, old, Mode.DELETE)
+            log.info(released.text)
+            return None
+        case Action.TAKE_RESULT | Action.ADOPT:
+            if changed and decision.action is Action.ADOPT:
+                paths_ = [p for p in differences(wanted["spec"], found.get("spec")) if PREFIX not in p]
+                log.warning(
+                    f"The manifest has changed since {there} was submitted; the running job keeps its own. It differs "
+                    f"in {', '.join(paths_[:20]) or 'its metadata'}. Use reattach='if_unchanged' to replace such a job"
+                )
+            patch: Object = {
+                "metadata": {
+                    "resourceVersion": found["metadata"]["resourceVersion"],
+                    "annotations": {OWNER_ANNOTATION: me.annotation(), SUSPENDED_ANNOTATION: None},
+                }
+            }
+            if _annotation(found, SUSPENDED_ANNOTATION) and decision.action is Action.ADOPT:
+                patch["spec"] = {"runPolicy": {"suspend": False}}
+                log.info(f"{there} was suspended when an earlier try ended: it is resumed")
+            try:
+                job = await api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+            except ApiStatusError as e:
+                if e.status in (404, 409):  # it changed since the read: look and decide again
+                    return await _take(api, kind, version, namespace, name, wanted, me, first_try, reattach, log)
+                raise
+            return Submitted(_ref(kind, version, job, me), job, created=False)
+
+
+def _annotation(job: Mapping[str, Any], name: str) -> str | None:
+    value = (job["metadata"].get("annotations") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def _ref(kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobRef:
+    meta = job["metadata"]
+    return JobRef(
+        kind=kind.name,
+        version=version,
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta.get("uid", ""),
+        owner=owner.ti_id,
+        deployment=owner.key.deployment,
+        submission=(meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
+    )
+
+
+def _passing(error: ApiStatusError | ApiUnavailable) -> bool:
+    return isinstance(error, ApiUnavailable) or error.status in (429, 500, 502, 503, 504)
+
+
+def _ended(error: ApiStatusError | ApiUnavailable, kind: Kind, namespace: str) -> Exception:
+    if isinstance(error, ApiUnavailable):
+        return unreachable(error)
+    return explain(error, "create", f"{kind.plural}.{kind.group}", namespace)
+
+
+def unreachable(error: ApiUnavailable) -> UnreachableError:
+    return UnreachableError(
+        f"the cluster cannot be reached: {error}. Check the `kubernetes` connection (kube_config_path, kube_config, "
+        "in_cluster), or KUBECONFIG, and that the API server answers: kubectl version"
+    )
+
+
+def explain(
+    error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
+) -> ManifestError | AccessError | ClusterError:
+    """The error of a refused request, in words that name what was expected and what to do."""
+    if isinstance(error, ApiUnavailable):
+        return unreachable(error)
+    where = f" in namespace {namespace!r}" if namespace else ""
+    if error.status == 401:
+        return AccessError(
+            f"the API server refused the credentials (401): {error.message}. Expected a valid token or certificate; "
+            "check the connection's kubeconfig, or renew its token"
+        )
+    if error.status == 404 and error.details.get("kind") == "namespaces":
+        return ManifestError(
+            f"namespace: found {namespace!r}, which does not exist in the cluster. Create it: kubectl create namespace "
+            f"{namespace}"
+        )
+    if error.status == 403 and "admission webhook" not in error.message:
+        if "because it is being terminated" in error.message:
+            return ManifestError(f"namespace: {namespace!r} is being terminated ({error.message})")
+        return AccessError(
+            f"no right to {verb} {resource}{where} (403): {error.message}. Grant it: `ktrain rbac --namespace "
+            f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "
+            f"{namespace or 'NAMESPACE'} --verb={verb} --resource={resource}"
+        )
+    if error.status in (400, 403, 413, 422):
+        return ManifestError(f"the API server refused the manifest ({error.status} {error.reason}): {error.message}")
+    return ClusterError(f"the API server could not {verb} {resource}{where} ({error.status}): {error.message}")
