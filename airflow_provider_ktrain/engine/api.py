@@ -10,14 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
-from contextvars import Context
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_ktrain.core.errors import KtrainError
 
@@ -25,15 +21,12 @@ if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
 
-log = logging.getLogger(__name__)
-
 Pool = Literal["requests", "watches", "logs"]
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
 POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
 READ_BUFFER = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
 CONNECT_TIMEOUT = 15.0  #: seconds
-LINGER = 30.0  #: seconds that a shared Api outlives its last user
 
 
 class ApiUnavailable(KtrainError):
@@ -159,7 +152,6 @@ class Api:
     """One Kubernetes API through one connection, in one event loop.
 
     The client is built on first use and once more whenever the server answers 401; that request is then repeated once.
-    `async with api:` counts users; the last one to leave closes it (a shared Api lingers for LINGER seconds).
 
     :param make_client: builds an authenticated client; called in the loop.
     :param key: what identifies the connection and its rights, such as (conn_id, context): hubs are shared by it.
@@ -171,9 +163,7 @@ class Api:
         self._make_client = make_client
         self._connection: _Connection | None = None
         self._building = asyncio.Lock()
-        self._users = 0
-        self._linger = 0.0
-        self._closing: asyncio.TimerHandle | None = None
+        self._at_close: list[Callable[[], Awaitable[None]]] = []
 
     async def request(
         self,
@@ -290,49 +280,15 @@ class Api:
             if connection.retired and not connection.users:
                 await connection.close()
 
-    async def __aenter__(self) -> Self:
-        self._users += 1
-        if self._closing:
-            self._closing.cancel()
-            self._closing = None
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if self._users:
-            return
-        if not self._linger:
-            await self.close()
-            return
-        loop = asyncio.get_running_loop()
-        close = lambda: loop.create_task(self.close(), context=Context())  # noqa: E731
-        self._closing = loop.call_later(self._linger, close, context=Context())
+    def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have something that lives on this Api, such as a hub, ended before its connections are closed."""
+        self._at_close.append(callback)
 
     async def close(self) -> None:
-        """Close all connections. A later request builds them anew."""
-        if self._closing:
-            self._closing.cancel()
-            self._closing = None
+        """End what lives on this Api and close all connections. A later request builds them anew."""
+        callbacks, self._at_close = self._at_close, []
+        for callback in callbacks:
+            await callback()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Api]] = WeakKeyDictionary()
-
-
-def shared(make_client: MakeClient, key: Hashable) -> Api:
-    """The Api of that key in the running loop: a thousand triggers have one client. Use it by `async with`."""
-    apis = _shared.setdefault(asyncio.get_running_loop(), {})
-    if key not in apis:
-        apis[key] = Api(make_client, key)
-        apis[key]._linger = LINGER
-    return apis[key]
-
-
-async def close_shared() -> None:
-    """Close what `shared` has built in the running loop: for a host that ends its loop."""
-    for api in _shared.pop(asyncio.get_running_loop(), {}).values():
-        await api.close()
