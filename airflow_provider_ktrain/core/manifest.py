@@ -1,0 +1,223 @@
+"""A job's manifest, from what the author gives to what is submitted.
+
+`load` reads it, `overlay` lays typed options over it (or `build` makes one of options alone), `modernize` and `fit`
+bring it to the shape that the cluster's operator reads, `stamp` names and labels it, `backstop` sees to it that it ends
+even where nobody is left to end it. Each returns a new manifest and leaves its argument alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
+from airflow_provider_ktrain.core.overlay import (
+    ClaimVolume,
+    HostPath,
+    Options,
+    SharedMemory,
+    Volume,
+    build,
+    overlay,
+    templates,
+)
+from airflow_provider_ktrain.core.source import load, plain
+
+__all__ = [
+    "ClaimVolume",
+    "HostPath",
+    "Options",
+    "SharedMemory",
+    "Volume",
+    "backstop",
+    "build",
+    "fit",
+    "gpus_of",
+    "is_gpu",
+    "load",
+    "modernize",
+    "overlay",
+    "stamp",
+]
+
+LEGACY_RUN_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
+BACKSTOP_MARGIN = 20  #: seconds from the job's own deadline to its pods'
+_MAX_SECONDS = 2**31 - 1
+_SERVERS_OWN = (
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "managedFields",
+    "selfLink",
+    "generateName",
+    "ownerReferences",
+)
+
+
+def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
+    """Bring the shape of the legacy pytorch-operator v1 to today's; returns the manifest and what was changed.
+
+    There the run policy stood at the top of spec; training-operator prunes it from there in silence. A field that
+    stands in both places keeps the value under runPolicy.
+    """
+    result: Manifest = plain(manifest)
+    spec = result.get("spec")
+    if result.get("kind") != "PyTorchJob" or not isinstance(spec, dict):
+        return result, ()
+    legacy = {key: spec.pop(key) for key in LEGACY_RUN_POLICY if key in spec}
+    if legacy:
+        spec["runPolicy"] = legacy | (spec.get("runPolicy") or {})
+    return result, tuple(
+        f"spec.{key} is pytorch-operator's: moved to spec.runPolicy.{key}, where training-operator reads it"
+        for key in legacy
+    )
+
+
+def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
+    """The manifest as the operator of this cluster reads it. Without an apiVersion it gets the served one.
+
+    v2beta1 (mpi-operator): a cleanPodPolicy at the top of spec would be pruned and the workers would stay, so it moves
+    to runPolicy; the launcher waits for its workers (launcherCreationPolicy WaitForWorkersReady) unless the manifest
+    says otherwise, or it would start, and could fail, while they are unschedulable. v1 (training-operator) reads both
+    places, and runPolicy wins.
+
+    :param served: the API version that the cluster serves for this kind, as `kubeflow.org/v1`.
+    :raises ManifestError: where the manifest is written for another version.
+    """
+    result: Manifest = plain(manifest)
+    said = result.setdefault("apiVersion", served)
+    kind = result.get("kind")
+    if said != served:
+        raise ManifestError(
+            f"apiVersion {said} of {kind} is not served by this cluster",
+            where="$.apiVersion",
+            found=str(said),
+            expected=served,
+            remedy=_REWRITE.get((str(kind), served), f"write the manifest for {served}"),
+        )
+    spec = result.get("spec")
+    if kind == "MPIJob" and served.endswith("/v2beta1") and isinstance(spec, dict):
+        if "cleanPodPolicy" in spec:
+            policy = {"cleanPodPolicy": spec.pop("cleanPodPolicy")}
+            spec["runPolicy"] = policy | (spec.get("runPolicy") or {})
+        spec.setdefault("launcherCreationPolicy", "WaitForWorkersReady")
+    return result
+
+
+_REWRITE = {
+    ("MPIJob", "kubeflow.org/v1"): "the cluster runs training-operator: write apiVersion: kubeflow.org/v1, leave out "
+    "sshAuthMountPath, launcherCreationPolicy, runLauncherAsWorker and mpiImplementation, and use an image whose "
+    "mpirun starts its ranks by /etc/mpi/kubexec.sh; or install mpi-operator instead",
+    ("MPIJob", "kubeflow.org/v2beta1"): "the cluster runs mpi-operator: write apiVersion: kubeflow.org/v2beta1, put "
+    "cleanPodPolicy under spec.runPolicy, and use an image whose Workers run sshd; or install training-operator",
+}
+
+
+def stamp(
+    manifest: Mapping[str, Any],
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """The manifest under our name and labels. The labels also stand on every pod template: pods are found by them.
+
+    What a server wrote (status, uid, resourceVersion, ...; of a manifest saved by `kubectl get -o yaml`) is left out.
+
+    :param annotations: on the job only.
+    """
+    result: Manifest = plain(manifest)
+    result.pop("status", None)
+    metadata = result.get("metadata") or {}
+    kept = {k: v for k, v in metadata.items() if k not in _SERVERS_OWN}
+    notes = {k: v for k, v in (kept.pop("annotations", None) or {}).items() if k != _LAST_APPLIED}
+    result["metadata"] = {
+        **kept,
+        "name": name,
+        "namespace": namespace,
+        "labels": {**(kept.get("labels") or {}), **(labels or {})},
+        "annotations": {**notes, **(annotations or {})},
+    }
+    for _, template in templates(result):
+        inner = template.get("metadata") or {}
+        template["metadata"] = {**inner, "labels": {**(inner.get("labels") or {}), **(labels or {})}}
+    return result
+
+
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def backstop(manifest: Mapping[str, Any], seconds: float, margin: float = BACKSTOP_MARGIN) -> Manifest:
+    """Let the cluster end the job by itself after some time, for the case that nobody is left to do it.
+
+    A job's activeDeadlineSeconds alone never fires where nothing else happens; the pods' own, a little later, wakes the
+    operator, which then fails the job; under cleanPodPolicy Running every pod is gone (recorded under Never and
+    OnFailure). An MPIJob v2beta1 hands the deadline to the launcher's batch Job, which keeps it by a timer; its
+    Workers go by cleanPodPolicy, or by their own deadline. A shorter deadline, or a cleanPodPolicy, that the manifest
+    says stays.
+
+    :param seconds: from the job's start to its deadline.
+    :param margin: from there to the pods' deadlines, which count from each pod's start.
+    """
+    result: Manifest = plain(manifest)
+    spec = result.setdefault("spec", {})
+    policy = spec["runPolicy"] = dict(spec.get("runPolicy") or {})
+    _lower(policy, seconds)
+    if not spec.get("cleanPodPolicy"):
+        policy.setdefault("cleanPodPolicy", "Running")
+    for _, template in templates(result):
+        _lower(template.setdefault("spec", {}), seconds + margin)
+    return result
+
+
+def _lower(holder: dict[str, Any], seconds: float) -> None:
+    ours = max(1, min(int(seconds), _MAX_SECONDS))
+    said = holder.get("activeDeadlineSeconds")
+    holder["activeDeadlineSeconds"] = min(said, ours) if isinstance(said, int) else ours
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether an extended resource is a GPU or a part of one: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb."""
+    return bool(re.fullmatch(r"[a-z0-9.-]+\.com/(gpu(\.shared)?|mig-.+)", resource))
+
+
+def gpus_of(manifest: Mapping[str, Any]) -> int:
+    """The GPUs that all replicas of a job ask for together: what it takes from a pool, as `pool_slots`.
+
+    A pod takes what its containers ask for together, or its hungriest init container where that is more.
+
+    :raises UnknownKindError: for what is no training job.
+    """
+    kind = kind_of(str(manifest.get("kind")))
+    return sum(kind.count(manifest, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(manifest).items())
+
+
+def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
+    """The GPUs that one pod asks for."""
+
+    def asked(container: Mapping[str, Any]) -> int:
+        resources = container.get("resources") or {}
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        return sum(_whole(amount) for name, amount in amounts.items() if is_gpu(name))
+
+    together = sum(asked(c) for c in pod_spec.get("containers") or () if isinstance(c, Mapping))
+    return max([together, *(asked(c) for c in pod_spec.get("initContainers") or () if isinstance(c, Mapping))])
+
+
+def _whole(amount: Any) -> int:
+    return int(amount) if str(amount).isdigit() else 0
+
+
+def _pod(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    pod = (replica_spec.get("template") or {}).get("spec")
+    return pod if isinstance(pod, Mapping) else {}
+
+
+def total_replicas(manifest: Mapping[str, Any]) -> int:
+    """How many pods the job has when all are there."""
+    kind = KINDS[manifest["kind"]]
+    return sum(kind.count(manifest, role) for role in kind.replicas(manifest))
