@@ -1,0 +1,169 @@
+"""What a container's process gets to see: its environment, its paths, its command.
+
+A process has no root directory, network or host name of its own. So what differs from a real container is rewritten at
+exec, and only there; the API object keeps what the user wrote:
+
+- paths: mounted volumes, the image's directory and the termination log, in command, args and environment;
+- rendezvous: MASTER_ADDR, MASTER_PORT and their like point to loopback and to a port of the job's own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_ktrain.local import quantity
+from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.volumes import LOOPBACK, decoded, field
+
+PORTS = range(10_000, 32_000)  # below the ports that the kernel gives to clients
+REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+PATH = re.compile(r"(?<![\w./$}~-])/(?!/)[^\s\"'`$;|&<>(){}\[\],:=*?!\\]+")
+PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # of the cluster's own environment
+
+
+class ConfigError(Exception):
+    """A ConfigMap, Secret or key that the environment needs is missing; worded as the kubelet words it."""
+
+
+class Ports:
+    """One port a job, the same for all its pods, so that two jobs on port 23456 do not meet on loopback."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, int] = {}
+
+    def of(self, pod: Obj) -> int:
+        """The port of the pod's job: of its controller, or of the pod itself where it has none."""
+        owners = [o["uid"] for o in pod["metadata"].get("ownerReferences") or () if o.get("controller")]
+        owner = owners[0] if owners else pod["metadata"]["uid"]
+        if owner not in self._by_owner:
+            self._by_owner[owner] = self._free()
+        return self._by_owner[owner]
+
+    def _free(self) -> int:
+        taken = set(self._by_owner.values())
+        while True:
+            port = random.choice(PORTS)
+            with socket.socket() as probe:
+                if port not in taken and probe.connect_ex((LOOPBACK, port)):
+                    return port
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where NAME is known, `$$` by `$`: Kubernetes' expansion, not the shell's."""
+    return REFERENCE.sub(lambda m: "$" if m[1] is None else variables.get(m[1], m[0]), text)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where paths in a container are on this machine: `mounts` by prefix, else what exists in the image's directory."""
+
+    mounts: Mapping[str, Path]
+    image: Path
+
+    def locate(self, path: str) -> str:
+        """The path on this machine."""
+        for prefix in sorted(self.mounts, key=len, reverse=True):
+            if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
+                return str(self.mounts[prefix]) + path[len(prefix.rstrip("/")) :]
+        inside = self.image / path.lstrip("/")
+        return str(inside) if path.strip("/") and inside.exists() else path
+
+    def rewrite(self, text: str) -> str:
+        """All absolute paths in a text, each located."""
+        return PATH.sub(lambda m: self.locate(m[0]), text)
+
+
+def declared(store: Store, pod: Obj, container: Obj, node: Obj) -> dict[str, str]:
+    """The environment as the manifest says it; of duplicates the last wins. ConfigError where something is missing."""
+    namespace = pod["metadata"]["namespace"]
+    found: dict[str, str] = {}
+    for source in container.get("envFrom") or ():
+        for key, resource in (("configMapRef", r.CONFIG_MAP), ("secretRef", r.SECRET)):
+            if key in source:
+                data = _data(store, resource, namespace, source[key])
+                found |= {source.get("prefix", "") + k: v for k, v in data.items()}
+    for entry in container.get("env") or ():
+        if "valueFrom" not in entry:
+            found[entry["name"]] = expand(entry.get("value") or "", found)
+            continue
+        value = _value_from(store, pod, container, node, entry["valueFrom"])
+        if value is not None:
+            found[entry["name"]] = value
+    return found
+
+
+def _data(store: Store, resource: Resource, namespace: str, ref: Obj) -> dict[str, str]:
+    obj = store.find(resource, namespace, ref["name"])
+    if obj is None:
+        if ref.get("optional"):
+            return {}
+        raise ConfigError(f'{resource.singular} "{ref["name"]}" not found')
+    return {k: v.decode(errors="surrogateescape") for k, v in decoded(obj).items()}
+
+
+def _value_from(store: Store, pod: Obj, container: Obj, node: Obj, source: Obj) -> str | None:
+    if "fieldRef" in source:
+        return field(pod, source["fieldRef"]["fieldPath"])
+    if "resourceFieldRef" in source:
+        return resource_field(container, node, source["resourceFieldRef"])
+    resource, key = (r.CONFIG_MAP, "configMapKeyRef") if "configMapKeyRef" in source else (r.SECRET, "secretKeyRef")
+    ref, namespace = source[key], pod["metadata"]["namespace"]
+    data = _data(store, resource, namespace, ref)
+    if ref["key"] not in data and not ref.get("optional"):
+        raise ConfigError(f"couldn't find key {ref['key']} in {resource.kind} {namespace}/{ref['name']}")
+    return data.get(ref["key"])
+
+
+def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
+    """A resourceFieldRef, rounded up by its divisor; a limit that is not set is what the node has."""
+    which, _, name = ref["resource"].partition(".")
+    amount = (container.get("resources") or {}).get(which, {}).get(name)
+    if amount is None:
+        amount = node["status"]["allocatable"].get(name, 0) if which == "limits" else 0
+    divisor = quantity.parse(ref.get("divisor") or 1) or 1
+    return str(-int(-quantity.parse(amount) // divisor))
+
+
+def loopback() -> str:
+    """The name of the loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def on_this_machine(env: Mapping[str, str], port: int) -> dict[str, str]:
+    """The environment with its rendezvous on loopback, at the job's own port. Nothing changes where there is none."""
+    here = dict(env)
+    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
+        if name in env:
+            here[name] = LOOPBACK
+    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
+        if name in env:
+            here[name] = str(port)
+    if "PET_RDZV_ENDPOINT" in env:
+        here |= {"PET_RDZV_ENDPOINT": f"{LOOPBACK}:{port}", "PET_LOCAL_ADDR": LOOPBACK}
+    if here.keys() & {"MASTER_ADDR", "PET_NNODES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}:
+        here |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback())
+    return here
+
+
+def base(hostname: str, tools: Path) -> dict[str, str]:
+    """What every container has: HOSTNAME, HOME and a PATH with the pod's tools and this cluster's Python first."""
+    path = [str(tools), str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath]
+    return {
+        **{k: os.environ[k] for k in PASSED_ON if k in os.environ},
+        "PATH": ":".join(path),
+        "HOSTNAME": hostname,
+    }
+
+
+def command(container: Obj, env: Mapping[str, str], rewrite: Callable[[str], str]) -> list[str]:
+    """command and args as one list: references expanded, paths located. An image has no entrypoint of its own."""
+    return [rewrite(expand(a, env)) for a in (*(container.get("command") or ()), *(container.get("args") or ()))]
