@@ -1,0 +1,98 @@
+"""Whether what was observed is what was expected.
+
+Dictionaries: each expected key must be there and match. Lists: equal, unless they say otherwise (see `sequence`).
+`<any>` in a text stands for any text. Events and pods have rules of their own, because clusters may differ in what they
+repeat, but not in what they do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+Obj = dict[str, Any]
+MORE = "..."
+
+
+def differences(expected: Obj, observed: Obj) -> list[str]:
+    """One line for each difference; none means that all expectations hold."""
+    found = list(nested("", {k: v for k, v in expected.items() if k not in ("events", "order", "pods")}, observed))
+    for about, lines in expected.get("events", {}).items():
+        found += of_events(about, lines, observed["events"].get(about, []))
+    if "pods" in expected:
+        found += of_pods(expected["pods"], observed["pods"])
+    if "order" in expected:
+        found += in_order(expected["order"], observed["order"])
+    return found
+
+
+def nested(path: str, expected: Any, observed: Any) -> Iterator[str]:
+    if isinstance(expected, dict) and isinstance(observed, dict):
+        for key, value in expected.items():
+            here = f"{path}.{key}" if path else str(key)
+            if key not in observed:
+                yield f"{here}: expected {value!r}, found nothing"
+            else:
+                yield from nested(here, value, observed[key])
+    elif isinstance(expected, list) and isinstance(observed, list):
+        yield from sequence(path, expected, observed)
+    elif not same(expected, observed):
+        yield f"{path}: expected {expected!r}, found {observed!r}"
+
+
+def sequence(path: str, expected: list[Any], observed: list[Any]) -> Iterator[str]:
+    """Lists are equal; `...` at the end allows for more, and a text that begins with `? ` may be missing."""
+    rest = list(observed)
+    for i, value in enumerate(expected):
+        if value == MORE and i == len(expected) - 1:
+            return
+        optional = isinstance(value, str) and value.startswith("? ")
+        if rest and not list(nested("", value[2:] if optional else value, rest[0])):
+            rest.pop(0)
+        elif not optional:
+            found = f"found {rest[0]!r}" if rest else "found nothing more"
+            yield f"{path}[{i}]: expected {value!r}, {found} (all: {observed!r})"
+            return
+    if rest:
+        yield f"{path}: expected nothing more, found {rest!r}"
+
+
+def same(expected: Any, observed: Any) -> bool:
+    if isinstance(expected, str) and isinstance(observed, str) and "<any>" in expected:
+        pattern = ".*".join(re.escape(part) for part in expected.split("<any>"))
+        return re.fullmatch(pattern, observed, re.DOTALL) is not None
+    return bool(expected == observed)
+
+
+def of_events(about: str, expected: list[str], observed: list[str]) -> Iterator[str]:
+    """Events are a set: order and number are the cluster's affair. `? `: may be missing, `...`: allows more."""
+    lines = [(line.removeprefix("? "), line.startswith("? ")) for line in expected if line != MORE]
+    for line, optional in lines:
+        if not optional and not any(same(line, seen) for seen in observed):
+            yield f"events.{about}: expected {line!r}, found {observed!r}"
+    if MORE not in expected:
+        for seen in observed:
+            if not any(same(line, seen) for line, _ in lines):
+                yield f"events.{about}: did not expect {seen!r}"
+
+
+def of_pods(expected: Obj, observed: Obj) -> Iterator[str]:
+    """Exactly these pods; a pod that was made anew under its name is a list of pods."""
+    for name in expected.keys() | observed.keys():
+        if name not in observed:
+            yield f"pods.{name}: expected, not found"
+        elif name not in expected:
+            yield f"pods.{name}: not expected"
+        else:
+            want = expected[name] if isinstance(expected[name], list) else [expected[name]]
+            yield from sequence(f"pods.{name}", want, observed[name])
+
+
+def in_order(expected: list[str], observed: list[str]) -> Iterator[str]:
+    """The expected marks appear in this order; what is not expected may come in between."""
+    rest = iter(observed)
+    for mark in expected:
+        if not any(same(mark, seen) for seen in rest):
+            yield f"order: expected {mark!r} after the marks before it, found {observed!r}"
+            return

@@ -1,0 +1,28 @@
+"""The expectations hold on what a real cluster did. Without this, it would prove nothing that an embedded one meets them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .match import differences, nested
+from .scenario import HERE, Scenario, load_all
+
+SCENARIOS = load_all()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+def test_expectations_hold_on_the_recording(scenario: Scenario) -> None:
+    recorded = json.loads(scenario.recording.read_text())
+    found = differences(scenario.expect, recorded)
+    for step in scenario.steps:
+        if "answer" in step:
+            verb = next(verb for verb in ("create", "patch", "delete", "http", "kubectl") if verb in step)
+            kind = "kubectl" if verb == "kubectl" else "answers"
+            answer = recorded[kind][step.get("name", verb)].pop(0)
+            found += nested(repr(step.get("name", verb)), step["answer"], answer)
+    assert not found, "\n".join(found)
+
+
+def test_every_recording_has_its_scenario() -> None:
+    assert {p.stem for p in Path(HERE / "recorded").glob("*.json")} == {s.name for s in SCENARIOS}
