@@ -163,7 +163,7 @@ class Api:
         self._make_client = make_client
         self._connection: _Connection | None = None
         self._building = asyncio.Lock()
-        self._at_close: list[Callable[[], Awaitable[None]]] = []
+        self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
 
     async def request(
         self,
@@ -196,7 +196,10 @@ class Api:
                 read = await response.read()
         except TimeoutError as error:
             raise ApiUnavailable(f"{method} {path}: no answer within {timeout:g} s") from error
-        answer = json.loads(read) if read.lstrip()[:1] == b"{" else {}
+        try:
+            answer = json.loads(read) if read.lstrip()[:1] == b"{" else {}
+        except ValueError as error:
+            raise ApiUnavailable(f"{method} {path}: the answer is no JSON: {read[:200]!r}") from error
         return answer if isinstance(answer, dict) else {}
 
     @contextlib.asynccontextmanager
@@ -280,14 +283,18 @@ class Api:
             if connection.retired and not connection.users:
                 await connection.close()
 
-    def at_close(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have something that lives on this Api, such as a hub, ended before its connections are closed."""
-        self._at_close.append(callback)
+    def at_close(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Have something that lives on this Api, such as a hub, ended before its connections are closed.
+
+        :return: what takes that back.
+        """
+        handle = object()
+        self._at_close[handle] = callback
+        return lambda: self._at_close.pop(handle, None) and None
 
     async def close(self) -> None:
         """End what lives on this Api and close all connections. A later request builds them anew."""
-        callbacks, self._at_close = self._at_close, []
-        for callback in callbacks:
+        for callback in list(self._at_close.values()):
             await callback()
         connection, self._connection = self._connection, None
         if connection is not None:

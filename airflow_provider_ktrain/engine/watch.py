@@ -1,0 +1,415 @@
+"""One list and watch for any number of waiters.
+
+A hub watches one path with one selector and fans out what it sees. It lives in the event loop, not in a listener:
+its task has a context of its own (in a triggerer the context decides into which task's log a line goes) and goes on
+when listeners are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary
+
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+Key = tuple[str, ...]
+
+PAGE = 100  #: objects a list asks for at once: parsing a page must not stall the loop
+RESYNC = 600.0  #: seconds after which everything is listed again, whatever the watch said
+SILENCE = 150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
+LINGER = 10.0  #: seconds that a hub outlives its last listener
+BACKOFF = (0.05, 30.0)  #: seconds: the first and the longest pause
+RELIST_AFTER = 5  #: failures in a row after which a watch is not resumed: the server may be another one by now
+UNAUTHORIZED = 3  #: times in a row that 401 is answered until listeners are told
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A change of one object. Of several before they are read, the last is told; DELETED has the last seen object."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: Object
+
+
+def by_uid(uid: str) -> Key:
+    """The object of that uid."""
+    return ("uid", uid)
+
+
+def by_name(name: str) -> Key:
+    """Objects of that name, one after the other."""
+    return ("name", name)
+
+
+def by_owner(uid: str) -> Key:
+    """Objects with an ownerReference to that uid."""
+    return ("owner", uid)
+
+
+def by_label(key: str, value: str) -> Key:
+    """Objects with that label."""
+    return ("label", key, value)
+
+
+def keys_of(obj: Object) -> frozenset[Key]:
+    """All keys under which an object can be listened for."""
+    meta = obj["metadata"]
+    keys: list[Key] = [by_uid(meta["uid"]), by_name(meta["name"])]
+    keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
+    keys += (by_label(key, value) for key, value in (meta.get("labels") or {}).items())
+    return frozenset(keys)
+
+
+class Listener:
+    """What one waiter sees of a hub.
+
+    `objects` are the matching objects by uid, as they stand. That one is missing from it is no proof that it does not
+    exist: it may have been created after the hub last heard of the server. DELETED is such a proof.
+    """
+
+    def __init__(self, match: Callable[[Object], bool] | None = None) -> None:
+        self.objects: dict[str, Object] = {}
+        self.synced = False  #: whether the hub has listed once
+        self._match = match
+        self._pending: dict[str, Seen] = {}
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def changed(self) -> list[Seen]:
+        """Wait for changes since the last call and return them, one an object; [] where the first list had no match.
+
+        :raises ApiStatusError: where the server refuses the hub. It goes on trying, and so may the listener.
+        :raises ApiUnavailable: where the hub has been closed.
+        """
+        await self._news.wait()
+        self._news.clear()
+        self._raise()
+        seen = list(self._pending.values())
+        self._pending.clear()
+        return seen
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Seen:
+        while not self._pending:
+            await self._news.wait()
+            self._news.clear()
+            self._raise()
+        return self._pending.pop(next(iter(self._pending)))
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._news.set()
+
+    def _sync(self) -> None:
+        if not self.synced:
+            self.synced = True
+            self._news.set()
+
+    def _tell(self, obj: Object, *, deleted: bool = False) -> None:
+        uid = obj["metadata"]["uid"]
+        held = uid in self.objects
+        if not deleted and (self._match is None or self._match(obj)):
+            self.objects[uid] = obj
+            untold = uid in self._pending and self._pending[uid].type == "ADDED"
+            self._pending[uid] = Seen("MODIFIED" if held and not untold else "ADDED", obj)
+        elif held:
+            del self.objects[uid]
+            self._pending[uid] = Seen("DELETED", obj)
+        else:
+            return
+        self._news.set()
+
+
+class Hub:
+    """One list and watch of a path, fanned out by key. Get it from `hub()`."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        *,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
+        self.away_since: float | None = None  #: time.monotonic() since which the server has not been reached
+        self.failure: Exception | None = None  #: why the server refuses, while it does
+        self._api = api
+        self._path = path
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self._selectors = {name: value for name, value in selectors.items() if value}
+        self._objects: dict[str, Object] = {}
+        self._keys: dict[str, frozenset[Key]] = {}
+        self._uids: dict[Key, set[str]] = {}
+        self._listeners: dict[Key | None, set[Listener]] = {}
+        self._synced = False
+        self._version = ""  # "" asks for a list
+        self._resync_at = 0.0
+        self._failures = 0
+        self._task: asyncio.Task[None] | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._forget = forget  # by those who share it
+        self._detach: Callable[[], None] = lambda: None  # from the Api
+
+    @contextlib.asynccontextmanager
+    async def listen(
+        self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None
+    ) -> AsyncIterator[Listener]:
+        """A listener, which does not wait for the first list: `changed()` does.
+
+        :param match: which objects; it is asked at each change. An object that matches no more is told as DELETED.
+        :param key: `by_uid`, `by_name`, `by_owner` or `by_label`: only these objects are looked at at all. Always give
+            one where there are many listeners.
+        """
+        listener = Listener(match)
+        self._start()
+        self._listeners.setdefault(key, set()).add(listener)
+        if self._synced:
+            uids: Iterable[str] = self._objects if key is None else self._uids.get(key, ())
+            for uid in uids:
+                listener._tell(self._objects[uid])
+            listener._sync()
+        if self.failure is not None:
+            listener._fail(self.failure)
+        try:
+            yield listener
+        finally:
+            listeners = self._listeners.get(key, set())
+            listeners.discard(listener)
+            if not listeners:
+                self._listeners.pop(key, None)
+            if not self._listeners and self._task is not None:
+                stop = lambda: self._task and self._task.cancel()  # noqa: E731
+                self._lingering = asyncio.get_running_loop().call_later(LINGER, stop, context=Context())
+
+    def _start(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"watch {self._path}", context=Context()
+            )
+            self._detach = self._api.at_close(self.close)
+
+    async def close(self) -> None:
+        """Stop watching; listeners get ApiUnavailable."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                pause = await self._cycle()
+                await asyncio.sleep(pause)
+        finally:
+            self._forget()
+            self._detach()
+            if self._lingering is not None:
+                self._lingering.cancel()
+            self._task = None
+            self._synced = False
+            self._version = ""
+            for held in (self._objects, self._keys, self._uids):
+                held.clear()
+            self._everyone(lambda listener: listener._fail(ApiUnavailable(f"the watch of {self._path} was closed")))
+
+    async def _cycle(self) -> float:
+        """List where that is due, then watch until the stream ends; returns the seconds to pause before the next."""
+        wait: float | None = None
+        try:
+            if not self._version or time.monotonic() >= self._resync_at:
+                await self._list()
+            if await self._watch() > 1:
+                self._failures = 0
+                return 0
+            # a stream that ends at once counts as a failure, or we would spin
+        except ApiUnavailable as error:
+            if self.away_since is None:
+                self.away_since = time.monotonic()
+                log.warning("Watch of %s: %s; trying again", self._path, error)
+            self.stats["cuts"] += 1
+        except ApiStatusError as error:
+            wait = error.retry_after
+            if error.gone:
+                self._version = ""
+                self.stats["expired"] += 1
+            elif not error.transient and (error.status != 401 or self._failures + 1 >= UNAUTHORIZED):
+                self._refused(error)
+        except Exception as error:
+            # the client could not be built, or an answer was no Kubernetes object
+            self._refused(error)
+        self._failures += 1
+        if self._failures >= RELIST_AFTER:
+            self._version = ""
+        first, longest = BACKOFF
+        pause: float = random.uniform(0.5, 1) * min(longest, first * 2 ** min(self._failures - 1, 20))
+        return max(pause, wait or 0)
+
+    def _refused(self, error: Exception) -> None:
+        log.warning("Watch of %s: %s", self._path, error)
+        self.failure = error
+        self._everyone(lambda listener: listener._fail(error))
+
+    def _reached(self) -> None:
+        if self.away_since is not None:
+            log.info("Watch of %s: back after %.0f s", self._path, time.monotonic() - self.away_since)
+        self.away_since = None
+        self.failure = None
+
+    async def _list(self) -> None:
+        """Read everything and tell what differs from what is known."""
+        found: dict[str, Object] = {}
+        query = {**self._selectors, "limit": str(PAGE)}
+        while True:
+            self.stats["lists"] += 1
+            try:
+                page = await self._api.request("GET", self._path, query=query)
+            except ApiStatusError as error:
+                if not error.gone or "continue" not in query:
+                    raise
+                found, query = {}, dict(self._selectors)  # the token has expired: all at once, then
+                continue
+            kind = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
+            for item in page.get("items") or ():
+                found[item["metadata"]["uid"]] = {**kind, **_lean(item)}
+            more = page["metadata"].get("continue")
+            if not more:
+                break
+            query["continue"] = more
+        for uid in self._objects.keys() - found.keys():
+            self._deleted(self._objects[uid])
+        for obj in found.values():
+            self._stands(obj)
+        self._version = page["metadata"]["resourceVersion"]
+        self._resync_at = time.monotonic() + RESYNC * random.uniform(0.9, 1.1)
+        self._synced = True
+        self._reached()
+        self._everyone(Listener._sync)
+
+    async def _watch(self) -> float:
+        """Follow changes until the stream ends, which it does when a resync is due; returns how many seconds it lived."""
+        query = {
+            **self._selectors,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(max(1, round(self._resync_at - time.monotonic()))),
+        }
+        self.stats["watches"] += 1
+        began = time.monotonic()
+        async with self._api.stream(self._path, query=query, read_timeout=SILENCE) as response:
+            self._reached()
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._event(_parse(line))
+                    self._failures = 0
+        return time.monotonic() - began
+
+    def _event(self, event: dict[str, Any]) -> None:
+        obj = event["object"]
+        if event["type"] == "ERROR":
+            raise ApiStatusError(obj.get("code") or 500, obj.get("reason") or "", obj.get("message") or "")
+        self.stats["events"] += 1
+        self._version = obj["metadata"]["resourceVersion"]
+        if event["type"] == "DELETED":
+            self._deleted(_lean(obj))
+        elif event["type"] != "BOOKMARK":
+            self._stands(_lean(obj))
+
+    def _stands(self, obj: Object) -> None:
+        uid = obj["metadata"]["uid"]
+        known = self._objects.get(uid)
+        if known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]:
+            return
+        before, keys = self._keys.get(uid, frozenset()), keys_of(obj)
+        self._objects[uid] = obj
+        if keys != before:
+            self._index(uid, before, keys)
+        for listener in self._listening((None, *keys)):
+            listener._tell(obj)
+        for listener in self._listening(before - keys):
+            listener._tell(obj, deleted=True)
+
+    def _deleted(self, obj: Object) -> None:
+        uid = obj["metadata"]["uid"]
+        if self._objects.pop(uid, None) is None:
+            return
+        before = self._keys.get(uid, frozenset())
+        self._index(uid, before, frozenset())
+        for listener in self._listening((None, *before)):
+            listener._tell(obj, deleted=True)
+
+    def _index(self, uid: str, before: frozenset[Key], keys: frozenset[Key]) -> None:
+        for key in before - keys:
+            self._uids[key].discard(uid)
+            if not self._uids[key]:
+                del self._uids[key]
+        for key in keys - before:
+            self._uids.setdefault(key, set()).add(uid)
+        if keys:
+            self._keys[uid] = keys
+        else:
+            self._keys.pop(uid, None)
+
+    def _listening(self, keys: Iterable[Key | None]) -> Iterator[Listener]:
+        for key in keys:
+            yield from self._listeners.get(key, ())
+
+    def _everyone(self, tell: Callable[[Listener], None]) -> None:
+        for listeners in self._listeners.values():
+            for listener in listeners:
+                tell(listener)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise ApiUnavailable(f"what came is no watch event: {line[:200]!r}") from error
+    return event
+
+
+def _lean(obj: Object) -> Object:
+    """Without metadata.managedFields, which is often half of an object and nobody's business here."""
+    obj["metadata"].pop("managedFields", None)
+    return obj
+
+
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Hub]] = WeakKeyDictionary()
+
+
+def hub(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> Hub:
+    """The hub of that path and selectors for that connection in the running loop.
+
+    It asks nothing of the server until somebody listens, and stops some seconds after the last one left.
+    """
+    hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
+    key = (api.key, path, label_selector, field_selector)
+    if key not in hubs:
+        hubs[key] = Hub(api, path, label_selector, field_selector, forget=lambda: hubs.pop(key, None) and None)
+    return hubs[key]
