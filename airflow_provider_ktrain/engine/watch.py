@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
@@ -150,7 +151,7 @@ class Hub:
         label_selector: str = "",
         field_selector: str = "",
         *,
-        forget: Callable[[], None] = lambda: None,
+        forget: Callable[[], object] = lambda: None,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
         self.away_since: float | None = None  #: time.monotonic() since which the server has not been reached
@@ -200,14 +201,13 @@ class Hub:
             if not listeners:
                 self._listeners.pop(key, None)
             if not self._listeners and self._task is not None:
-                stop = lambda: self._task and self._task.cancel()  # noqa: E731
-                self._lingering = asyncio.get_running_loop().call_later(LINGER, stop, context=Context())
+                self._lingering = asyncio.get_running_loop().call_later(LINGER, self._stop, context=Context())
 
     def _start(self) -> None:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
-        if self._task is None or self._task.done():
+        if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"watch {self._path}", context=Context()
             )
@@ -215,26 +215,30 @@ class Hub:
 
     async def close(self) -> None:
         """Stop watching; listeners get ApiUnavailable."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        task = self._task
+        self._stop()
+        if task is not None:
+            await asyncio.wait([task])
+
+    def _stop(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        self._task = None
+        self._forget()
+        self._detach()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._synced = False
+        self._version = ""
+        for held in (self._objects, self._keys, self._uids):
+            held.clear()
+        self._everyone(lambda listener: listener._fail(ApiUnavailable(f"the watch of {self._path} was closed")))
 
     async def _run(self) -> None:
-        try:
-            while True:
-                pause = await self._cycle()
-                await asyncio.sleep(pause)
-        finally:
-            self._forget()
-            self._detach()
-            if self._lingering is not None:
-                self._lingering.cancel()
-            self._task = None
-            self._synced = False
-            self._version = ""
-            for held in (self._objects, self._keys, self._uids):
-                held.clear()
-            self._everyone(lambda listener: listener._fail(ApiUnavailable(f"the watch of {self._path} was closed")))
+        while True:
+            pause = await self._cycle()
+            await asyncio.sleep(pause)
 
     async def _cycle(self) -> float:
         """List where that is due, then watch until the stream ends; returns the seconds to pause before the next."""
@@ -310,7 +314,7 @@ class Hub:
         self._everyone(Listener._sync)
 
     async def _watch(self) -> float:
-        """Follow changes until the stream ends, which it does when a resync is due; returns how many seconds it lived."""
+        """Follow changes until the stream ends, at the latest when a resync is due; returns the seconds it lived."""
         query = {
             **self._selectors,
             "watch": "true",
@@ -411,5 +415,5 @@ def hub(api: Api, path: str, *, label_selector: str = "", field_selector: str = 
     hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
     key = (api.key, path, label_selector, field_selector)
     if key not in hubs:
-        hubs[key] = Hub(api, path, label_selector, field_selector, forget=lambda: hubs.pop(key, None) and None)
+        hubs[key] = Hub(api, path, label_selector, field_selector, forget=partial(hubs.pop, key, None))
     return hubs[key]
