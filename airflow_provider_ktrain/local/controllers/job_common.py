@@ -29,14 +29,13 @@ def condition(status: Obj, type_: str) -> Obj | None:
     return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
 
 
-def has(status: Obj, type_: str) -> bool:
-    """Whether the condition is True."""
-    found = condition(status, type_)
-    return found is not None and found["status"] == "True"
+def has(status: Obj, *types: str) -> bool:
+    """Whether one of the conditions is True."""
+    return any(c["type"] in types and c["status"] == "True" for c in status.get("conditions") or ())
 
 
 def is_finished(status: Obj) -> bool:
-    return has(status, "Succeeded") or has(status, "Failed")
+    return has(status, "Succeeded", "Failed")
 
 
 def set_condition(
@@ -76,5 +75,5 @@ def is_terminating(obj: Obj) -> bool:
 
 def add_env(container: Obj, variables: Iterable[tuple[str, Any]]) -> None:
     """Append to the container's environment (the last duplicate wins)."""
-    added = [{"name": name, "value": str(value)} for name, value in variables]
+    added = [{"name": name, **({"value": str(value)} if value != "" else {})} for name, value in variables]
     container["env"] = [*(container.get("env") or ()), *added]

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
@@ -36,21 +37,28 @@ class Controller(Generic[K]):
         self._store = store
         self._reconcile = reconcile
         self._clock = clock
-        self._watched: list[tuple[Resource, Callable[[Change], Iterable[K]]]] = []
+        self._watched: list[tuple[Resource, Callable[[Change], Iterable[K]], float]] = []
         self._ready: dict[K, None] = {}  # an ordered set
         self._later: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}  # the earliest time of each key in _later
         self._order = itertools.count()
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
 
-    def watch(self, resource: Resource, keys: Callable[[Change], Iterable[K]]) -> None:
-        """Enqueue `keys(change)` at every change of `resource`, and once for all that exist when the loop starts."""
-        self._watched.append((resource, keys))
+    def watch(self, resource: Resource, keys: Callable[[Change], Iterable[K]], after: float = 0.0) -> None:
+        """Enqueue `keys(change)` at every change of `resource`, and once for all that exist when the loop starts.
+
+        :param after: seconds in which changes are gathered before they are looked at.
+        """
+        self._watched.append((resource, keys, after))
 
     def enqueue(self, key: K, after: float = 0.0) -> None:
-        """Reconcile `key` soon, or `after` seconds."""
+        """Reconcile `key` soon, or after so many seconds, unless that is to happen earlier already."""
         if after > 0:
-            heapq.heappush(self._later, (self._clock() + after, next(self._order), key))
+            due = self._clock() + after
+            if due < self._due.get(key, math.inf):
+                self._due[key] = due
+                heapq.heappush(self._later, (due, next(self._order), key))
         else:
             self._ready[key] = None
         self._wake.set()
@@ -58,11 +66,11 @@ class Controller(Generic[K]):
     def start(self) -> contextlib.ExitStack:
         """Begin to collect changes; closing what is returned ends that."""
         subscriptions = contextlib.ExitStack()
-        for resource, keys in self._watched:
+        for resource, keys, after in self._watched:
 
-            def tell(change: Change, keys: Callable[[Change], Iterable[K]] = keys) -> None:
+            def tell(change: Change, keys: Callable[[Change], Iterable[K]] = keys, after: float = after) -> None:
                 for key in keys(change):
-                    self.enqueue(key)
+                    self.enqueue(key, after)
 
             subscriptions.callback(self._store.subscribe(resource, tell))
             for obj in self._store.list(resource):
@@ -72,7 +80,10 @@ class Controller(Generic[K]):
     def step(self) -> bool:
         """Reconcile the next key that is due; False where there is none."""
         while self._later and self._later[0][0] <= self._clock():
-            self._ready[heapq.heappop(self._later)[2]] = None
+            due, _, key = heapq.heappop(self._later)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self._ready[key] = None
         if not self._ready:
             return False
         key = next(iter(self._ready))
