@@ -42,20 +42,22 @@ def nested(path: str, expected: Any, observed: Any) -> Iterator[str]:
 
 
 def sequence(path: str, expected: list[Any], observed: list[Any]) -> Iterator[str]:
-    """Lists are equal; `...` at the end allows for more, and a text that begins with `? ` may be missing."""
-    rest = list(observed)
-    for i, value in enumerate(expected):
-        if value == MORE and i == len(expected) - 1:
-            return
-        optional = isinstance(value, str) and value.startswith("? ")
-        if rest and not list(nested("", value[2:] if optional else value, rest[0])):
-            rest.pop(0)
-        elif not optional:
-            found = f"found {rest[0]!r}" if rest else "found nothing more"
-            yield f"{path}[{i}]: expected {value!r}, {found} (all: {observed!r})"
-            return
-    if rest:
-        yield f"{path}: expected nothing more, found {rest!r}"
+    """Lists are equal, but `...` stands for any number of anything, and a text that begins with `? ` may be missing."""
+    if not follows(expected, observed):
+        yield f"{path}: expected {expected!r}, found {observed!r}"
+
+
+def follows(expected: list[Any], observed: list[Any]) -> bool:
+    if not expected:
+        return not observed
+    first, rest = expected[0], expected[1:]
+    if first == MORE:
+        return any(follows(rest, observed[i:]) for i in range(len(observed) + 1))
+    optional = isinstance(first, str) and first.startswith("? ")
+    want = first[2:] if optional else first
+    if observed and not any(nested("", want, observed[0])) and follows(rest, observed[1:]):
+        return True
+    return optional and follows(rest, observed)
 
 
 def same(expected: Any, observed: Any) -> bool:
@@ -85,8 +87,13 @@ def of_pods(expected: Obj, observed: Obj) -> Iterator[str]:
         elif name not in expected:
             yield f"pods.{name}: not expected"
         else:
-            want = expected[name] if isinstance(expected[name], list) else [expected[name]]
-            yield from sequence(f"pods.{name}", want, observed[name])
+            want = expected[name]
+            if isinstance(want, list):
+                yield from sequence(f"pods.{name}", want, observed[name])
+            elif len(observed[name]) > 1:
+                yield f"pods.{name}: expected one, found {observed[name]!r}"
+            else:
+                yield from nested(f"pods.{name}", want, observed[name][0])
 
 
 def in_order(expected: list[str], observed: list[str]) -> Iterator[str]:

@@ -252,8 +252,7 @@ def answer(
         values = [value for n, value in named if n == name]
         seen |= {name: values if name == "Warning" else values[0]} if values else {}
     if not kind.startswith("application/json"):
-        said = scrub(text)
-        return seen | {"says": shortened(said) if not streamed else said.splitlines()}
+        return seen | {"says": shortened(scrub(text))}
     if streamed and status == 200:
         messages = [json.loads(line) for line in text.splitlines() if line]
         if all("type" in m and "object" in m for m in messages):
@@ -265,7 +264,7 @@ def answer(
 def shortened(text: str) -> str:
     """A long text by its ends and its digest."""
     lines = text.splitlines()
-    if len(lines) <= 30:
+    if len(lines) <= 20:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return "\n".join([*lines[:2], f"<{len(lines) - 4} lines, {digest}>", *lines[-2:]])
@@ -319,7 +318,8 @@ def details(body: Obj) -> Obj:
         seen |= {"spec": plain} if kind.endswith("Job") else {}
         counts = body.get("status", {}).get("replicaStatuses")
         return seen | ({"replicas": counts} if counts else {}) | ({"data": body["data"]} if "data" in body else {})
-    return {k: body[k] for k in ("status", "versions", "major", "paths") if k in body}
+    result = {"result": body["status"]} if "status" in body else {}
+    return result | {k: body[k] for k in ("versions", "major", "paths") if k in body}
 
 
 def about_line(about: Obj) -> str:

@@ -20,7 +20,7 @@ CONTAINER_NAMES = {"pytorchjob": "pytorch", "mpijob": "mpi"}
 
 @dataclass(frozen=True)
 class Scenario:
-    """One behaviour: `recording` names the extract in recorded/ that shows it on a real cluster."""
+    """One behaviour; `recording` is the extract that shows it on a real cluster."""
 
     name: str
     title: str
@@ -28,6 +28,7 @@ class Scenario:
     steps: tuple[Obj, ...]
     expect: Obj
     manifest: tuple[Obj, ...] = ()
+    recorded_as: str = ""  # the name of its recording, if that is another
     api: str = "any"  # the version of MPIJob that the cluster must serve: any, v1 or v2beta1
     needs: str = ""  # what the cluster must have beyond the usual: mpirun
     timeout: float = 60  # seconds for the expectations to come true after the last step
@@ -36,7 +37,7 @@ class Scenario:
 
     @property
     def recording(self) -> Path:
-        return HERE / "recorded" / f"{self.name}.json"
+        return HERE / "recorded" / f"{self.recorded_as or self.name}.json"
 
     @property
     def seconds(self) -> float:

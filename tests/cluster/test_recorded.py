@@ -1,4 +1,4 @@
-"""The expectations hold on what a real cluster did. Without this, it would prove nothing that an embedded one meets them."""
+"""The expectations hold on what a real cluster did: that is what makes them worth meeting elsewhere."""
 
 import json
 from pathlib import Path
@@ -25,4 +25,4 @@ def test_expectations_hold_on_the_recording(scenario: Scenario) -> None:
 
 
 def test_every_recording_has_its_scenario() -> None:
-    assert {p.stem for p in Path(HERE / "recorded").glob("*.json")} == {s.name for s in SCENARIOS}
+    assert {p.stem for p in Path(HERE / "recorded").glob("*.json")} == {s.recording.stem for s in SCENARIOS}
