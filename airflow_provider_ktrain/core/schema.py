@@ -5,7 +5,8 @@ The table below is the part of Kubernetes' and Kubeflow's schemas that people wr
 schema that a server publishes does as well, and better.
 
 Notation: `field:type`, `!` after a required field; types s(tring), i(nteger), b(oolean), q(uantity: integer or
-string), any, `[T]` list, `[T@key]` list whose entries differ in that key, `{T}` mapping, or a name in the table.
+string), any, `A|B` one of these words, `[T]` list, `[T@key]` list whose entries differ in that key, `{T}` mapping, or a
+name in the table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TYPES: dict[str, str] = {
     "runPolicy:RunPolicy",
     "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
     "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
-    "sshAuthMountPath:s launcherCreationPolicy:s mpiImplementation:s",
+    "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady mpiImplementation:OpenMPI|Intel|MPICH",
     "RunPolicy": "cleanPodPolicy:s ttlSecondsAfterFinished:i activeDeadlineSeconds:i backoffLimit:i "
     "schedulingPolicy:SchedulingPolicy suspend:b managedBy:s",
     "SchedulingPolicy": "minAvailable:i queue:s minResources:{q} priorityClass:s scheduleTimeoutSeconds:i",
@@ -51,8 +52,9 @@ TYPES: dict[str, str] = {
     "setHostnameAsFQDN:b shareProcessNamespace:b subdomain:s terminationGracePeriodSeconds:i tolerations:[Toleration] "
     "topologySpreadConstraints:any volumes:[Volume@name] workloadRef:any",
     "ObjectName": "name:s",
-    "Container": "args:[s] command:[s] env:[EnvVar@name] envFrom:[EnvFrom] image:s imagePullPolicy:s lifecycle:any "
-    "livenessProbe:Probe name!:s ports:[Port] readinessProbe:Probe resizePolicy:any resources:Resources "
+    "Container": "args:[s] command:[s] env:[EnvVar@name] envFrom:[EnvFrom] image:s "
+    "imagePullPolicy:Always|IfNotPresent|Never lifecycle:any livenessProbe:Probe name!:s ports:[Port] "
+    "readinessProbe:Probe resizePolicy:any resources:Resources "
     "restartPolicy:s restartPolicyRules:any securityContext:SecurityContext startupProbe:Probe stdin:b stdinOnce:b "
     "terminationMessagePath:s terminationMessagePolicy:s tty:b volumeDevices:any volumeMounts:[VolumeMount@mountPath] "
     "workingDir:s",
@@ -66,8 +68,8 @@ TYPES: dict[str, str] = {
     "Resources": "limits:{q} requests:{q} claims:any",
     "VolumeMount": "mountPath!:s mountPropagation:s name!:s readOnly:b recursiveReadOnly:s subPath:s subPathExpr:s",
     "SecurityContext": "allowPrivilegeEscalation:b appArmorProfile:any capabilities:Capabilities privileged:b "
-    "procMount:s readOnlyRootFilesystem:b runAsGroup:i runAsNonRoot:b runAsUser:i seLinuxOptions:any seccompProfile:any "
-    "windowsOptions:any",
+    "procMount:s readOnlyRootFilesystem:b runAsGroup:i runAsNonRoot:b runAsUser:i seLinuxOptions:any "
+    "seccompProfile:any windowsOptions:any",
     "Capabilities": "add:[s] drop:[s]",
     "PodSecurityContext": "appArmorProfile:any fsGroup:i fsGroupChangePolicy:s runAsGroup:i runAsNonRoot:b runAsUser:i "
     "seLinuxChangePolicy:s seLinuxOptions:any seccompProfile:any supplementalGroups:[i] supplementalGroupsPolicy:s "
@@ -114,7 +116,7 @@ _SCALARS: dict[str, Schema] = {
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One place where a value is not as its schema says. `code` is unknown, type, missing or duplicate."""
+    """One place where a value is not as its schema says. `code` is unknown, type, value, missing or duplicate."""
 
     code: str
     path: str
@@ -137,6 +139,8 @@ def _compiled(name: str) -> Schema:
         return {"type": "array", "items": _compiled(inner)} | ({"x-kubernetes-list-map-keys": [key]} if key else {})
     if name.startswith("{"):
         return {"type": "object", "additionalProperties": _compiled(name[1:-1])}
+    if "|" in name:
+        return {"type": "string", "enum": name.split("|")}
     fields = [member.partition(":")[::2] for member in TYPES[name].split()]
     return {
         "type": "object",
@@ -158,6 +162,9 @@ def compare(value: Any, schema: Schema, path: str = "$", root: Schema | None = N
     wrong = _type_mismatch(value, schema, path)
     if wrong:
         yield wrong
+    elif schema.get("enum") and value not in schema["enum"]:
+        near = difflib.get_close_matches(str(value), schema["enum"], n=1)
+        yield Mismatch("value", path, _shown(value), " or ".join(schema["enum"]), *(f"did you mean {n}?" for n in near))
     elif isinstance(value, dict):
         yield from _compare_mapping(value, schema, path, root)
     elif isinstance(value, list):
@@ -229,7 +236,8 @@ def _advice(value: Any, schema: Schema) -> str:
     ):
         return "write each entry as an item of a list: `- name: ...`"
     if wanted == "array" and not isinstance(value, dict):
-        return f"write it as a list: [{_shown(value)}]"
+        words = '["sh", "-c", ...]' if " " in str(value) else f"[{_shown(value)}]"
+        return f"write it as a list: {words}"
     return ""
 
 

@@ -1,0 +1,102 @@
+"""Problems of a manifest before it costs anything: each with a JSON path, what was found, what to do.
+
+A check is one small function in a registry (`refused.py`: errors, `advice.py`: warnings); fields and types are compared
+with a schema (`core/schema.py`, or what the server publishes).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core import schema as schemas
+from airflow_provider_ktrain.core.checks import advice, refused
+from airflow_provider_ktrain.core.checks.job import RULES, At, Job, Level, Problem
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import KINDS
+
+__all__ = ["RULES", "Level", "Problem", "advice", "check", "raise_errors", "refused"]
+
+ERROR, WARNING = Level.ERROR, Level.WARNING
+_CODES = {
+    "unknown": ("unknown-field", "{field} is no field here: the server drops it in silence"),
+    "type": ("type", "{field} is of the wrong type"),
+    "value": ("value", "{field} has a value that is not one of those allowed"),
+    "missing": ("missing", "{field} is missing"),
+    "duplicate": ("duplicate", "an entry of this list stands twice"),
+}
+
+
+def check(
+    manifest: Mapping[str, Any], kind: str | None = None, schema: Mapping[str, Any] | None = None
+) -> list[Problem]:
+    """All problems of a manifest, errors first, each group in the order of the manifest's rules.
+
+    :param kind: the kind that is wanted (`PyTorchJob`); any training job by default.
+    :param schema: the JSON schema that the server publishes for this kind and version, `$ref`s to
+        `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation; without
+        it, a warning by our own table of fields.
+    """
+    root = At(manifest)
+    identity = list(_identity(root, kind))
+    said = root["kind"].text
+    if said not in KINDS or (kind and said != kind):
+        return identity
+    known = KINDS[said]
+    version = root["apiVersion"].text.rpartition("/")[2]
+    job = Job(root, known, version if version in known.versions else known.versions[0])
+    strict = schema is not None
+    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(said, job.version))]
+    found = [problem for registered in RULES for problem in registered.problems(job)]
+    return sorted([*identity, *_without_echo(found, shape)], key=lambda p: p.level is not ERROR)
+
+
+def raise_errors(problems: Iterable[Problem]) -> None:
+    """:raises ManifestError: where there is an error among the problems; it tells all of them, one a line."""
+    errors = [p for p in problems if p.level is ERROR]
+    if not errors:
+        return
+    first = errors[0]
+    more = "".join(f"\n  {p}" for p in errors[1:])
+    raise ManifestError(
+        first.message, where=first.path, found=first.found, expected=first.expected, remedy=first.hint + more
+    )
+
+
+def _identity(root: At, wanted: str | None) -> Iterator[Problem]:
+    kind, version = root["kind"], root["apiVersion"]
+    kinds = [wanted] if wanted else sorted(KINDS)
+    if kind.text not in kinds:
+        near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
+        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else ""
+        if kind.text in KINDS:
+            hint = f"use {kind.text}Operator for it"
+        found = repr(kind.value) if kind.here else "nothing"
+        yield Problem(ERROR, "kind", kind.path, "this is no job of the wanted kind", found, " or ".join(kinds), hint)
+    elif version.text not in KINDS[kind.text].api_versions:
+        expected = " or ".join(KINDS[kind.text].api_versions)
+        found = repr(version.value) if version.here else "nothing"
+        hint = "" if version.text.endswith(("/v1", "/v2beta1")) else "rewrite the manifest for this version"
+        yield Problem(ERROR, "api-version", version.path, "no such API version of this kind", found, expected, hint)
+
+
+def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
+    code, message = _CODES[m.code]
+    level = WARNING if m.code == "unknown" and not strict else ERROR
+    field = m.path.rpartition(".")[2]
+    return Problem(level, code, m.path, message.format(field=field), m.found, m.expected, m.hint)
+
+
+def _without_echo(found: list[Problem], shape: list[Problem]) -> Iterator[Problem]:
+    """One cause, one problem: a rule knows better than the schema at its path, and what is of the wrong type or in the
+    wrong list explains whatever lies within."""
+    by_rule = {p.path for p in found}
+    broken = tuple(p.path for p in (*shape, *found) if p.code in ("type", "wrong-list"))
+
+    def within(problem: Problem) -> bool:
+        return any(problem.path.startswith((f"{path}.", f"{path}[")) for path in broken)
+
+    mistyped = {p.path for p in shape if p.code == "type"}
+    yield from (p for p in found if not within(p) and p.path not in mistyped)
+    yield from (p for p in shape if not within(p) and (p.path not in by_rule or p.code == "type"))
