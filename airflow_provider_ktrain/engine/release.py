@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
-from airflow_provider_ktrain.core.usage import pod_gpus
+from airflow_provider_ktrain.core.manifest import pod_gpus
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 
@@ -92,18 +92,23 @@ async def release(
     if left:
         names = ", ".join(p["metadata"]["name"] for p in left)
         raise ReleaseError(
-            f"{ref}: {len(left)} pods with {sum(map(pod_gpus, left))} GPUs are still there after {seconds:.0f} s: "
+            f"{ref}: {len(left)} pods with {sum(map(_gpus, left))} GPUs are still there after {seconds:.0f} s: "
             f"{names}. They were asked to end; see `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     held = [p for p in before if not _ended(p)]
-    gpus = sum(map(pod_gpus, held))
-    total = sum(map(pod_gpus, before))
+    gpus = sum(map(_gpus, held))
+    total = sum(map(_gpus, before))
     what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[mode]
     text = (
         f"{ref} {what}: {total} GPUs of {len(before)} pods are free "
         f"({gpus} were still held); took {seconds:.1f} s{'' if verify else ' until accepted'}"
     )
     return Released(True, len(before), gpus, round(seconds, 3), text)
+
+
+def passing(error: ApiUnavailable | ApiStatusError) -> bool:
+    """Whether the same request may well succeed later."""
+    return isinstance(error, ApiUnavailable) or error.transient
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
@@ -113,8 +118,7 @@ async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
         try:
             return await ask()
         except (ApiUnavailable, ApiStatusError) as e:
-            passing = isinstance(e, ApiUnavailable) or e.status in (429, 500, 502, 503, 504)
-            if not passing or time.monotonic() + delay > end:
+            if not passing(e) or time.monotonic() + delay > end:
                 raise
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5)
@@ -130,6 +134,10 @@ def _belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
     """Whether a pod that only the operator labelled is this very job's: mpi-operator's launcher is its Job's."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    return pod_gpus(pod.get("spec") or {})
 
 
 def _ended(pod: Mapping[str, Any]) -> bool:

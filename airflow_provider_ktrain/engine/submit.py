@@ -36,7 +36,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, read, release
+from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, passing, read, release
 
 Object = dict[str, Any]
 
@@ -124,7 +124,7 @@ async def submit(
             if isinstance(e, ApiStatusError) and e.status == 409 and e.reason == "AlreadyExists":
                 if dry_run:
                     return Submitted(_ref(kind, version, manifest, me), manifest, created=False)
-            elif not _passing(e):
+            elif not passing(e):
                 raise explain(e, "create", f"{kind.plural}.{kind.group}", namespace) from e
             elif time.monotonic() + delay > end:
                 raise _ended(e, kind, namespace) from e
@@ -230,10 +230,6 @@ def _ref(kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobR
         deployment=owner.key.deployment,
         submission=(meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
     )
-
-
-def _passing(error: ApiStatusError | ApiUnavailable) -> bool:
-    return isinstance(error, ApiUnavailable) or error.status in (429, 500, 502, 503, 504)
 
 
 def _ended(error: ApiStatusError | ApiUnavailable, kind: Kind, namespace: str) -> Exception:

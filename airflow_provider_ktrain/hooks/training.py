@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Hashable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,11 +10,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.api import Api
 
-_shared: dict[tuple[Hashable, ...], tuple[Api, int]] = {}
-
 
 class TrainingHook:
-    """The clients of one `kubernetes` connection.
+    """The client of one `kubernetes` connection.
 
     :param conn_id: id of a connection of type `kubernetes`; where `kubernetes_default` does not exist, the default
         kubeconfig (KUBECONFIG, ~/.kube/config) is used, as Airflow's own hook does.
@@ -27,13 +23,22 @@ class TrainingHook:
         self.conn_id = conn_id
         self.cluster_context = cluster_context
         self._extras: dict[str, Any] | None = None
+        self._open: list[contextlib.AsyncExitStack] = []  # a context that is let go of closes its client
 
     def load(self) -> None:
-        """Read the connection now, synchronously: in a worker, before an event loop runs, so that none of its calls
-        (a kill among them) has to ask Airflow for it."""
+        """Read the connection now, synchronously: in a worker, before an event loop runs.
+
+        So nothing that follows, a kill in a signal handler least of all, has to ask Airflow for it.
+        """
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 
         self._extras = dict(KubernetesHook.get_connection(self.conn_id).extra_dejson)
+
+    @property
+    def namespace(self) -> str | None:
+        """The connection's namespace, once `load` has read it."""
+        extras = self._extras or {}
+        return extras.get("namespace") or extras.get("extra__kubernetes__namespace") or None
 
     async def make_client(self) -> ApiClient:
         """A new client with credentials as they are now."""
@@ -44,23 +49,11 @@ class TrainingHook:
         )
         stack = contextlib.AsyncExitStack()
         client: ApiClient = await stack.enter_async_context(hook.get_conn())
+        self._open.append(stack)
         return client
 
-    @contextlib.asynccontextmanager
-    async def api(self) -> AsyncIterator[Api]:
-        """The API client of this connection in the running event loop, shared by all who use it there."""
-        from airflow_provider_ktrain.engine.api import Api
+    def api(self) -> Api:
+        """The API of this connection in the running event loop, shared by all who use it there: `async with`."""
+        from airflow_provider_ktrain.engine.api import shared
 
-        identity = (self.conn_id, self.cluster_context)
-        key = (id(asyncio.get_running_loop()), *identity)
-        api, users = _shared.get(key) or (Api(self.make_client, identity), 0)
-        _shared[key] = (api, users + 1)
-        try:
-            yield api
-        finally:
-            api, users = _shared[key]
-            if users > 1:
-                _shared[key] = (api, users - 1)
-            else:
-                del _shared[key]
-                await api.close()
+        return shared(self.make_client, (self.conn_id, self.cluster_context))

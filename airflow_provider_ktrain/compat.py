@@ -1,0 +1,61 @@
+"""Everything that depends on Airflow's version, in one place. Today: 3.3 and newer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DEFAULT_WORKER_SECONDS = 10.0
+
+
+def deployment_id() -> str:
+    """`[ktrain] deployment_id`, or a short hash of the API server's base URL: tells Airflows on one cluster apart."""
+    from airflow.sdk.configuration import conf
+
+    if said := conf.get("ktrain", "deployment_id", fallback=""):
+        return str(said)
+    url = conf.get("api", "base_url", fallback="") or conf.get("core", "execution_api_server_url", fallback="")
+    return "d" + hashlib.sha256((url or "airflow").encode()).hexdigest()[:10]
+
+
+def worker_seconds() -> float:
+    """`[ktrain] worker_seconds`: how long a deferrable task follows its job in the worker before it defers."""
+    from airflow.sdk.configuration import conf
+
+    return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
+
+
+def task_state(ti: Any) -> str:
+    """The state of a task instance, asked of Airflow: `none` where a clear has reset it."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
+    )
+    found = states.get(ti.run_id) or {}
+    key = ti.task_id if index is None else f"{ti.task_id}_{index}"
+    return str(found.get(key) or "none")
+
+
+def remember(context: Context, key: str, value: Any) -> None:
+    """Write into `task_state_store` (3.3): survives a SIGKILL and retries, and is asked for by the next try."""
+    store = context.get("task_state_store")
+    if store is not None:
+        store.set(key, value)
+
+
+def recall(context: Context, key: str) -> Any:
+    """What `remember` wrote for this task of this run; None where there is nothing."""
+    store = context.get("task_state_store")
+    return None if store is None else store.get(key)
+
+
+def gauge(name: str, value: float, **tags: str) -> None:
+    """One of Airflow's metrics."""
+    from airflow.sdk.observability.stats import Stats
+
+    Stats.gauge(name, value, tags=tags)

@@ -1,0 +1,84 @@
+"""What a task raises: one exception per category of cause, so that `retry_policy` rules can name them.
+
+from airflow.sdk import ExceptionRetryPolicy, RetryRule, RetryAction
+retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+
+class TrainingJobError(AirflowException):
+    """A training job that did not succeed. The first line says why."""
+
+
+class TrainingUserCodeError(TrainingJobError):
+    """The program failed: exit code, traceback."""
+
+
+class TrainingOutOfMemoryError(TrainingJobError):
+    """A container exceeded its memory limit."""
+
+
+class TrainingImageError(TrainingJobError):
+    """An image cannot be pulled or started."""
+
+
+class TrainingSchedulingError(TrainingJobError):
+    """No node takes a pod, or not in time."""
+
+
+class TrainingQueueError(TrainingJobError):
+    """No queue admitted the job in time."""
+
+
+class TrainingInfrastructureError(TrainingJobError):
+    """Eviction, preemption, a lost node, a job deleted by somebody else."""
+
+
+class TrainingTimeoutError(TrainingJobError):
+    """A deadline has passed."""
+
+
+class TrainingHangError(TrainingJobError):
+    """The job ran and did nothing."""
+
+
+class TrainingKilledError(TrainingJobError):
+    """The task was killed: by a user, by a timeout of Airflow's, or with its worker."""
+
+
+class TrainingSupersededError(TrainingJobError):
+    """Another try of the task owns the job by now."""
+
+
+class TrainingReleaseError(TrainingJobError):
+    """The job's pods could not be released: they may still hold GPUs."""
+
+
+class TrainingConfigurationError(AirflowFailException):
+    """The manifest, the task's parameters or the cluster's set-up: trying again does not help, so it is not retried."""
+
+
+BY_CATEGORY: Mapping[str, type[AirflowException]] = {
+    "user code": TrainingUserCodeError,
+    "configuration": TrainingConfigurationError,
+    "image": TrainingImageError,
+    "scheduling": TrainingSchedulingError,
+    "infrastructure": TrainingInfrastructureError,
+    "out of memory": TrainingOutOfMemoryError,
+    "queue": TrainingQueueError,
+    "timeout": TrainingTimeoutError,
+    "hang": TrainingHangError,
+    "killed": TrainingKilledError,
+}
+
+
+def failure(cause: Mapping[str, Any], released: str = "") -> AirflowException:
+    """The exception of a cause (`core.diagnosis.Cause` as a dict): summary first, then detail, remedy, release."""
+    lines = [cause["summary"], cause.get("detail"), cause.get("resolution"), released]
+    return BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))

@@ -1,0 +1,166 @@
+"""The worker as host of the engine: one event loop, a kill that reaches it, errors in Airflow's words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_ktrain.core.errors import (
+    AccessError,
+    ForeignJobError,
+    KtrainError,
+    ManifestError,
+    OperatorMissingError,
+)
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, close_shared
+from airflow_provider_ktrain.engine.release import Mode, Released, ReleaseError, mode_of, read, release
+from airflow_provider_ktrain.engine.submit import Log, Submitted
+from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingKilledError
+from airflow_provider_ktrain.hooks.training import TrainingHook
+
+if TYPE_CHECKING:
+    from airflow_provider_ktrain.operators.submission import Submission
+
+KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
+CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobError)
+
+
+@contextlib.contextmanager
+def as_airflow_errors() -> Iterator[None]:
+    """Our errors as Airflow's: what no retry can mend fails the task for good."""
+    try:
+        yield
+    except CONFIGURATION as e:
+        raise TrainingConfigurationError(str(e)) from e
+    except KtrainError as e:
+        raise TrainingJobError(str(e)) from e
+
+
+class WorkerHost:
+    """Runs the engine's coroutines in this process, for one execution of one task.
+
+    `kill` may come at any time, in a signal handler: while the loop runs it wakes the supervisor, else it releases
+    the job by itself. A context manager.
+    """
+
+    def __init__(self, hook: TrainingHook, log: Log) -> None:
+        self.cursor: dict[str, Any] = {}
+        self._hook = hook
+        self._log = log
+        self._stop = Stop()
+        self._runner = asyncio.Runner()
+        self._running = False
+        self._ref: JobRef | None = None  # of a job that we have to release
+        self._mode_of_kill = Mode.DELETE
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._runner.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        async def closing() -> Any:
+            try:
+                return await coroutine
+            finally:
+                await close_shared()
+
+        self._running = True
+        try:
+            return self._runner.run(closing())
+        finally:
+            self._running = False
+
+    def kill(self, reason: str) -> None:
+        """Release the job now, whatever is going on."""
+        self._stop.request(reason)
+        if not self._running and self._ref is not None:
+            ref, self._ref = self._ref, None
+            with contextlib.suppress(ReleaseError):
+                self._log.info(asyncio.run(self._release(ref, self._mode_of_kill, KILL_SECONDS, verify=False)).text)
+
+    # submit
+
+    def submit(self, submission: Submission, on_finish_action: str) -> Submitted:
+        """Create or adopt the job (or, for a dry run, ask whether it could be created)."""
+        self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
+        submitted: Submitted = self._run(self._submit(submission))
+        return submitted
+
+    async def _submit(self, submission: Submission) -> Submitted:
+        async with self._hook.api() as api:
+            killed = asyncio.Event()
+            self._stop.attach(killed)
+            working = asyncio.ensure_future(submission.carry_out(api, self._log))
+            waiting = asyncio.ensure_future(killed.wait())
+            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if not working.done():  # killed while a request may be on its way
+                await asyncio.wait([working], timeout=1)
+            if working.done():
+                submitted = await working
+                if not submission.dry_run:
+                    self._ref = submitted.ref
+                return submitted
+            working.cancel()
+            with contextlib.suppress(KtrainError):
+                ref = await submission.find(api)
+                if ref is not None:
+                    self._log.info((await release(api, ref, self._mode_of_kill, timeout=1, verify=False)).text)
+            raise TrainingKilledError(f"{self._stop.reason}; the job was just being submitted")
+
+    # follow
+
+    def follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | None:
+        """Follow to the end: the outcome. With `until`: None where the job goes on, and `cursor` is set."""
+        try:
+            ended: Outcome | Handover = self._run(self._follow(ref, options, until))
+        except KtrainError as e:
+            self._log.warning(f"{ref} cannot be followed any more: {e}")
+            self._log.info(self.release(ref, options.on_finish_action).text)
+            raise
+        if isinstance(ended, Handover):
+            self.cursor = ended.cursor
+            if self._stop.reason is not None:
+                self.kill(self._stop.reason)
+                raise TrainingKilledError(self._stop.reason)
+            return None
+        self._ref = None
+        return ended
+
+    async def _follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
+        async with self._hook.api() as api:
+            return await follow(ref, api, options, log=self._log, stop=self._stop, until=until)
+
+    # release
+
+    def release(self, ref: JobRef, on_finish_action: str) -> Released:
+        """Release a job that may have ended or not, by `on_finish_action`. ReleaseError where that fails."""
+        self._ref = None
+        done: Released = self._run(self._release_as_it_stands(ref, on_finish_action))
+        return done
+
+    async def _release_as_it_stands(self, ref: JobRef, on_finish_action: str) -> Released:
+        async with self._hook.api() as api:
+            phase = Phase.PENDING
+            with contextlib.suppress(ApiStatusError, ApiUnavailable):
+                phase = phase_of(await read(api, ref))
+            return await release(
+                api, ref, mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
+            )
+
+    async def _release(self, ref: JobRef, mode: Mode, timeout: float, *, verify: bool) -> Released:
+        try:
+            async with self._hook.api() as api:
+                return await release(api, ref, mode, timeout=timeout, verify=verify)
+        finally:
+            await close_shared()

@@ -1,0 +1,123 @@
+"""One submission of one try: where the job goes, which attempt it is, what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.submit import Log, Submitted, served_version, submit
+from airflow_provider_ktrain.operators.training import STATE_KEY, source_hash
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.core.kinds import Manifest
+    from airflow_provider_ktrain.hooks.training import TrainingHook
+    from airflow_provider_ktrain.operators.training import TrainingJobOperator
+
+
+class Submission:
+    """Prepared in the worker before an event loop runs; `carry_out` is then free of questions to Airflow.
+
+    Where the job goes is written into the task's state *before* it is created: a retry that would go elsewhere must
+    not start a second job there.
+
+    :raises ManifestError: this try resolves to another place than the one before.
+    """
+
+    def __init__(
+        self,
+        operator: TrainingJobOperator,
+        context: Context,
+        source: Mapping[str, Any] | str | None,
+        offline: Manifest,
+        hook: TrainingHook,
+    ) -> None:
+        self._operator = operator
+        self._source = source
+        self.owner, self.first_try = operator.owner(context)
+        self.dry_run = operator.server_dry_run
+        self.name = self.owner.key.job_name(operator.name)
+        self.namespace = (
+            operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
+        )
+        self.version: str | None = None
+        state = compat.recall(context, STATE_KEY) or {}
+        same_life = state.get("life") == self.first_try
+        self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
+        if not self.dry_run:
+            self._settle(context, state.get("place") if same_life else None)
+
+    def _settle(self, context: Context, before: Mapping[str, str] | None) -> None:
+        place = {
+            "kubernetes_conn_id": self._operator.kubernetes_conn_id,
+            "cluster_context": self._operator.cluster_context or "",
+            "namespace": self.namespace,
+            "name": self.name,
+        }
+        if before is not None and before != place:
+            changed = [key for key in place if before.get(key) != place[key]]
+            raise ManifestError(
+                f"this try would submit to another place than the one before: {', '.join(changed)} changed",
+                found=str(place),
+                expected=str(dict(before)),
+                remedy="put it back, or clear the task to start anew once the job there is gone",
+            )
+        self._state = {"life": self.first_try, "place": place}
+        compat.remember(context, STATE_KEY, {**self._state, "attempt": self.attempt})
+
+    @property
+    def attempt(self) -> int:
+        """Which submission of this life of the task it is, from 1: KTRAIN_ATTEMPT."""
+        return self._previous + 1
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The same for all tries of this life; a clear begins another one unless `resume_on_clear`."""
+        if self._operator.checkpoint_dir is None:
+            return None
+        directory = f"{self._operator.checkpoint_dir.rstrip('/')}/{self.owner.key.job_name(self._operator.task_id)}"
+        cleared = self.first_try > 1 and not self._operator.resume_on_clear
+        return f"{directory}/from-try-{self.first_try}" if cleared else directory
+
+    async def carry_out(self, api: Api, log: Log) -> Submitted:
+        """Find out what the cluster serves; create or adopt."""
+        operator = self._operator
+        self.version = await served_version(api, operator.kind)
+        served = f"{operator.kind.group}/{self.version}"
+        built = operator.build_manifest(self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir)
+        hashed = source_hash(built)
+        sent = operator.build_manifest(
+            self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir, attempt=self.attempt
+        )
+
+        def stamped(submission: str) -> Manifest:
+            return operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
+
+        return await submit(
+            api, operator.kind, self.version, stamped, self.owner, self.first_try,
+            reattach=operator.reattach, dry_run=self.dry_run, log=log,
+        )  # fmt: skip
+
+    def remember(self, context: Context, submitted: Submitted) -> None:
+        """Note the job for later segments of the task; an adopted job is not another attempt."""
+        if not submitted.created and self._previous:
+            compat.remember(context, STATE_KEY, {**self._state, "attempt": self._previous})
+        compat.remember(context, f"{STATE_KEY}-job", submitted.ref.to_dict())
+
+    async def find(self, api: Api) -> JobRef | None:
+        """The job that a submission which was cut off has created, if it has."""
+        if self.version is None:
+            return None
+        kind = self._operator.kind
+        job = await api.request("GET", paths.jobs(kind, self.version, self.namespace, self.name), timeout=1)
+        meta = job["metadata"]
+        return JobRef(
+            kind.name, self.version, self.namespace, self.name, meta["uid"], self.owner.ti_id,
+            self.owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
+        )  # fmt: skip

@@ -1,0 +1,453 @@
+"""Operators whose task *is* a training job: PyTorchJobOperator and MPIJobOperator."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core import manifest as manifests
+from airflow_provider_ktrain.core.checks import check
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
+from airflow_provider_ktrain.core.identity import (
+    DEADLINE_ANNOTATION,
+    MANIFEST_ANNOTATION,
+    OWNER_ANNOTATION,
+    JobRef,
+    Owner,
+    Reattach,
+    TaskKey,
+    first_try_since_clear,
+)
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind, Manifest
+from airflow_provider_ktrain.core.limits import Limits
+from airflow_provider_ktrain.core.manifest import Options as Overlay
+from airflow_provider_ktrain.core.selection import LogChoice, check_choice
+from airflow_provider_ktrain.hooks.training import TrainingHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.core.manifest import Volume
+    from airflow_provider_ktrain.engine.supervisor import Options, Outcome
+    from airflow_provider_ktrain.operators.host import WorkerHost
+
+OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
+ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
+DEFER_PADDING = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
+BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
+STATE_KEY = "ktrain"  #: in task_state_store
+
+
+class TrainingJobOperator(BaseOperator):
+    """Base of PyTorchJobOperator and MPIJobOperator: submit a job, follow it to its end, release its GPUs.
+
+    The job is created under a name made of this task's identity, so that a retry finds the job that an earlier try
+    left and goes on with it, and a clear starts anew. Every way out of the task releases the job's pods.
+
+    :param manifest: the job: a dict, YAML text, or the path of a YAML file (relative to the DAG's folder). Templated.
+        None builds one of `image`, `command`, `workers` and `gpus`.
+    :param name: readable beginning of the job's name. Default: the task's id.
+    :param namespace: where the job runs. Default: the manifest's, else the connection's, else `default`.
+    :param kubernetes_conn_id: connection of type `kubernetes`.
+    :param cluster_context: context of its kubeconfig. Default: its current one.
+    :param deferrable: wait in the triggerer and hold no worker; the logs still come live. Default: True.
+    :param on_finish_action: `delete_job` (default), `keep_job` or `delete_succeeded_job`. Whatever is kept, GPUs are
+        not: an unfinished job that is kept is suspended, and of a finished one the pods that still run are deleted.
+    :param reattach: what a retry does with the job that an earlier try left: `always` (default) goes on with it even
+        where the manifest differs by now, `if_unchanged` replaces it then.
+    :param logs: `auto` (default: all replicas of a job of up to 16, else the primary's), `all`, `primary`, `none`, or
+        replica indexes by role: `{"Worker": [0, 1]}`.
+    :param queue_timeout: how long the job may be suspended by a queue. Seconds or timedelta; None (default) waits.
+    :param schedule_timeout: how long a pod may be without a node. None (default) waits.
+    :param startup_timeout: how long a pod with a node may take until its containers run. Default: one hour.
+    :param log_stall_timeout: how long a running job may be silent in all replicas that are followed. None: for ever.
+    :param max_restarts: how many container restarts are borne, over all pods. None: any number.
+    :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
+    :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
+    :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
+        differs between runs, mapped tasks and, unless `resume_on_clear`, clears.
+    :param dry_run: let the API server check the manifest and create nothing.
+
+    The overlay, `image` to `annotations`, is described at `core.overlay.Options`; the manifest stays the truth.
+    `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
+    time is counted from the job's submission, over retries that go on with it.
+
+    :raises TrainingJobError: the job did not succeed; a subclass by category of the cause (see `exceptions`).
+    :raises TrainingConfigurationError: the manifest or a parameter is wrong; never retried.
+    """
+
+    kind: ClassVar[Kind]
+
+    template_fields: Sequence[str] = (
+        "manifest", "name", "namespace", "image", "command", "args", "env", "hosts", "node_selector", "queue_name",
+        "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id", "cluster_context",
+    )  # fmt: skip
+    template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        manifest: Mapping[str, Any] | str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        deferrable: bool = True,
+        on_finish_action: OnFinishAction = "delete_job",
+        reattach: Reattach = "always",
+        logs: LogChoice = "auto",
+        queue_timeout: timedelta | float | None = None,
+        schedule_timeout: timedelta | float | None = None,
+        startup_timeout: timedelta | float | None = timedelta(hours=1),
+        log_stall_timeout: timedelta | float | None = None,
+        max_restarts: int | None = None,
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        replicas: Mapping[str, int] | None = None,
+        gpus: int | None = None,
+        container_resources: Mapping[str, str | int] | None = None,
+        nproc_per_node: int | str | None = None,
+        hosts: Sequence[str] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        affinity: Mapping[str, Any] | None = None,
+        priority_class_name: str | None = None,
+        queue_name: str | None = None,
+        volumes: Sequence[Volume] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        checkpoint_dir: str | None = None,
+        resume_on_clear: bool = False,
+        dry_run: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.manifest = manifest
+        self.name = name
+        self.namespace = namespace
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.cluster_context = cluster_context
+        self.deferrable = deferrable
+        self.on_finish_action = on_finish_action
+        self.reattach = reattach
+        self.logs = logs
+        self.queue_timeout = queue_timeout
+        self.schedule_timeout = schedule_timeout
+        self.startup_timeout = startup_timeout
+        self.log_stall_timeout = log_stall_timeout
+        self.max_restarts = max_restarts
+        self.image = image
+        self.command = command
+        self.args = args
+        self.env = env
+        self.workers = workers
+        self.replicas = replicas
+        self.gpus = gpus
+        self.container_resources = container_resources
+        self.nproc_per_node = nproc_per_node
+        self.hosts = hosts
+        self.node_selector = node_selector
+        self.tolerations = tolerations
+        self.affinity = affinity
+        self.priority_class_name = priority_class_name
+        self.queue_name = queue_name
+        self.volumes = volumes
+        self.labels = labels
+        self.annotations = annotations
+        self.checkpoint_dir = checkpoint_dir
+        self.resume_on_clear = resume_on_clear
+        self.server_dry_run = dry_run  # `dry_run` is a method of every operator
+        self._host: WorkerHost | None = None
+
+    # the manifest
+
+    def resolve_template_files(self) -> None:
+        """Read a manifest file, so that its text is templated and shown.
+
+        There is no `template_ext`: that would also read every argument of the program that ends in `.yaml`.
+        """
+        if (path := _path_of(self.manifest)) and "{{" not in path:
+            try:
+                self.manifest = self._source(path)
+            except KtrainError:
+                pass  # said at execute; a DAG that cannot be parsed would hide it
+        super().resolve_template_files()
+
+    def _source(self, path: str) -> str:
+        """The text of a manifest file, found as Airflow finds template files; ManifestError where there is none."""
+        env = self.get_template_env()
+        try:
+            if os.path.isabs(path):
+                with open(path, encoding="utf-8") as file:
+                    return file.read()
+            assert env.loader is not None
+            return str(env.loader.get_source(env, path)[0])
+        except Exception as e:
+            searched = getattr(env.loader, "searchpath", [])
+            raise ManifestError(
+                f"manifest: the file {path!r} cannot be read ({type(e).__name__})",
+                expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
+                remedy="mend the path, or give the manifest itself as a dict or YAML text",
+            ) from None
+
+    def _rendered(self, context: Context) -> Mapping[str, Any] | str | None:
+        """The manifest after templating; a file that only now has a name (mapped or templated paths) is read now."""
+        if path := _path_of(self.manifest):
+            return str(self.render_template(self._source(path), context))
+        return self.manifest
+
+    def _overlay(self, **more: Any) -> Overlay:
+        return Overlay(
+            image=self.image,
+            command=self.command,
+            args=self.args,
+            env=self.env or {},
+            workers=self.workers,
+            replicas=self.replicas or {},
+            gpus=self.gpus,
+            resources=self.container_resources or {},
+            nproc_per_node=self.nproc_per_node,
+            hosts=self.hosts,
+            node_selector=self.node_selector or {},
+            tolerations=self.tolerations,
+            affinity=self.affinity,
+            priority_class=self.priority_class_name,
+            queue=self.queue_name,
+            volumes=self.volumes,
+            labels=self.labels or {},
+            annotations=self.annotations or {},
+            **more,
+        )
+
+    def build_manifest(
+        self, source: Mapping[str, Any] | str | None, served: str | None = None, *, quiet: bool = False, **more: Any
+    ) -> Manifest:
+        """The job's manifest: loaded or built, overlaid, checked; made to fit the API version `served` if given.
+
+        :param quiet: log no warnings, which were logged before.
+        :param more: further fields of `core.overlay.Options`.
+        :raises ManifestError: naming all that is wrong.
+        """
+        if source is None:
+            built = manifests.build(self.kind.name, self._overlay(**more), served)
+        else:
+            loaded, moved = manifests.modernize(manifests.load(source))
+            for text in () if quiet else moved:
+                self.log.warning("Manifest: %s", text)
+            built = manifests.overlay(loaded, self._overlay(**more))
+        problems = check(built, self.kind)
+        for problem in problems:
+            if problem.level == "warning" and not quiet:
+                self.log.warning("Manifest: %s", problem)
+        if errors := [str(p) for p in problems if p.level == "error"]:
+            raise ManifestError("the manifest cannot run: " + "\n".join(errors))
+        return manifests.fit(built, served) if served else built
+
+    # the task
+
+    def execute(self, context: Context) -> Any:
+        """Submit or adopt the job and follow it: to its end, or for some seconds and then in the triggerer."""
+        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.operators.submission import Submission
+
+        with as_airflow_errors():
+            self._check_parameters()
+            source = self._rendered(context)
+            offline = self.build_manifest(source)  # what is wrong is told before anything is asked of a cluster
+            hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+            hook.load()
+            submission = Submission(self, context, source, offline, hook)
+            self._host = host = WorkerHost(hook, self.log)
+            with host:
+                submitted = host.submit(submission, self.on_finish_action)
+                if self.server_dry_run:
+                    self.log.info("Dry run: the API server accepts %s; nothing was created", submitted.ref)
+                    return None
+                submission.remember(context, submitted)
+                context["ti"].xcom_push(key="job", value=_public(submitted.ref))
+                options = self._options(submitted.job)
+                until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
+                outcome = host.follow(submitted.ref, options, until)
+            if outcome is not None:
+                return self._finish(outcome, context)
+            self._defer(submitted.ref, options, host.cursor)
+
+    def _defer(self, ref: JobRef, options: Options, cursor: Mapping[str, Any]) -> None:
+        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+        timeout = None
+        if options.deadline is not None:
+            timeout = timedelta(seconds=max(options.deadline - time.time(), 0) + DEFER_PADDING)
+        self.log.info("%s goes on; the triggerer follows it from here and this worker is free", ref)
+        self.defer(
+            trigger=TrainingJobTrigger(
+                job=ref.to_dict(),
+                options=options.to_dict(),
+                cursor=cursor,
+                kubernetes_conn_id=self.kubernetes_conn_id,
+                cluster_context=self.cluster_context,
+            ),
+            method_name="execute_complete",
+            timeout=timeout,
+        )
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Resume after the trigger: result, or the exception of the cause."""
+        from airflow_provider_ktrain.engine.supervisor import Outcome
+        from airflow_provider_ktrain.operators.host import as_airflow_errors
+
+        with as_airflow_errors():
+            if "error" in event:
+                self._release_what_is_left(context)
+                raise KtrainError(f"the trigger failed while it followed the job: {event['error']}")
+            return self._finish(Outcome(**event), context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Airflow's way back into a deferred task; where that is only to fail, the GPUs are released first."""
+        if next_method == "__fail__":
+            from airflow_provider_ktrain.operators.host import as_airflow_errors
+
+            with as_airflow_errors():
+                self._release_what_is_left(context)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+    def on_kill(self) -> None:
+        """In a signal handler: wake the supervisor, which releases the job; where no loop runs, release it here."""
+        if self._host is not None:
+            self._host.kill("the task was killed (marked failed or cleared, timed out, or its worker was stopped)")
+
+    def _finish(self, outcome: Outcome, context: Context) -> Any:
+        from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
+
+        ti = context["ti"]
+        if outcome.usage:
+            ti.xcom_push(key="usage", value=outcome.usage)
+            for name in ("held", "queued", "wasted"):
+                if (seconds := outcome.usage.get(f"{name}_gpu_seconds")) is not None:
+                    compat.gauge(f"ktrain.gpu_seconds.{name}", seconds, dag_id=ti.dag_id, task_id=ti.task_id)
+        if outcome.superseded:
+            raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
+        unreleased = outcome.release_error and self._release_what_is_left(context)
+        if outcome.cause is not None:
+            raise failure(outcome.cause, unreleased or outcome.released)
+        if unreleased:
+            raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
+        if outcome.result_error:
+            self.log.warning("The training succeeded; its result is left out: %s", outcome.result_error)
+        return outcome.result
+
+    def _release_what_is_left(self, context: Context) -> str:
+        """Release this try's job from the worker, after all else; returns why that failed, or an empty string."""
+        from airflow_provider_ktrain.engine.release import ReleaseError
+        from airflow_provider_ktrain.operators.host import WorkerHost
+
+        said = compat.recall(context, f"{STATE_KEY}-job")
+        if not said:
+            return ""
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        hook.load()
+        try:
+            with WorkerHost(hook, self.log) as host:
+                self.log.info(host.release(JobRef.from_dict(said), self.on_finish_action).text)
+        except ReleaseError as e:
+            self.log.error("%s", e)
+            return str(e)
+        return ""
+
+    # what is submitted
+
+    def owner(self, context: Context) -> tuple[Owner, int]:
+        """This try as an owner, and the try number with which the task's present life began."""
+        ti = context["ti"]
+        index = -1 if ti.map_index is None else ti.map_index
+        key = TaskKey(compat.deployment_id(), ti.dag_id, ti.task_id, ti.run_id, index)
+        first = first_try_since_clear(ti.max_tries, self.retries or 0)
+        return Owner(key, ti.try_number, str(ti.id)), min(first, ti.try_number)
+
+    def stamped(
+        self, built: Manifest, owner: Owner, name: str, namespace: str, submission: str, hashed: str
+    ) -> Manifest:
+        """The manifest as it is sent: named, labelled, owned, with a deadline that the cluster keeps by itself."""
+        notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: hashed}
+        if (seconds := self._seconds_to_run()) is not None:
+            notes[DEADLINE_ANNOTATION] = f"{time.time() + seconds:.0f}"
+            built = manifests.backstop(built, seconds + BACKSTOP_PADDING)
+        return manifests.stamp(built, name, namespace, owner.key.labels(submission), notes)
+
+    def _seconds_to_run(self) -> float | None:
+        """From submission to our own deadline: before Airflow's alarm, which would interrupt us anywhere."""
+        if self.execution_timeout is None:
+            return None
+        whole = self.execution_timeout.total_seconds()
+        return whole - min(30.0, whole / 10)
+
+    def _options(self, job: Mapping[str, Any]) -> Options:
+        from airflow_provider_ktrain.engine.supervisor import Options
+
+        deadline = (job["metadata"].get("annotations") or {}).get(DEADLINE_ANNOTATION)
+        return Options(
+            logs=self.logs,
+            limits=Limits(
+                queue=_seconds(self.queue_timeout),
+                schedule=_seconds(self.schedule_timeout),
+                startup=_seconds(self.startup_timeout),
+                log_stall=_seconds(self.log_stall_timeout),
+                max_restarts=self.max_restarts,
+            ),
+            deadline=float(deadline) if deadline else None,
+            on_finish_action=self.on_finish_action,
+        )
+
+    def _check_parameters(self) -> None:
+        if self.on_finish_action not in ON_FINISH_ACTIONS:
+            expected = ", ".join(ON_FINISH_ACTIONS)
+            raise KtrainError(f"on_finish_action: found {self.on_finish_action!r}, expected one of {expected}")
+        if self.reattach not in ("always", "if_unchanged"):
+            raise KtrainError(f"reattach: found {self.reattach!r}, expected always or if_unchanged")
+        check_choice(self.logs, self.kind)
+
+
+class PyTorchJobOperator(TrainingJobOperator):
+    """Run a PyTorchJob (training-operator): Master and Workers, or Workers alone."""
+
+    __doc__ = f"{__doc__}\n{TrainingJobOperator.__doc__}"
+    kind = PYTORCHJOB
+
+
+class MPIJobOperator(TrainingJobOperator):
+    """Run an MPIJob: v1 (training-operator) or v2beta1 (mpi-operator), by what the cluster serves."""
+
+    __doc__ = f"{__doc__}\n{TrainingJobOperator.__doc__}"
+    kind = MPIJOB
+
+
+def _path_of(manifest: Any) -> str | None:
+    """The path that a manifest parameter is, or None where it is the manifest itself."""
+    if isinstance(manifest, str) and "\n" not in manifest and manifest.strip().endswith((".yaml", ".yml", ".json")):
+        return manifest.strip()
+    return None
+
+
+def _seconds(limit: timedelta | float | None) -> float | None:
+    return limit.total_seconds() if isinstance(limit, timedelta) else limit
+
+
+def _public(ref: JobRef) -> dict[str, str]:
+    return {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+
+
+def source_hash(built: Manifest) -> str:
+    """What `reattach` compares: the manifest before names, labels, attempt and deadline are put into it."""
+    return hashlib.sha256(json.dumps(built, sort_keys=True, default=str).encode()).hexdigest()[:16]

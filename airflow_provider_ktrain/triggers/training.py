@@ -1,0 +1,113 @@
+"""The trigger of a deferred training: it runs the same `follow` as the worker, with the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.hooks.training import TrainingHook
+
+if TYPE_CHECKING:
+    from airflow_provider_ktrain.engine.supervisor import Outcome
+
+#: Airflow 3.3 fails a task whose event comes while its worker still reports the deferral: 2 of 20 within 5 s
+EARLIEST_EVENT = 10.0
+KILL_PATIENCE = 20.0  #: seconds; Airflow gives on_kill 30
+
+
+class TrainingJobTrigger(BaseTrigger):
+    """Follows one job to its end, brings its logs, releases it, and fires one event: the outcome as a dict.
+
+    Its arguments hold no manifest and no credentials.
+
+    :param job: `core.identity.JobRef` as a dict.
+    :param options: `engine.supervisor.Options` as a dict.
+    :param cursor: where each container's log stands.
+    :param kubernetes_conn_id: connection of type `kubernetes`.
+    :param cluster_context: context of its kubeconfig.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Mapping[str, str],
+        options: Mapping[str, Any],
+        cursor: Mapping[str, Any],
+        kubernetes_conn_id: str,
+        cluster_context: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.job = dict(job)
+        self.options = dict(options)
+        self.cursor = dict(cursor)
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.cluster_context = cluster_context
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        started = time.monotonic()
+        ref = JobRef.from_dict(self.job)
+        try:
+            event = (await self._follow(ref)).to_dict()
+        except Exception as e:
+            # never raise: nothing of ours would run then, and the GPUs would stay
+            self.log.exception("Following %s failed", ref)
+            event = {"error": f"{type(e).__name__}: {e}"}
+        await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
+        yield TriggerEvent(event)
+
+    async def _follow(self, ref: JobRef) -> Outcome:
+        from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop, follow
+
+        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
+            outcome = await follow(
+                ref, api, Options.from_dict(self.options), log=self.log, stop=Stop(), cursor=self.cursor
+            )
+        assert not isinstance(outcome, Handover)  # only with `until`
+        return outcome
+
+    async def on_kill(self) -> None:
+        """Release the job if its task was really killed.
+
+        Airflow also calls this where a stalled triggerer comes back after another took its triggers, and after a clear
+        when the new try may own the job already. So the task's state is asked first (deferred: nobody killed it), and
+        the release is fenced by the owner.
+        """
+        from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+
+        ref = JobRef.from_dict(self.job)
+        if not self.options["release"]:
+            return
+        state = await self._task_state()
+        if state in ("deferred", "unknown"):
+            self.log.warning("%s is kept: its task is %s. A reaper releases what is left over", ref, state)
+            return
+        mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
+        try:
+            async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
+                released = await release(api, ref, mode, timeout=KILL_PATIENCE)
+            self.log.info(released.text)
+        except ReleaseError as e:
+            self.log.error("%s", e)
+
+    async def _task_state(self) -> str:
+        """The state of our task instance: `none` where a clear has reset it, `unknown` where nobody can tell."""
+        from asgiref.sync import sync_to_async
+
+        from airflow_provider_ktrain.compat import task_state
+
+        if self.task_instance is None:
+            return "unknown"
+        try:
+            return await sync_to_async(task_state)(self.task_instance)
+        except Exception:
+            self.log.exception("The state of the task cannot be read")
+            return "unknown"

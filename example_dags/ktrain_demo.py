@@ -1,0 +1,21 @@
+"""The demo: a distributed training as one Airflow task. `make demo` runs it."""
+
+import os
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+with DAG(
+    "ktrain_demo",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    params={
+        "image": os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest"),
+        "epochs": 5,
+        "gpus": int(os.environ.get("KTRAIN_DEMO_GPUS", "1")),
+    },
+    tags=["ktrain"],
+):
+    PyTorchJobOperator(task_id="train", manifest="manifests/pytorch_demo.yaml", namespace="default", deferrable=True)

@@ -1,0 +1,91 @@
+"""Make a virtual environment and install this project with one extra into it: `bootstrap.py VENV EXTRA`.
+
+Standard library only; says what it does and how long it took, and names the remedy where the machine lacks something.
+"""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def say(text):
+    print(f"[setup] {text}", flush=True)
+
+
+def fail(problem, remedy):
+    sys.exit(f"[setup] {problem}\n[setup] What to do: {remedy}")
+
+
+def check_python():
+    if sys.version_info < (3, 11):
+        fail(
+            f"Python {sys.version.split()[0]} was found, 3.11 or newer is needed",
+            "install a newer Python and run: make PYTHON=python3.11 demo",
+        )
+    if sys.platform == "win32":
+        fail("Windows is not supported", "use the Windows Subsystem for Linux")
+
+
+def make_venv(venv):
+    if (venv / "bin" / "python").exists():
+        return
+    say(f"making a virtual environment in {venv} (Python {sys.version.split()[0]})")
+    if importlib.util.find_spec("ensurepip") is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        fail(
+            "this Python has no ensurepip, so `python3 -m venv` cannot put pip into an environment",
+            f"on Debian or Ubuntu: sudo apt-get install python{version}-venv. Without root: use another Python, "
+            "e.g. make PYTHON=$HOME/.pyenv/versions/3.11.7/bin/python3 demo",
+        )
+    made = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True)
+    if made.returncode:
+        fail(
+            f"the virtual environment could not be made: {(made.stderr or made.stdout).strip()}",
+            f"see that {venv.parent} is writable and has 2 GB free",
+        )
+
+
+def pip(venv, *args, quiet=False):
+    command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *args]
+    out = subprocess.DEVNULL if quiet else None
+    return subprocess.run(command, cwd=ROOT, stdout=out, stderr=out).returncode
+
+
+def install_torch(venv):
+    """The CPU build, from wherever this machine's pip looks, else from PyTorch's own index of CPU builds."""
+    requirement = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
+    say(f"installing {requirement} (about 200 MB; only the demo and the tests need it)")
+    if pip(venv, "install", "-q", requirement, quiet=True) == 0:
+        return
+    if pip(venv, "install", "-q", requirement, "--extra-index-url", TORCH_CPU_INDEX):
+        fail(
+            f"{requirement} could not be installed",
+            f"see that {TORCH_CPU_INDEX} can be reached, or install that wheel into {venv} yourself and run make again",
+        )
+
+
+def main():
+    venv, extra = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2]
+    check_python()
+    begun = time.monotonic()
+    make_venv(venv)
+    if extra in ("demo", "test"):
+        install_torch(venv)
+    say(f"installing Airflow and this provider with its extra [{extra}] (a minute or two the first time)")
+    wanted = ["-e", f".[{extra}]"]
+    if pip(venv, "install", "-q", "-c", "constraints.txt", *wanted):
+        fail(
+            "pip could not install the project (its message is above)",
+            "see that this machine reaches its package index",
+        )
+    (venv / f".{extra}").touch()
+    say(f"ready after {time.monotonic() - begun:.0f} s; the next run skips this")
+
+
+if __name__ == "__main__":
+    main()
