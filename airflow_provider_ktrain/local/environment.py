@@ -31,7 +31,11 @@ PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # of the cluster's own enviro
 
 
 class ConfigError(Exception):
-    """A ConfigMap, Secret or key that the environment needs is missing; worded as the kubelet words it."""
+    """A container that cannot be created as configured, mostly for want of a ConfigMap, Secret or key."""
+
+    def __init__(self, message: str, reason: str = "CreateContainerConfigError") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Ports:

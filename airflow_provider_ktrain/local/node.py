@@ -7,10 +7,11 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from airflow_provider_ktrain.local.store import Obj, now
 
+NodeChange = Callable[[Obj], tuple[Obj, Obj]]  # node -> its new spec and status
 VERSION = "v1.36.2"
 GPU = "nvidia.com/gpu"
 CONDITIONS = (

@@ -1,0 +1,142 @@
+"""The tools that a pod finds in its PATH: `python -I -S agent.py TOOL ROOT SOCKET NAMESPACE [argument]...`.
+
+Standard library only. `nslookup` asks the kubelet whether a name resolves; `ssh` and `kubectl exec` run a command in
+another pod, below that pod's shim, with this process's own standard input, output and error; `sshd` waits, as its work
+is done by the shim; `deliver-kubectl` is what the launcher's init container does in an MPIJob v1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+SSH_WITH_VALUE = set("BbcDEeFIiJLlmOopQRSWw")  # options of ssh that take a value
+KUBECTL_WITH_VALUE = {"-n", "--namespace", "-c", "--container"}
+
+
+class Agent:
+    """`root` and `address`: where the kubelet listens, and as what; `namespace`: the pod's own."""
+
+    def __init__(self, root: str, address: str, namespace: str, tool: str) -> None:
+        self._root = root
+        self._address = address
+        self._namespace = namespace
+        self._tool = tool
+
+    def ask(self, name: str, how: str, container: str | None = None, namespace: str | None = None) -> dict[str, Any]:
+        """What the kubelet knows of a name: ip and directory of the pod, or {}. `how` is dns or pod."""
+        question = {"namespace": namespace or self._namespace, "name": name, "how": how, "container": container}
+        with connect(self._root, self._address) as kubelet:
+            kubelet.sendall(json.dumps(question).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(kubelet.makefile("rb").readline() or b"{}")
+        return answer
+
+    def execute(self, directory: str, argv: list[str]) -> int:
+        """Run a command in the container whose shim listens in `directory`; its exit code."""
+        with connect(directory, "exec.sock") as shim:
+            request = json.dumps({"argv": argv}).encode() + b"\n"
+            sent = socket.send_fds(shim, [request], [0, 1, 2])
+            shim.sendall(request[sent:])
+            answer: dict[str, int] = json.loads(shim.makefile("rb").readline() or b'{"exit": 137}')
+        return 126 if "error" in answer else answer["exit"]
+
+    # the tools
+
+    def nslookup(self, name: str) -> int:
+        found = self.ask(name, "dns")
+        if not found:
+            say(f"** server can't find {name}: NXDOMAIN", sys.stdout)
+            return 1
+        say(f"Name:\t{name}\nAddress: {found['ip']}", sys.stdout)
+        return 0
+
+    def ssh(self, *arguments: str) -> int:
+        rest = list(arguments)
+        while rest and rest[0].startswith("-"):
+            option = rest.pop(0)
+            if option[1:] and option[1] in SSH_WITH_VALUE and len(option) == 2 and rest:
+                rest.pop(0)
+        host = rest.pop(0).rpartition("@")[2] if rest else ""
+        found = self.ask(host, "dns") if host else {}
+        if not found:
+            real = shutil.which("ssh", path=os.environ["PATH"].partition(":")[2])
+            if real and host and "." in host and not host.endswith(".svc"):
+                os.execv(real, ["ssh", *arguments])
+            say(f"ssh: Could not resolve hostname {host}: Name or service not known")
+            return 255
+        if not found["directory"]:
+            say(f"ssh: connect to host {host} port 22: Connection refused")
+            return 255
+        return self.execute(found["directory"], ["/bin/sh", "-c", " ".join(rest)])
+
+    def kubectl(self, *arguments: str) -> int:
+        if arguments[:1] != ("exec",) or "--" not in arguments:
+            say("error: this kubectl knows nothing but: exec POD [-c CONTAINER] -- COMMAND")
+            return 1
+        split = arguments.index("--")
+        options, argv, pod = dict[str, str](), list(arguments[split + 1 :]), ""
+        words = iter(arguments[1:split])
+        for word in words:
+            if word in KUBECTL_WITH_VALUE:
+                options[word.lstrip("-")[0]] = next(words, "")
+            elif not word.startswith("-"):
+                pod = word.rpartition("/")[2]
+        found = self.ask(pod, "pod", options.get("c"), options.get("n"))
+        if not found:
+            say(f'Error from server (NotFound): pods "{pod}" not found')
+            return 1
+        if not found["directory"]:
+            say(f"error: cannot exec into a container in a pod that does not run; current phase is {found['phase']}")
+            return 1
+        code = self.execute(found["directory"], argv)
+        if code:
+            say(f"command terminated with exit code {code}")
+        return code
+
+    def sshd(self, *_: str) -> int:
+        say("Server listening on 0.0.0.0 port 22.\nServer listening on :: port 22.")
+        caught = signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        say(f"Received signal {int(caught)}; terminating.")
+        return 0
+
+    def deliver_kubectl(self, hostfile: str) -> int:
+        """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run."""
+        shutil.copy(
+            Path(os.environ["PATH"].partition(":")[0], "kubectl-exec"), Path(os.environ["TARGET_DIR"], "kubectl")
+        )
+        for line in Path(hostfile).read_text().splitlines():
+            while line.split() and not self.ask(line.split()[0], "pod").get("directory"):
+                time.sleep(0.5)
+        return 0
+
+
+def connect(directory: str, name: str) -> socket.socket:
+    """A connection to a socket whose path may be longer than an address: by way of its directory."""
+    os.chdir(directory)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(name)
+    return connection
+
+
+def say(text: str, file: Any = None) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        (file or sys.stderr).write(text + "\n")
+        (file or sys.stderr).flush()
+
+
+def main(tool: str, root: str, address: str, namespace: str, *arguments: str) -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if tool == "sshd" else ())
+    agent = Agent(root, address, namespace, tool)
+    sys.exit(getattr(agent, tool.replace("-", "_"))(*arguments))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
