@@ -1,52 +1,78 @@
-"""The clusters that the scenarios run on."""
+"""The clusters that the scenarios run on, and the running of all of them side by side."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import shutil
 import threading
+import time
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .driver import Cluster
 from .scenario import Scenario, load_all
 
-REAL = os.environ.get("KTRAIN_TEST_KUBECONFIG")
+REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
 IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "conformance:1")
+# what the cluster can run: versions of MPIJob, and `mpirun` if the image has it
+SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else "any,v1,v2beta1,mpirun").split(",")
 # scenarios at a time: they mostly wait
 PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
 
 
-class Suite:
-    """All chosen scenarios at once, on as many clusters as it takes, in a thread with an event loop of its own."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "scenario" in metafunc.fixturenames and "suite" in metafunc.fixturenames:
+        can = {*SERVES, ""}
+        metafunc.parametrize(
+            "scenario", [s for s in load_all() if s.api in can and s.needs in can], ids=lambda s: s.name
+        )
 
-    def __init__(self, scenarios: list[Scenario], scratch: Path) -> None:
+
+class Suite:
+    """Runs all scenarios at once, in a thread with an event loop of its own, and leaves each result in a file.
+
+    Files, because the processes of pytest-xdist share them: the first one runs all scenarios, the others read.
+    """
+
+    def __init__(self, folder: Path, scenarios: list[Scenario]) -> None:
+        self.folder = folder
         # the longest first, so that the last to end began early
         self.scenarios = sorted(scenarios, key=lambda s: s.seconds, reverse=True)
-        self.scratch = scratch
-        self.results: dict[str, Future[list[str]]] = {s.name: Future() for s in scenarios}
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.run()))
+        self.thread = threading.Thread(target=self.run)
 
-    async def run(self) -> None:
-        """Each scenario on the cluster that serves its version of MPIJob; where it does not matter on v1."""
+    def result(self, scenario: Scenario) -> list[str]:
+        path = self.folder / f"{scenario.name}.json"
+        while not path.exists():
+            time.sleep(0.1)
+        found: list[str] = json.loads(path.read_text())
+        return found
+
+    def report(self, scenario: Scenario, found: list[str]) -> None:
+        path = self.folder / f"{scenario.name}.json"
+        if not path.exists():
+            path.with_suffix(".new").write_text(json.dumps(found))
+            path.with_suffix(".new").rename(path)
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self.run_all())
+        except Exception:
+            for scenario in self.scenarios:
+                self.report(scenario, [traceback.format_exc()])
+
+    async def run_all(self) -> None:
+        """Each scenario on the cluster that serves its version of MPIJob, and where that does not matter on v1."""
         by_api: dict[str, list[Scenario]] = {}
         for scenario in self.scenarios:
-            by_api.setdefault(REAL or (scenario.api if scenario.api != "any" else "v1"), []).append(scenario)
-        try:
-            async with asyncio.TaskGroup() as clusters:
-                for api, scenarios in by_api.items():
-                    clusters.create_task(self.run_on(api, scenarios))
-        except BaseException as e:
-            for result in self.results.values():
-                if not result.done():
-                    result.set_exception(e)
+            by_api.setdefault("real" if REAL else scenario.api.replace("any", "v1"), []).append(scenario)
+        async with asyncio.TaskGroup() as clusters:
+            for api, scenarios in by_api.items():
+                clusters.create_task(self.run_on(api, scenarios))
 
     async def run_on(self, api: str, scenarios: list[Scenario]) -> None:
         with contextlib.ExitStack() as stack:
@@ -55,39 +81,32 @@ class Suite:
             else:
                 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
-                started = EmbeddedCluster(images={IMAGE: self.scratch}, nodes=1, gpus_per_node=0, mpi_api=api)
+                image = self.folder / "image"
+                image.mkdir(exist_ok=True)
+                started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, mpi_api=api)
                 kubeconfig = stack.enter_context(started).kubeconfig
             async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
                 await asyncio.gather(*(self.run_one(cluster, scenario) for scenario in scenarios))
 
     async def run_one(self, cluster: Cluster, scenario: Scenario) -> None:
-        result = self.results[scenario.name]
         try:
-            result.set_result(await cluster.run(scenario))
-        except Exception as e:
-            result.set_exception(e)
+            self.report(scenario, await cluster.run(scenario))
+        except Exception:
+            self.report(scenario, [traceback.format_exc()])
 
 
 @pytest.fixture(scope="session")
 def suite(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """Runs the scenarios of all tests that are to run, side by side."""
-    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
-    suite = Suite([s for s in load_all() if s.name in chosen], tmp_path_factory.mktemp("image"))
+    """Runs the scenarios of all tests that are to run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "conformance"
+    tests = [item for item in request.session.items if "suite" in getattr(item, "fixturenames", ())]
+    suite = Suite(folder, [item.callspec.params["scenario"] for item in tests])
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        yield suite
+        return
     suite.thread.start()
     yield suite
     suite.thread.join()
-
-
-def serves() -> set[str]:
-    """What the cluster can run: versions of MPIJob, and `mpirun` if the image has it."""
-    if not REAL:
-        return {"any", "v1", "v2beta1", "", *(["mpirun"] if shutil.which("mpirun") else [])}
-    served: set[str] = set(os.environ.get("KTRAIN_TEST_SERVES", "any,v1").split(","))
-    return served | {""}
-
-
-def pytest_generate_tests(metafunc: Any) -> None:
-    if metafunc.function.__name__ == "test_scenario":
-        can = serves()
-        names = [s.name for s in load_all() if s.api in can and s.needs in can]
-        metafunc.parametrize("name", names)
