@@ -1,0 +1,427 @@
+"""Logs: every container that is wanted, followed live, each line once and in order.
+
+Each container has a task that reads one run after the other: the run's log is followed, a cut stream is resumed from
+the position (`core.logcursor`), and a run is complete when a request that was made after its end brings nothing new.
+Before a request that could reach something else than what was observed (another run, another pod of the same name) the
+pod is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.budget import StreamBudget, process_budget
+from airflow_provider_ktrain.engine.outlet import Lines, LogLine, Outlet, Rate
+
+__all__ = ["DrainReport", "LogFollower", "LogLine", "Rate", "Run", "Tally", "run_of"]
+
+log = logging.getLogger(__name__)
+
+Pod = Mapping[str, Any]
+
+SILENCE = 300.0  #: seconds without a byte until a followed stream is asked for anew: it may be dead
+NO_LOG = b"unable to retrieve container logs"  #: what a kubelet says, with 200, when it has no such log
+BACKOFF = (0.1, 10.0)  #: seconds: the first and the longest pause
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of one container's log.
+
+    :param lines, bytes: handed on.
+    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over LINE_LIMIT.
+    :param gaps: where lines may be missing, and why.
+    :param complete: everything that the server had was read.
+    """
+
+    lines: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    gaps: tuple[str, ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """What became of a job's logs, by (pod, container)."""
+
+    containers: Mapping[tuple[str, str], Tally]
+
+    @property
+    def lines(self) -> int:
+        return sum(tally.lines for tally in self.containers.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(tally.bytes for tally in self.containers.values())
+
+    @property
+    def dropped(self) -> int:
+        return sum(tally.dropped for tally in self.containers.values())
+
+    @property
+    def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        return {key: tally.gaps for key, tally in self.containers.items() if tally.gaps}
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """Containers whose log was not read to its end."""
+        return [key for key, tally in self.containers.items() if not tally.complete]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The newest run of a container, as its pod's status tells.
+
+    :param restart: the container's restartCount.
+    :param started: there is a log to ask for.
+    :param ended: this run writes no more.
+    :param final: the pod has ended: no other run will come.
+    """
+
+    restart: int = 0
+    started: bool = False
+    ended: bool = False
+    final: bool = False
+
+
+def run_of(pod: Pod, container: str) -> Run:
+    """The newest run of a container. While it backs off (waiting, with a lastState), that is the one that ended."""
+    status = pod.get("status") or {}
+    final = status.get("phase") in ("Succeeded", "Failed")
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
+    state = found.get("state") or {}
+    running = "running" in state
+    started = running or "terminated" in state or bool(found.get("lastState"))
+    return Run(found.get("restartCount") or 0, started, final or (started and not running), final)
+
+
+class LogFollower:
+    """Follows the chosen containers of one job as its pods appear, and hands each line to `sink`.
+
+    Its tasks run in the context of the caller of `observe`.
+
+    :param sink: called in the loop for each line; it must not block for long.
+    :param kind: tells a pod's role and index from its labels.
+    :param cursor: where to go on from; moved on in place, so that `cursor.to_dict()` is right at any time.
+    :param budget: of streams; None is the process's own.
+    :param chosen: whether to follow a container of a pod; asked again at each `observe` until it says yes.
+    :param rate: how much of each container is handed on.
+    :param tail: lines that the first request for a container asks for at most, for a process that takes over from
+        another; None: everything.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        sink: Callable[[LogLine], None],
+        *,
+        kind: Kind,
+        cursor: Cursor | None = None,
+        budget: StreamBudget | None = None,
+        chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
+        rate: Rate | None = None,
+        tail: int | None = None,
+    ) -> None:
+        self.api = api
+        self.sink = sink
+        self.kind = kind
+        self.cursor = Cursor() if cursor is None else cursor
+        self.budget = budget or process_budget()
+        self.rate = rate or Rate()
+        self.tail = tail
+        self._chosen = chosen
+        self._followed: dict[tuple[str, str], _Container] = {}
+        self._draining = False
+
+    def observe(self, pod: Pod, *, deleted: bool = False) -> None:
+        """Take note of a pod as it is now, or as it was last seen before it was deleted."""
+        meta, spec = pod["metadata"], pod.get("spec") or {}
+        for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
+            key = meta["uid"], container["name"]
+            run = run_of(pod, container["name"])
+            followed = self._followed.get(key)
+            if followed is None:
+                if self._draining or deleted or not run.started or not self._chosen(pod, container["name"]):
+                    continue
+                followed = self._followed[key] = _Container(self, pod, container["name"])
+            followed.observe(run, deleted=deleted)
+
+    async def drain(self, timeout: float) -> DrainReport:
+        """Read what the server still has, for at most `timeout` seconds, and stop following.
+
+        Containers that still run are read up to now.
+        """
+        self._draining = True
+        for container in self._followed.values():
+            container.drain()
+        tasks = [container.task for container in self._followed.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout)
+        await self.close()
+        return self.report()
+
+    def report(self) -> DrainReport:
+        """What became of the logs so far."""
+        return DrainReport({(c.pod, c.name): c.tally() for c in self._followed.values()})
+
+    async def close(self) -> None:
+        """Stop at once. The cursor stands where the sink stands."""
+        tasks = [container.task for container in self._followed.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _End(enum.Enum):
+    """How the answer to a request ended."""
+
+    WHOLE = "the server ended it"
+    OURS = "we ended it: its turn was over, or a drain began"
+    CUT = "anything else"
+    NO_LOG = "there is no such log"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of a request: how it ended, how many lines came and were new, and what followed the last line end."""
+
+    end: _End
+    lines: int = 0
+    fresh: int = 0
+    rest: bytes = b""
+
+
+class _Container:
+    """One container of one pod, and the task that reads its runs one after the other."""
+
+    def __init__(self, follower: LogFollower, pod: Pod, name: str) -> None:
+        meta = pod["metadata"]
+        self.pod: str = meta["name"]
+        self.name = name
+        self._uid: str = meta["uid"]
+        self._follower = follower
+        self._path = paths.core(meta["namespace"], "pods", self.pod)
+        role, index = follower.kind.pod_role(meta.get("labels") or {})
+        source = LogLine(self.pod, name, role, index, 0, "", "")
+        self._outlet = Outlet(follower.sink, follower.budget.gate, follower.rate, source)
+        self._run = Run()
+        self._deleted = False
+        self._draining = False
+        self._news = asyncio.Event()
+        self._interrupt: Callable[[], None] | None = None  # ends the stream that is followed
+        self._tail = follower.tail
+        self._rest = b""  # what the last request after the end of a run left without a line end
+        self._failures = 0
+        self._finished = False
+        self.task = asyncio.get_running_loop().create_task(self._follow(), name=f"log of {self.pod}/{name}")
+
+    def observe(self, run: Run, *, deleted: bool = False) -> None:
+        if run.restart >= self._run.restart:  # a watch can be behind what was read here
+            self._run = run
+        self._deleted = self._deleted or deleted
+        self._news.set()
+
+    def drain(self) -> None:
+        self._draining = True
+        self._news.set()
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def tally(self) -> Tally:
+        out = self._outlet
+        return Tally(
+            out.lines, out.bytes, out.dropped, out.dropped_bytes, tuple(out.gaps), self._finished or self._at.complete
+        )
+
+    @property
+    def _at(self) -> Position:
+        return self._follower.cursor.position(self._uid, self.name)
+
+    # which request comes next
+
+    async def _follow(self) -> None:
+        try:
+            while await self._step():
+                pass
+        except ApiStatusError as error:
+            self._outlet.gap(f"the log cannot be read: {error}", self._at)
+        except Exception:
+            log.exception("Following the log of %s/%s failed", self.pod, self.name)
+        finally:
+            self._outlet.tell_dropped(self._at)
+
+    async def _step(self) -> bool:
+        """One request, or one wait; False when nothing is left to read."""
+        run, at = self._run, self._at
+        if self._deleted:
+            if run.started and not (at.complete or self._finished):
+                self._outlet.gap("the pod was deleted before its log was read to the end", at)
+            return False
+        if at.restart < run.restart:
+            await self._previous(run, at)
+            return True
+        if run.started and not at.complete:
+            return await self._current(run, at)
+        if run.final or self._draining:
+            self._finished = True
+            return False
+        await self._pause(None)
+        return True
+
+    async def _previous(self, run: Run, at: Position) -> None:
+        """The container was restarted: read what is left of the run before this one, and begin this one."""
+        before = run.restart - 1
+        if at.restart < before:
+            if not at.complete or at.restart + 1 < before:
+                self._outlet.gap(f"of the runs before restart {run.restart}, only the last one's log is kept", at)
+            self._begin(before)
+        elif at.complete:
+            self._begin(run.restart)
+        else:
+            answer = await self._ask(previous="true")
+            if answer.end is _End.NO_LOG:
+                self._outlet.gap(f"the log of run {before} is no longer kept", at)
+                self._begin(run.restart)
+            elif await self._settled(answer):
+                self._begin(run.restart)
+
+    async def _current(self, run: Run, at: Position) -> bool:
+        over = run.ended or self._draining
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            answer = await self._ask(tailLines=str(tail))
+            if answer.end is _End.CUT:
+                self._tail = tail
+            elif answer.lines >= tail:
+                self._outlet.note(f"of what was written before, only the last {tail:,} lines were asked for", at)
+        elif not over:
+            answer = await self._ask(follow="true")
+            self._finished = answer.end is _End.WHOLE
+            if answer.end in (_End.WHOLE, _End.NO_LOG):  # has it ended? the watch will say, or else the pod
+                if self._run == run:
+                    await self._pause(1)
+                if self._run == run:
+                    await self._look()
+        else:
+            answer = await self._ask()
+            if answer.end is _End.NO_LOG or await self._settled(answer, once=not run.ended):
+                self._finished = True
+                at.complete = run.ended
+                return run.ended
+        return True
+
+    async def _settled(self, answer: _Answer, *, once: bool = False) -> bool:
+        """Whether an answer that was asked for after the end of a run shows that nothing is left to read.
+
+        A server that loses its kubelet ends an answer as if it were whole: only a second one that brings nothing new
+        proves it, except where the run goes on and `once` has to do.
+        """
+        if answer.end is not _End.WHOLE:
+            return False
+        if not once and (answer.fresh or answer.rest != self._rest):
+            self._rest = answer.rest
+            return False
+        self._rest = b""
+        if answer.rest:
+            replay = Replay(self._at)
+            replay.live = True
+            await self._outlet.hand_on(answer.rest, replay)
+        return True
+
+    def _begin(self, restart: int) -> None:
+        self._follower.cursor.begin(self._uid, self.name, restart)
+        self._rest = b""
+
+    # requests
+
+    async def _ask(self, **query: str) -> _Answer:
+        """One request, and its lines handed on. Where it fails, the pod is read again before this returns."""
+        answer = await self._read(query)
+        if answer.fresh:
+            self._failures = 0
+        if answer.end is _End.CUT:
+            self._failures += 1
+            if self._failures > 1:
+                await asyncio.sleep(self._backoff())
+            await self._look()
+        return answer
+
+    async def _read(self, query: Mapping[str, str]) -> _Answer:
+        at = self._at
+        query = {"container": self.name, "timestamps": "true", **query}
+        if at.since is not None:
+            query["sinceTime"] = at.since
+        lines, replay, count, fresh = Lines(), Replay(at), 0, 0
+        end = _End.CUT
+        async with self._follower.budget.slot() as slot:
+            try:
+                async with self._follower.api.stream(
+                    f"{self._path}/log", query=query, pool="logs", read_timeout=SILENCE
+                ) as response:
+                    if "follow" in query:
+                        self._interrupt = response.close
+                        slot.on_revoke(response.close)
+                        if self._draining:
+                            response.close()
+                    async for chunk in response.content.iter_any():
+                        block = lines.feed(chunk)
+                        if block is not None:
+                            count += block.count(b"\n") + 1
+                            fresh += await self._outlet.hand_on(block, replay)
+                    end = _End.NO_LOG if lines.rest.startswith(NO_LOG) else _End.WHOLE
+            except ApiUnavailable:
+                if slot.revoked or (self._draining and self._interrupt is not None):
+                    end = _End.OURS
+            except ApiStatusError as error:
+                if error.status == 400:
+                    end = _End.NO_LOG  # waiting to start, no previous run, no such container
+                elif error.status not in (401, 404, 410) and not error.transient:
+                    raise
+            finally:
+                self._interrupt = None
+        return _Answer(end, count, fresh, lines.rest)
+
+    async def _look(self) -> None:
+        """Read the pod: is it still the one that is followed, and which run is its newest?"""
+        while not self._deleted:
+            try:
+                pod = await self._follower.api.request("GET", self._path)
+            except ApiStatusError as error:
+                if error.not_found:
+                    self._deleted = True
+                elif not error.transient and error.status != 401:
+                    return  # no right to read pods: the watch must do
+            except ApiUnavailable:
+                pass
+            else:
+                self._deleted = pod["metadata"]["uid"] != self._uid
+                if not self._deleted:
+                    self.observe(run_of(pod, self.name))
+                return
+            self._failures += 1
+            await asyncio.sleep(self._backoff())
+
+    async def _pause(self, longest: float | None) -> None:
+        """Wait until something is observed, at most that many seconds."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest):
+                await self._news.wait()
+
+    def _backoff(self) -> float:
+        first, longest = BACKOFF
+        return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(self._failures, 16))
