@@ -16,21 +16,27 @@ class ApiError(Exception):
     """A request that fails: `code` and `reason` go into the Status object of the answer."""
 
     def __init__(
-        self, code: int, message: str, reason: str | None = None, details: dict[str, Any] | None = None
+        self,
+        code: int,
+        message: str,
+        reason: str | None = None,
+        details: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.reason = REASONS.get(code, "") if reason is None else reason
         self.details = details
+        self.metadata = metadata or {}
 
     def status(self) -> dict[str, Any]:
         """The Status object of this error."""
         status: dict[str, Any] = {
-            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": self.message,
+            "kind": "Status", "apiVersion": "v1", "metadata": self.metadata, "status": "Failure", "message": self.message,
         }  # fmt: skip
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         return {**status, "code": self.code}

@@ -26,6 +26,7 @@ Obj = dict[str, Any]
 Objects = list[Obj]  # inside Store, `list` is a method
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # changes kept for watches that resume
+GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
 SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
 
 
@@ -61,6 +62,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[Resource, dict[tuple[str, str], Obj]] = {}
+        self._latest: dict[Resource, dict[tuple[str, str], Change]] = {}  # what made each object what it is
         self._version = 1
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = 1  # watches from before this version get 410
@@ -102,6 +104,25 @@ class Store:
         wanted = (labels or {}).items()
         return [found[k] for k in keys if wanted <= (found[k]["metadata"].get("labels") or {}).items()]
 
+    def latest(self, resource: Resource, namespace: str | None = None) -> Sequence[Change]:
+        """The change that made each object what it is now, in order of namespace and name: `encoded()` is made once."""
+        found = self._latest.get(resource, {})
+        return [found[k] for k in sorted(found) if namespace is None or k[0] == namespace]
+
+    def list_at(self, resource: Resource, namespace: str | None, version: int) -> Objects:
+        """The list as it was at a version that history still reaches."""
+        then = dict(self._objects.get(resource, {}))
+        for change in reversed(self._history):
+            if change.version <= version:
+                break
+            if change.resource == resource:
+                key = change.object["metadata"].get("namespace") or "", change.object["metadata"]["name"]
+                if change.previous is None:
+                    then.pop(key, None)
+                else:
+                    then[key] = change.previous
+        return [then[k] for k in sorted(then) if namespace is None or k[0] == namespace]
+
     def owned(self, resource: Resource, owner: Obj) -> Objects:
         """Objects of the owner's namespace whose ownerReferences name the owner's uid."""
         uid = owner["metadata"]["uid"]
@@ -112,8 +133,11 @@ class Store:
 
     # writing
 
-    def create(self, resource: Resource, obj: Obj) -> Obj:
-        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409 where the name is taken."""
+    def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
+        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409 where the name is taken.
+
+        :param dry_run: make the object and leave the store as it is.
+        """
         obj = copy.deepcopy(obj)
         meta = obj.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
@@ -126,12 +150,14 @@ class Store:
         for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
             meta.pop(key, None)
         meta.update(uid=str(uuid.uuid4()), creationTimestamp=now())
-        if resource.custom or "spec" in obj:
+        meta.pop("generation", None)
+        if resource.custom or resource in GENERATIONS:
             meta["generation"] = 1
         obj = {"apiVersion": resource.api_version, "kind": resource.kind, **_without_type(obj)}
-        return self._commit("ADDED", resource, defaults.apply(resource, obj), None)
+        obj = defaults.apply(resource, obj)
+        return obj if dry_run else self._commit("ADDED", resource, obj, None)
 
-    def update(self, resource: Resource, obj: Obj, *, status: bool = False) -> Obj:
+    def update(self, resource: Resource, obj: Obj, *, status: bool = False, dry_run: bool = False) -> Obj:
         """Replace an object, or with `status` only its status. ApiError 404; 409 where obj's resourceVersion is stale.
 
         A write that changes nothing keeps the resource version. Removing the last finalizer of an object that is being
@@ -164,9 +190,10 @@ class Store:
             if "generation" in new["metadata"] and new.get("spec") != old.get("spec"):
                 new["metadata"]["generation"] += 1
         new["metadata"] = {**new["metadata"], "resourceVersion": old["metadata"]["resourceVersion"]}
-        if new == old:
-            return old
-        if "deletionTimestamp" in new["metadata"] and not new["metadata"].get("finalizers") and resource != r.POD:
+        if new == old or dry_run:
+            return new
+        ready = resource != r.POD or new["metadata"].get("deletionGracePeriodSeconds") == 0
+        if "deletionTimestamp" in new["metadata"] and ready and not _finalizers(resource, new):
             return self._remove(resource, new)
         return self._commit("MODIFIED", resource, new, old)
 
@@ -196,21 +223,16 @@ class Store:
         meta = old["metadata"]
         for what, given, found in (("UID", uid, meta["uid"]), ("ResourceVersion", version, meta["resourceVersion"])):
             if given is not None and given != found:
-                raise ApiError(
-                    409,
-                    f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the {what} in the '
-                    f"precondition ({given}) does not match the {what} in record ({found}). The object might have been "
-                    "deleted and then recreated",
-                    details=details(resource, name),
-                )
+                raise precondition_failed(resource, name, what, given, found)
         finalizers = [f for f in meta.get("finalizers") or () if f not in ("foregroundDeletion", "orphan")]
         marker = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(propagation)
         if marker:
             finalizers.append(marker)
         period = self._grace(resource, old, grace)
-        if not finalizers and not period:
-            return self._remove(resource, old)
         already = meta.get("deletionGracePeriodSeconds")
+        held = bool(finalizers) or (resource == r.NAMESPACE and bool(_finalizers(resource, old)))
+        if not held and not period and (resource != r.POD or already == 0):
+            return self._remove(resource, old)
         if already is not None and period >= already and finalizers == (meta.get("finalizers") or []):
             return old
         due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=period)
@@ -223,7 +245,8 @@ class Store:
             new_meta["generation"] += 1
         if finalizers:
             new_meta["finalizers"] = finalizers
-        return self._commit("MODIFIED", resource, {**old, "metadata": new_meta}, old)
+        marked = self._commit("MODIFIED", resource, {**old, "metadata": new_meta}, old)
+        return marked if held or period else self._remove(resource, marked)
 
     @staticmethod
     def _grace(resource: Resource, obj: Obj, grace: int | None) -> int:
@@ -248,6 +271,10 @@ class Store:
         else:
             objects[key] = obj
         change = Change(self._version, kind, resource, obj, previous)
+        latest = self._latest.setdefault(resource, {})
+        latest.pop(key, None)
+        if kind != "DELETED":
+            latest[key] = change
         self._history.append(change)
         for tell in list(self._watchers.get(resource, ())):
             tell(change)
@@ -280,6 +307,18 @@ class Store:
             stop()
 
 
+def _finalizers(resource: Resource, obj: Obj) -> list[str]:
+    """What holds an object back; of a namespace also `spec.finalizers`, which its controller empties with it."""
+    own = (obj.get("spec") or {}).get("finalizers") if resource == r.NAMESPACE else None
+    return [*(obj["metadata"].get("finalizers") or ()), *(own or ())]
+
+
+def _held(resource: Resource, obj: Obj) -> bool:
+    """Whether finalizers keep the object; a namespace has one under spec, until it is empty."""
+    own = (obj.get("spec") or {}).get("finalizers") if resource == r.NAMESPACE else None
+    return bool(obj["metadata"].get("finalizers") or own)
+
+
 def details(resource: Resource, name: str) -> Obj:
     """`details` of a Status about one object."""
     return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
@@ -287,6 +326,17 @@ def details(resource: Resource, name: str) -> Obj:
 
 def not_found(resource: Resource, name: str) -> ApiError:
     return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
+
+
+def precondition_failed(resource: Resource, name: str, what: str, given: str, found: str) -> ApiError:
+    group_kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    why = "modified" if what == "ResourceVersion" else "deleted and then recreated"
+    return ApiError(
+        409,
+        f'Operation cannot be fulfilled on {group_kind} "{name}": the {what} in the precondition ({given}) does not match '
+        f"the {what} in record ({found}). The object might have been {why}",
+        details={**details(resource, name), "kind": resource.kind},
+    )
 
 
 def conflict(resource: Resource, name: str) -> ApiError:

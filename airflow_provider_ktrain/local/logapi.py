@@ -1,0 +1,229 @@
+"""pods/log: the files that containers' parents write (CRI format), read as a kubelet reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.listing import integer, invalid
+from airflow_provider_ktrain.local.requestinfo import flag
+from airflow_provider_ktrain.local.store import Obj, Store
+
+POLL = 0.1  # seconds between looks at a file that is followed
+BLOCK = 1 << 16  # bytes read at once
+MIN_RECORD = len("1970-01-01T00:00:00Z stdout F \n")
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """PodLogOptions. `since` is RFC 3339 in UTC without Z, comparable as text with a record's time."""
+
+    container: str = ""
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    since: str = ""
+    tail: int | None = None
+    limit: int | None = None
+
+
+def options(pod: str, query: Mapping[str, str]) -> LogOptions:
+    """The LogOptions of a query; ApiError 400 and 422 as the API server refuses them."""
+    seconds, tail, limit = (integer(query, name) for name in ("sinceSeconds", "tailLines", "limitBytes"))
+    since = _time(query["sinceTime"]) if query.get("sinceTime") else None
+    problems = []
+    if tail is not None and tail < 0:
+        problems.append(
+            ("FieldValueInvalid", f"Invalid value: {tail}: must be greater than or equal to 0", "tailLines")
+        )
+    if limit is not None and limit < 1:
+        problems.append(("FieldValueInvalid", f"Invalid value: {limit}: must be greater than 0", "limitBytes"))
+    if seconds is not None and since is not None:
+        why = "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"
+        problems.append(("FieldValueForbidden", why, "[]"))
+    elif seconds is not None and seconds < 1:
+        problems.append(("FieldValueInvalid", f"Invalid value: {seconds}: must be greater than 0", "sinceSeconds"))
+    if query.get("stream"):
+        problems.append(("FieldValueForbidden", "Forbidden: may not be specified", "stream"))
+    if problems:
+        raise invalid("PodLogOptions", problems, name=pod, group="")
+    if seconds is not None:
+        since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=min(seconds, 10**9))
+    return LogOptions(
+        query.get("container", ""), flag(query, "follow"), flag(query, "previous"), flag(query, "timestamps"),
+        since.strftime("%Y-%m-%dT%H:%M:%S.%f") if since else "", tail, limit,
+    )  # fmt: skip
+
+
+def _time(text: str) -> datetime.datetime:
+    """An RFC 3339 time, in whole seconds as it travels to the kubelet."""
+    try:
+        time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        if time.tzinfo is None or "T" not in text:
+            raise ValueError
+        return time.astimezone(datetime.UTC).replace(microsecond=0)
+    except (ValueError, OverflowError):
+        layout = "2006-01-02T15:04:05Z07:00"
+        raise ApiError(400, f'parsing time "{text}" as "{layout}": cannot parse "{text}" as "2006"') from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one container, and the file it writes."""
+
+    pod: Obj
+    container: str
+    restart: int
+    path: Path
+
+
+def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
+    """The run whose log is wanted, None where the pod has no node yet. ApiError 400 says why there can be none."""
+    name, spec = pod["metadata"]["name"], pod["spec"]
+    containers = [c["name"] for key in ("initContainers", "containers") for c in spec.get(key) or ()]
+    container = wanted.container or (containers[0] if len(containers) == 1 else "")
+    if not container:
+        among = " ".join(containers)
+        raise ApiError(400, f"a container name must be specified for pod {name}, choose one of: [{among}]")
+    if container not in containers:
+        raise ApiError(400, f"container {container} is not valid for pod {name}")
+    if not spec.get("nodeName"):
+        return None
+    restart = _restart(pod, container, wanted.previous)
+    return Run(pod, container, restart, root / "pods" / pod["metadata"]["uid"] / container / f"{restart}.log")
+
+
+def container_status(pod: Obj, container: str) -> Obj:
+    status = pod.get("status") or {}
+    found = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    return next((c for c in found if c.get("name") == container), {})
+
+
+def _restart(pod: Obj, container: str, previous: bool) -> int:
+    """The number of the run that a kubelet would choose; ApiError 400 where no run has begun."""
+    status, name = container_status(pod, container), pod["metadata"]["name"]
+    state, last = status.get("state") or {}, (status.get("lastState") or {}).get("terminated") or {}
+    restart = int(status.get("restartCount", 0))
+    started = bool(state.get("running")) or bool((state.get("terminated") or {}).get("containerID"))
+    if previous:
+        if not last.get("containerID"):
+            raise ApiError(400, f'previous terminated container "{container}" in pod "{name}" not found')
+        return restart - 1 if started else restart
+    if started or last.get("containerID"):
+        return restart
+    reason = (state.get("waiting") or {}).get("reason") or ("ContainerCreating" if not state else "")
+    why = {
+        "ErrImagePull": "image can't be pulled",
+        "ImagePullBackOff": "trying and failing to pull image",
+    }.get(reason, reason)
+    raise ApiError(400, f'container "{container}" in pod "{name}" is waiting to start: {why or "no logs yet"}')
+
+
+async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[bytes]:
+    """The bytes of a log. With follow: until the run has ended, or the pod is gone, and all is read."""
+    try:
+        file = open(run.path, "rb")  # noqa: SIM115, ASYNC230: closed below; local and short
+    except FileNotFoundError:
+        if wanted.follow and not _ended(store, run):
+            file = await _created(store, run)
+        else:
+            identity = (container_status(run.pod, run.container)).get("containerID", "containerd://")
+            yield f"unable to retrieve container logs for {identity}".encode()
+            return
+    with file:
+        if wanted.tail is not None:
+            file.seek(tail_offset(file, wanted.tail))
+        shown = Shown(wanted)
+        while True:
+            ended = not wanted.follow or _ended(store, run)
+            while block := file.read(BLOCK):
+                data = b"".join(shown.lines(block))
+                if data:
+                    yield data
+                if shown.full:
+                    return
+                await asyncio.sleep(0)
+            if ended:
+                return
+            await asyncio.sleep(POLL)
+
+
+async def _created(store: Store, run: Run) -> BinaryIO:
+    """The run's file as soon as it is there; an empty one where the run ends without."""
+    while not run.path.exists():
+        if _ended(store, run):
+            return open(os.devnull, "rb")
+        await asyncio.sleep(POLL)
+    return open(run.path, "rb")
+
+
+def _ended(store: Store, run: Run) -> bool:
+    """Whether nothing more will be written to the run's log."""
+    meta = run.pod["metadata"]
+    pod = store.find(r.POD, meta["namespace"], meta["name"])
+    if pod is None or pod["metadata"]["uid"] != meta["uid"]:
+        return True
+    status = container_status(pod, run.container)
+    running = (status.get("state") or {}).get("running")
+    return not running or int(status.get("restartCount", 0)) != run.restart
+
+
+class Shown:
+    """Turns blocks of a CRI log into what a reader sees of them."""
+
+    def __init__(self, wanted: LogOptions) -> None:
+        self._wanted = wanted
+        self._rest = b""
+        self._new_line = True
+        self._left = wanted.limit
+
+    @property
+    def full(self) -> bool:
+        """Whether limitBytes is reached."""
+        return self._left is not None and self._left <= 0
+
+    def lines(self, block: bytes) -> Iterator[bytes]:
+        """What whole records of the block show; the rest waits for the next block."""
+        *records, self._rest = (self._rest + block).split(b"\n")
+        for record in records:
+            time, _, tagged = record.partition(b" ")
+            _, _, tagged = tagged.partition(b" ")
+            tag, _, content = tagged.partition(b" ")
+            if self._wanted.since and time.rstrip(b"Z").decode() < self._wanted.since:
+                continue
+            partial = tag.startswith(b"P")
+            head = time + b" " if self._wanted.timestamps and self._new_line else b""
+            self._new_line = not partial
+            line = head + content + (b"" if partial else b"\n")
+            if self._left is not None:
+                line, self._left = line[: self._left], self._left - len(line)
+            yield line
+            if self.full:
+                return
+
+
+def tail_offset(file: BinaryIO, count: int) -> int:
+    """Where the last `count` records of a file begin."""
+    end = file.seek(0, os.SEEK_END)
+    if count == 0:
+        return end
+    found = 0
+    while end > 0:
+        start = max(end - BLOCK, 0)
+        file.seek(start)
+        block = file.read(end - start)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            found += 1
+            # the newline that ends the last record is not the beginning of another
+            if found > count:
+                return start + at + 1
+        end = start
+    return 0

@@ -1,0 +1,159 @@
+"""Watches: initial state, changes through a selector, bookmarks, and the end after timeoutSeconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from aiohttp import web
+
+from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.listing import ListOptions
+from airflow_provider_ktrain.local.negotiation import HEADERS, encode
+from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.selectors import Selector
+from airflow_provider_ktrain.local.store import Change, Obj, Store
+
+DEFAULT_TIMEOUT = 1800  # seconds; a watch without timeoutSeconds ends after one to two times this
+BOOKMARK_PERIOD = 60.0  # seconds
+BOOKMARK_BEFORE_END = 2.0  # seconds
+BACKLOG = 50_000  # changes; a client that reads more slowly than that is cut off
+CHUNK = 256  # events a write
+
+#: from an object to the bytes of an event's `object`: the object, its row of a Table, or its metadata
+Render = Callable[[Obj], bytes]
+
+
+class Watch:
+    """One watch of one resource, as a stream of JSON lines."""
+
+    def __init__(
+        self,
+        store: Store,
+        resource: Resource,
+        namespace: str | None,
+        wanted: ListOptions,
+        *,
+        render: Render | None = None,
+        delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """:param delay: seconds that events are held back (a fault switch)."""
+        self._store, self._resource, self._namespace, self._wanted = store, resource, namespace, wanted
+        self._render, self._delay = render, delay
+        self._backlog: deque[tuple[float, Change]] = deque()
+        self._awake = asyncio.Event()
+        self._overflown = False
+        self._seen = store.version  # what the client knows when all before is sent
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer the request with the stream; returns when it has ended."""
+        response = web.StreamResponse(headers=HEADERS)
+        response.content_type = "application/json"
+        response.enable_chunked_encoding()
+        loop = asyncio.get_running_loop()
+        timeout = self._wanted.timeout or DEFAULT_TIMEOUT * (1 + random.random())
+        end = loop.time() + max(timeout, 0)
+        stop = self._store.subscribe(self._resource, self._take)
+        try:
+            first = list(self._initial())  # before anything is awaited: no change falls between it and the subscription
+            await response.prepare(request)
+            for at in range(0, len(first), CHUNK):
+                await response.write(b"".join(first[at : at + CHUNK]))
+            await self._follow(response, end)
+        finally:
+            stop()
+        return response
+
+    def _take(self, change: Change) -> None:
+        if len(self._backlog) >= BACKLOG:
+            self._overflown = True
+        else:
+            self._backlog.append((asyncio.get_running_loop().time(), change))
+        self._awake.set()
+
+    def _initial(self) -> Iterator[bytes]:
+        """Events for what is there already, or happened since the version that the client knows."""
+        wanted = self._wanted
+        if wanted.initial_events or (wanted.initial_events is None and not wanted.version):
+            for change in self._store.latest(self._resource, self._namespace):
+                if wanted.selector.matches(change.object):
+                    yield self._shown("ADDED", change)
+            if wanted.initial_events and wanted.bookmarks:
+                yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
+        elif wanted.version:
+            self._seen = max(self._seen, wanted.version)
+            try:
+                for change in self._store.changes_since(self._resource, wanted.version):
+                    yield from self._lines(change)
+            except ApiError as e:
+                self._overflown = True
+                yield line("ERROR", encode(e.status()))
+
+    async def _follow(self, response: web.StreamResponse, end: float) -> None:
+        loop = asyncio.get_running_loop()
+        # a bookmark shortly before the end, and about once a minute
+        marks = [end - BOOKMARK_BEFORE_END, loop.time() + BOOKMARK_PERIOD] if self._wanted.bookmarks else []
+        while not self._overflown:
+            now, delay = loop.time(), self._delay()
+            ready = []
+            while self._backlog and self._backlog[0][0] + delay <= now and len(ready) < CHUNK:
+                change = self._backlog.popleft()[1]
+                ready += self._lines(change)
+                self._seen = max(self._seen, change.version)
+            if marks and min(marks) <= now and not self._backlog:
+                self._seen = max(self._seen, self._store.version)
+                ready.append(self._bookmark({}))
+                marks = [now + BOOKMARK_PERIOD if mark <= now else mark for mark in marks]
+            if ready:
+                await response.write(b"".join(ready))
+                continue
+            if now >= end or response._req is None or response._req.transport is None:
+                return
+            due = [end, *marks, *([self._backlog[0][0] + delay] if self._backlog else [])]
+            self._awake.clear()
+            try:
+                async with asyncio.timeout_at(min(due)):
+                    await self._awake.wait()
+            except TimeoutError:
+                pass
+
+    def _lines(self, change: Change) -> Iterator[bytes]:
+        """The event of a change for this watch: an object that enters the selection is added, one that leaves it deleted."""
+        if self._namespace is not None and change.object["metadata"].get("namespace") != self._namespace:
+            return
+        if self._wanted.version and change.version <= self._wanted.version:
+            return
+        kind, obj = seen_as(change, self._wanted.selector)
+        if kind:
+            yield self._shown(kind, change) if obj is change.object else line(kind, (self._render or encode)(obj))
+
+    def _shown(self, kind: str, change: Change) -> bytes:
+        return line(kind, self._render(change.object) if self._render else change.encoded())
+
+    def _bookmark(self, meta: Obj) -> bytes:
+        obj = {
+            "kind": self._resource.kind, "apiVersion": self._resource.api_version,
+            "metadata": {"resourceVersion": str(self._seen), **meta},
+        }  # fmt: skip
+        return line("BOOKMARK", encode(obj))
+
+
+def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
+    """What a change is for a watch with this selector; the type is "" where it is nothing."""
+    if not selector:
+        return change.type, change.object
+    now = change.type != "DELETED" and selector.matches(change.object)
+    before = change.previous is not None and selector.matches(change.previous)
+    if now:
+        return ("MODIFIED" if before else "ADDED"), change.object
+    if not before or change.previous is None:
+        return "", change.object
+    version = change.object["metadata"]["resourceVersion"]
+    return "DELETED", {**change.previous, "metadata": {**change.previous["metadata"], "resourceVersion": version}}
+
+
+def line(kind: str, obj: bytes) -> bytes:
+    return b'{"type":%s,"object":%s}\n' % (json.dumps(kind).encode(), obj)
