@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.controllers.batchjob import JobController
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
+from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
+from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
+from airflow_provider_ktrain.local.controllers.namespace import NamespaceController
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
 from airflow_provider_ktrain.local.store import Store
 
 
-def all_controllers(store: Store, mpi_api: str) -> list[Callable[[], Awaitable[None]]]:
-    """The main loops of all controllers of a cluster that serves MPIJob as `mpi_api` (v1 or v2beta1)."""
-    controllers = [PyTorchJobController(store).controller().run]
-    return [*controllers, GarbageCollector(store, r.served(mpi_api)).controller().run]
+def all_controllers(store: Store, mpi_api: str, root_ca: str = "") -> list[Callable[[], Awaitable[None]]]:
+    """The main loops of all controllers of a cluster.
+
+    :param mpi_api: the version of MPIJob that is served: v1 or v2beta1.
+    :param root_ca: the CA of the API server as PEM, for the ConfigMap kube-root-ca.crt of each namespace.
+    """
+    served = r.served(mpi_api)
+    return [
+        PyTorchJobController(store).controller().run,
+        (MPIJobV1Controller(store) if mpi_api == "v1" else MPIJobV2Controller(store)).controller().run,
+        JobController(store).controller().run,
+        NamespaceController(store, served, root_ca).controller().run,
+        GarbageCollector(store, served).controller().run,
+    ]
