@@ -1,0 +1,727 @@
+"""Why a job failed, or does not start: one line, and what to do about it.
+
+A pure function of what was seen: the job, its pods as they were last seen, events, the last lines of logs. Each rule
+looks at one kind of evidence; the first that has something to say decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from airflow_provider_ktrain.core.evidence import (
+    SIGKILLED,
+    SIGTERMED,
+    Failure,
+    Json,
+    deletion_of,
+    failures,
+    log_key,
+    moment,
+    signal_name,
+    suspects,
+)
+from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.status import Condition, true_conditions
+
+__all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed", "log_key"]
+
+
+class Category(enum.StrEnum):
+    """What kind of thing went wrong: which exception is raised, and whom it concerns."""
+
+    USER_CODE = "user code"
+    CONFIGURATION = "configuration"
+    IMAGE = "image"
+    SCHEDULING = "scheduling"
+    INFRASTRUCTURE = "infrastructure"
+    OUT_OF_MEMORY = "out of memory"
+    QUEUE = "queue"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job failed.
+
+    :param category: see :class:`Category`.
+    :param summary: one line: who, what, and the program's own words where there are any.
+    :param detail: what else was seen: the operator's message, restarts, the last lines of the replica's log.
+    :param resolution: what to do; empty where nobody can say.
+    :param replica: `Worker 3`; empty where it is the whole job's.
+    :param retryable: whether the same job, submitted again, may go through.
+    """
+
+    category: Category
+    summary: str
+    detail: str = ""
+    resolution: str = ""
+    replica: str = ""
+    retryable: bool = True
+
+    def __str__(self) -> str:
+        return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
+
+
+class Limit(enum.StrEnum):
+    """The limits that a task sets; see the operators' parameters of these names."""
+
+    QUEUE = "queue_timeout"
+    SCHEDULE = "schedule_timeout"
+    STARTUP = "startup_timeout"
+    EXECUTION = "execution_timeout"
+    LOG_STALL = "log_stall_timeout"
+    RESTARTS = "max_restarts"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The evidence."""
+
+    job: Json
+    pods: Sequence[Json]
+    events: Sequence[Json]
+    logs: Mapping[str, Sequence[str]]
+    now: datetime | None = None
+    gone: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS.get(str(self.job.get("kind")), PYTORCHJOB)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind.name} {(self.job.get('metadata') or {}).get('name', '')}".strip()
+
+    @property
+    def failed(self) -> Condition | None:
+        return true_conditions(self.job).get("Failed")
+
+    @functools.cached_property
+    def all_failures(self) -> list[Failure]:
+        return failures(self.kind, self.job, self.pods, self.logs)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Those that can be the cause, the likeliest first."""
+        return suspects(self.all_failures)
+
+    def replica_of(self, pod: Json) -> str:
+        role, index = self.kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        return role if role == "Launcher" else f"{role} {index}"
+
+
+Rule = Callable[[Seen], Cause | None]
+
+
+def diagnose(
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json] = (),
+    log_tails: Mapping[str, Sequence[str]] | None = None,
+    now: datetime | None = None,
+    *,
+    gone: bool = False,
+) -> Cause:
+    """The cause of a failure, or of not getting on.
+
+    :param job: the job as it was last seen.
+    :param pods: its pods as each was last seen, also those deleted since and those replaced by others of their name.
+    :param events: Events of the job, its pods and its launcher Job.
+    :param log_tails: the last lines (50 or so) of containers by `log_key(pod, container)`, without timestamps.
+    :param now: the time to which a job that has not ended is said to have run.
+    :param gone: the job does not exist any more.
+    """
+    seen = Seen(job, pods, events, log_tails or {}, now, gone)
+    return next((cause for rule in _RULES if (cause := rule(seen))), _unknown(seen))
+
+
+def hopeless(job: Json, pods: Sequence[Json], events: Sequence[Json] = (), waited: float = 0.0) -> Cause | None:
+    """Why a job will never start, or None while it may.
+
+    :param waited: seconds since the job last got on. What may heal by itself (a registry that is away, a Secret that
+        is still to be made) is hopeless only after some patience: see `PATIENCE`.
+    """
+    seen = Seen(job, pods, events, {})
+    if "Running" in true_conditions(job) or seen.failed:
+        return None
+    return _refused_by_operator(seen) or _cannot_start(seen, waited)
+
+
+def limit_passed(
+    limit: Limit,
+    seconds: float,
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json] = (),
+    log_tails: Mapping[str, Sequence[str]] | None = None,
+) -> Cause:
+    """The cause where one of our own limits ended the job: the limit, and what kept the job from getting on.
+
+    :param seconds: the limit (for `max_restarts`: the number of restarts).
+    """
+    seen = Seen(job, pods, events, log_tails or {})
+    obstacle = (
+        _refused_by_operator(seen) or _replica_failed(seen) or _cannot_start(seen, math.inf) or _unschedulable(seen)
+    )
+    if limit is Limit.RESTARTS:
+        said = obstacle.summary if obstacle else "no failure is left to be seen"
+        cause = obstacle or Cause(Category.USER_CODE, "")
+        return replace(cause, summary=f"{seen.title} restarted more than {seconds:.0f} times (max_restarts): {said}")
+    category, what, resolution = _LIMITS[limit]
+    silent = limit is Limit.STARTUP and not true_conditions(job) and not obstacle
+    if silent:
+        what, resolution = "no operator has taken it up", "see whether training-operator or mpi-operator runs"
+    said = f": {obstacle.summary}" if obstacle else ""
+    return Cause(
+        obstacle.category if obstacle and limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
+        f"{seen.title} {what} after {seconds:.0f} s ({limit}){said}",
+        obstacle.detail if obstacle else "",
+        (obstacle.resolution if obstacle else "") or resolution,
+        obstacle.replica if obstacle else "",
+        limit is not Limit.EXECUTION,
+    )
+
+
+_LIMITS = {
+    Limit.QUEUE: (Category.QUEUE, "was not admitted by its queue", "look at the queue's quota and workloads"),
+    Limit.SCHEDULE: (Category.SCHEDULING, "has no nodes for all its pods", "free nodes, ask for less, or wait longer"),
+    Limit.STARTUP: (Category.INFRASTRUCTURE, "has not started", "look at the events of its pods"),
+    Limit.EXECUTION: (Category.TIMEOUT, "has not ended", "raise execution_timeout, or train less"),
+    Limit.LOG_STALL: (
+        Category.HANG,
+        "has written no log line",
+        "look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock; "
+        "py-spy dump in a pod shows where it stands; raise log_stall_timeout where silence is normal",
+    ),
+}
+
+
+# ---------------------------------------------------------------- rules about failures
+
+
+def _replica_failed(seen: Seen) -> Cause | None:
+    found = seen.failures
+    if not found:
+        return None
+    failure = found[0]
+    cause = next((c for rule in _FAILURES if (c := rule(failure))), None) or _program_failed(failure)
+    obstacle = _cannot_start(seen) or _unschedulable(seen)
+    if obstacle and (failure.is_effect or failure.role == "Launcher"):
+        # it could not wait for a replica that never came
+        meanwhile = f"{obstacle.summary}; meanwhile {failure.replica} failed ({_code(failure)})"
+        cause = replace(obstacle, summary=meanwhile)
+    others = [f.replica for f in found[1:] if f.replica != failure.replica]
+    anew = sum(not f.final and f.pod == failure.pod for f in seen.all_failures)
+    told = [
+        seen.failed.message.strip() if seen.failed else "",
+        f"{failure.replica} is pod {failure.pod}"
+        + (f", container {failure.container}" if failure.container else "")
+        + (f", restarted {failure.restarts} times" if failure.restarts else "")
+        + (f", made anew {anew} times" if anew else ""),
+        f"later failed: {', '.join(dict.fromkeys(others))}" if others else "",
+        _quoted(failure.tail.lines),
+    ]
+    return replace(
+        cause, replica=cause.replica or failure.replica, detail="\n".join(t for t in (cause.detail, *told) if t)
+    )
+
+
+def _taken_away(f: Failure) -> Cause | None:
+    for pattern, category, what, resolution in _TAKEN:
+        if re.search(pattern, f.reason):
+            said = f": {_first_line(f.message)}" if f.message else ""
+            return Cause(category, f"{f.replica} {what} ({f.reason}){said}", "", resolution)
+    return None
+
+
+_TAKEN = (
+    (
+        r"^DeadlineExceeded$",
+        Category.TIMEOUT,
+        "was ended by its pod's activeDeadlineSeconds",
+        "raise the deadline, or train less",
+    ),
+    (
+        r"Preempt",
+        Category.INFRASTRUCTURE,
+        "was preempted by a pod of higher priority",
+        "retry; or give a priority_class, or a queue",
+    ),
+    (
+        r"^Evicted$|Eviction|TerminationByKubelet",
+        Category.INFRASTRUCTURE,
+        "was evicted from its node",
+        "retry; if it was for memory or disk, request what it uses",
+    ),
+    (
+        r"NodeLost|NodeShutdown|Shutdown|TaintManager|PodGC|NodeAffinity|OutOf|UnexpectedAdmissionError|DisruptionTarget",
+        Category.INFRASTRUCTURE,
+        "lost its node",
+        "retry; look at the node's conditions",
+    ),
+)
+
+
+def _out_of_memory(f: Failure) -> Cause | None:
+    remedy = "raise the memory limit, or lower batch size, prefetching or the number of DataLoader workers"
+    if f.reason == "OOMKilled":
+        return Cause(Category.OUT_OF_MEMORY, f"{f.replica} ran out of memory (OOMKilled, exit code 137)", "", remedy)
+    if signal_name(f.tail.killed_child) == "SIGKILL":
+        said = f"{f.replica}: a process was killed by SIGKILL, most likely for memory ({_code(f)})"
+        return Cause(Category.OUT_OF_MEMORY, said, "", remedy)
+    return None
+
+
+def _not_started(f: Failure) -> Cause | None:
+    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError") and f.exit_code not in (126, 127):
+        return None
+    match = re.search(r"exec: .*?(?=: unknown$|$)", f.message)
+    said = match[0] if match else _first_line(f.message) or f.tail.last or _code(f)
+    return Cause(
+        Category.CONFIGURATION,
+        f"{f.replica}: the command cannot be started: {said}",
+        "",
+        "correct the command, or use an image that has it",
+        retryable=False,
+    )
+
+
+def _known_words(f: Failure) -> Cause | None:
+    for pattern, category, what, resolution, retryable in _WORDS:
+        if match := re.search(pattern, f.tail.text):
+            said = f.tail.exception or match[0].strip()
+            return Cause(category, f"{f.replica} {what}: {said} ({_code(f)})", "", resolution, retryable=retryable)
+    if f.exit_code == 128 + 7:
+        return Cause(
+            Category.CONFIGURATION,
+            f"{f.replica} died of SIGBUS (exit code 135), most likely for lack of shared memory",
+            "",
+            _SHM,
+            retryable=False,
+        )
+    return None
+
+
+_SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])"
+_WORDS: tuple[tuple[str, Category, str, str, bool], ...] = (
+    (
+        r"(?i)CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+        Category.OUT_OF_MEMORY,
+        "ran out of GPU memory",
+        "lower the batch size, shard the model, or use GPUs with more memory",
+        True,
+    ),
+    (
+        r"insufficient shared memory|killed by signal: Bus error|Unexpected bus error",
+        Category.CONFIGURATION,
+        "has too little shared memory",
+        _SHM,
+        False,
+    ),
+    (
+        r"error: (unrecognized arguments|the following arguments are required|argument [^\n]*)[^\n]*",
+        Category.CONFIGURATION,
+        "does not take its arguments",
+        "correct args; leave out what the program does not read, as --world-size",
+        False,
+    ),
+    (
+        r"can't open file [^\n]*|No module named '?__main__[^\n]*",
+        Category.CONFIGURATION,
+        "cannot find its program",
+        "correct the path, or the image",
+        False,
+    ),
+    (
+        r"(?i)no NVIDIA driver|driver version is insufficient|no kernel image is available|not compiled with CUDA|"
+        r"ProcessGroupNCCL is only supported with GPUs[^\n]*|No CUDA GPUs are available|invalid device ordinal",
+        Category.CONFIGURATION,
+        "cannot use the GPUs",
+        "ask for GPUs (gpus=...), use gloo without them, or an image that fits the node's driver",
+        False,
+    ),
+    (
+        r"(?i)uncorrectable ECC|GPU has fallen off the bus|Xid[ :(]|device-side hardware|CUDA error: unknown error",
+        Category.INFRASTRUCTURE,
+        "has a broken GPU",
+        "retry on another node; report the node",
+        True,
+    ),
+    (
+        r"(?i)not enough slots available[^\n]*",
+        Category.CONFIGURATION,
+        "starts more processes than there are slots",
+        "match -np with Workers times slotsPerWorker",
+        False,
+    ),
+    (
+        r"(?i)No space left on device",
+        Category.INFRASTRUCTURE,
+        "has no space left",
+        "free the volume or enlarge it",
+        True,
+    ),
+    (
+        r"(?i)address already in use",
+        Category.CONFIGURATION,
+        "finds its port taken",
+        "do not use hostNetwork with a fixed port twice on a node, nor start torchrun inside torchrun",
+        True,
+    ),
+    (
+        r"ModuleNotFoundError|SyntaxError|ImportError",
+        Category.USER_CODE,
+        "cannot import its code",
+        "add what is missing to the image",
+        False,
+    ),
+)
+
+
+def _lost_a_peer(f: Failure) -> Cause | None:
+    if not f.is_effect:
+        return None
+    return Cause(
+        Category.INFRASTRUCTURE,
+        f"{f.replica} lost a peer, and no replica says why: {f.tail.exception or f.tail.last} ({_code(f)})",
+        "",
+        "look at the network between the nodes, and at replicas that are gone; NCCL_DEBUG=INFO tells more",
+    )
+
+
+def _killed(f: Failure) -> Cause | None:
+    if f.exit_code not in (SIGKILLED, SIGTERMED) or f.tail.exception:
+        return None
+    name = signal_name(f.exit_code)
+    return Cause(
+        Category.INFRASTRUCTURE,
+        f"{f.replica} was killed from outside by {name} (exit code {f.exit_code})",
+        "",
+        "look at the node: memory pressure, a reboot, somebody's kill; a failed liveness probe kills too",
+    )
+
+
+_FAILURES: tuple[Callable[[Failure], Cause | None], ...] = (
+    _taken_away,
+    _out_of_memory,
+    _not_started,
+    _known_words,
+    _lost_a_peer,
+    _killed,
+)
+
+
+def _program_failed(f: Failure) -> Cause:
+    who = f"init container {f.container} of {f.replica}" if f.is_init else f.replica
+    if f.tail.exception:
+        summary = f"{who} failed: {f.tail.exception} ({_code(f)})"
+    elif f.tail.last:
+        summary = f"{who} failed with {_code(f)}; its last line: {f.tail.last}"
+    else:
+        summary = f"{who} failed with {_code(f)}" + (" and said nothing" if f.tail.heard else "")
+    return Cause(Category.USER_CODE, summary[:500], "", "see the log of this replica")
+
+
+# ---------------------------------------------------------------- rules about the job
+
+
+def _past_deadline(seen: Seen) -> Cause | None:
+    """The job's own deadline, unless a replica had failed of itself before."""
+    failed = seen.failed
+    if not failed or not (failed.reason == "DeadlineExceeded" or "longer than specified deadline" in failed.message):
+        return None
+    if any(f.reason != "DeadlineExceeded" for f in seen.failures):
+        return None
+    seconds = ((seen.job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
+    said = f" of {seconds} s" if seconds is not None else ""
+    return Cause(
+        Category.TIMEOUT,
+        f"{seen.title} was active longer than its activeDeadlineSeconds{said}",
+        failed.message,
+        "raise runPolicy.activeDeadlineSeconds (or execution_timeout, from which it is set), or train less",
+    )
+
+
+def _gave_up(seen: Seen) -> Cause | None:
+    failed = seen.failed
+    if not failed or not (failed.reason.startswith("BackoffLimitExceeded") or "backoff limit" in failed.message):
+        return None
+    limit = ((seen.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
+    codes = [m[0] for e in seen.events if (m := re.search(r"exitCode: (?!0\b)\d+", str(e.get("message"))))]
+    said = f"; seen: {codes[-1].replace('exitCode:', 'exit code')}" if codes else ""
+    return Cause(
+        Category.USER_CODE,
+        f"{seen.title} was restarted until its backoffLimit{'' if limit is None else f' of {limit}'} was reached{said}",
+        failed.message,
+        "see the log; under restartPolicy Always even a program that ends well is restarted",
+    )
+
+
+def _pod_deleted(seen: Seen) -> Cause | None:
+    """Under Never a pod that is being deleted counts as failed at once, and the job with it (recorded)."""
+    failed_at = moment(seen.failed.since) if seen.failed else None
+    for pod in seen.pods:
+        deleted_at = deletion_of(pod)
+        if failed_at and deleted_at and deleted_at <= failed_at:
+            return Cause(
+                Category.INFRASTRUCTURE,
+                f"{seen.replica_of(pod)} was deleted by someone else, and the job failed with it",
+                seen.failed.message if seen.failed else "",
+                "find out who deletes pods in this namespace: kubectl, a drain, a cleanup tool",
+                seen.replica_of(pod),
+            )
+    return None
+
+
+def _failed_somehow(seen: Seen) -> Cause | None:
+    if not seen.failed:
+        return None
+    category = Category.INFRASTRUCTURE if "Evicted" in seen.failed.reason else Category.UNKNOWN
+    said = seen.failed.message.strip() or seen.failed.reason
+    return Cause(category, f"{seen.title} failed: {said}", f"reason {seen.failed.reason}", "see its events")
+
+
+def _deleted(seen: Seen) -> Cause | None:
+    if not seen.gone and not (seen.job.get("metadata") or {}).get("deletionTimestamp"):
+        return None
+    if seen.failed or {"Succeeded", "Complete"} & set(true_conditions(seen.job)):
+        return None
+    what = "was deleted" if seen.gone else "is being deleted"
+    obstacle = _cannot_start(seen) or _unschedulable(seen)
+    return Cause(
+        Category.INFRASTRUCTURE,
+        f"{seen.title} {what} by someone else before it had ended",
+        obstacle.summary if obstacle else "",
+        "find out who deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow",
+    )
+
+
+# ---------------------------------------------------------------- rules about not getting on
+
+
+def _refused_by_operator(seen: Seen) -> Cause | None:
+    for event in seen.events:
+        reason, message = str(event.get("reason")), str(event.get("message"))
+        for pattern, words, what, resolution in _REFUSALS:
+            if re.search(pattern, reason) and re.search(words, message):
+                return Cause(
+                    Category.CONFIGURATION,
+                    f"{seen.title} {what}: {_first_line(message)}",
+                    f"event {reason}",
+                    resolution,
+                    retryable=False,
+                )
+    return None
+
+
+_REFUSALS = (
+    (
+        r"FailedValidation$|^ValidationError$",
+        "",
+        "is refused by its operator and will never run",
+        "correct the manifest: `ktrain check` names the field",
+    ),
+    (
+        r"^FailedCreateService$",
+        "must be no more than 63 characters",
+        "has a name that is too long for its services, and will never get a status",
+        "shorten the job's name",
+    ),
+    (r"^FailedCreate", "is invalid", "has pods that the cluster refuses", "correct the field that is named"),
+)
+
+PATIENCE: dict[str, float] = {
+    "InvalidImageName": 0,
+    "ErrImageNeverPull": 0,
+    "CreateContainerConfigError": 30,
+    "CreateContainerError": 120,
+    "RunContainerError": 120,
+    "ErrImagePull": 180,
+    "ImagePullBackOff": 180,
+    "ImageInspectError": 180,
+    "RegistryUnavailable": 300,
+    "FailedMount": 300,
+    "FailedAttachVolume": 300,
+}  #: seconds for which a reason for waiting may heal by itself
+
+
+def _cannot_start(seen: Seen, waited: float = math.inf) -> Cause | None:
+    """The first pod whose container waits for what will not come. A container that only waits its turn says nothing."""
+    found = []
+    for pod in seen.pods:
+        status = pod.get("status") or {}
+        states = [c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()]
+        waits = [(c, w) for c in states if (w := (c.get("state") or {}).get("waiting"))]
+        for container, waiting in waits:
+            reason = str(waiting.get("reason"))
+            if reason in PATIENCE and waited >= PATIENCE[reason]:
+                found.append(_waiting_cause(seen.replica_of(pod), container, reason, str(waiting.get("message") or "")))
+        if waits and not found:
+            found += _mount_failures(seen, pod, waited)
+    return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
+
+
+def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
+    if "Image" in reason or "Registry" in reason:
+        image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "")
+        permanent = reason in ("InvalidImageName", "ErrImageNeverPull")
+        return Cause(
+            Category.IMAGE,
+            f"{replica}: image {image} cannot be pulled ({reason}): {_why_no_image(message)}",
+            message,
+            _image_remedy(reason, message),
+            replica,
+            not permanent,
+        )
+    return Cause(
+        Category.CONFIGURATION,
+        f"{replica}: container {container.get('name')} cannot be made ({reason}): {_first_line(message)}",
+        "",
+        "create what is missing in the job's namespace, or correct its name in the manifest",
+        replica,
+        False,
+    )
+
+
+def _why_no_image(message: str) -> str:
+    """The end of a containerd message is its cause: what is before says who told whom."""
+    line = message.strip().partition("\n")[0]
+    parts = line.split(": ")
+    return next((tail for i in range(len(parts)) if len(tail := ": ".join(parts[i:])) <= 140), line[-140:])
+
+
+def _image_remedy(reason: str, message: str) -> str:
+    for pattern, remedy in (
+        ("NeverPull", "put the image on the nodes, or set imagePullPolicy IfNotPresent"),
+        ("InvalidImageName", "correct the image's name"),
+        (r"(?i)unauthorized|forbidden|denied|401|403", "give imagePullSecrets that may pull it, or correct its name"),
+        (r"(?i)not found|manifest unknown|404", "correct the image's name and tag, or push it"),
+        (
+            r"(?i)no such host|lookup|timeout|refused|unreachable",
+            "correct the registry's name, or let the nodes reach it",
+        ),
+    ):
+        if re.search(pattern, f"{reason} {message}"):
+            return remedy
+    return "correct the image's name, or let the nodes reach its registry"
+
+
+def _mount_failures(seen: Seen, pod: Json, waited: float) -> list[Cause]:
+    uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
+    replica = seen.replica_of(pod)
+    return [
+        Cause(
+            Category.CONFIGURATION,
+            f"{replica}: a volume cannot be mounted: {_first_line(str(event.get('message')))}",
+            f"event {event.get('reason')}",
+            "create what is missing in the job's namespace, or correct its name in the manifest",
+            replica,
+            False,
+        )
+        for event in seen.events
+        if waited >= PATIENCE.get(str(event.get("reason")), math.inf)
+        and (about := event.get("involvedObject") or {}).get("name") == name
+        and about.get("uid") in (None, uid)
+    ]
+
+
+def _unschedulable(seen: Seen) -> Cause | None:
+    stuck = [(pod, c) for pod in seen.pods if (c := _not_scheduled(pod))]
+    if stuck:
+        pod, condition = stuck[0]
+        message = str(condition.get("message") or "no reason given")
+        return Cause(
+            Category.SCHEDULING,
+            f"{seen.replica_of(pod)} finds no node: {_scheduler_words(message)}",
+            f"{len(stuck)} of {len(seen.pods)} pods have no node\n{message}",
+            "ask for less, choose other nodes, or wait until some are free",
+            seen.replica_of(pod),
+        )
+    for event in seen.events:
+        if str(event.get("reason")).startswith("FailedCreate") and "quota" in str(event.get("message")):
+            said = _first_line(str(event.get("message")))
+            return Cause(
+                Category.SCHEDULING, f"{seen.title} exceeds the namespace's quota: {said}", "", "free some, or ask"
+            )
+    return None
+
+
+def _not_scheduled(pod: Json) -> Json | None:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
+
+
+def _scheduler_words(message: str) -> str:
+    """What the scheduler says of the nodes, without its words on claims and preemption."""
+    return re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
+
+
+def _suspended(seen: Seen) -> Cause | None:
+    condition = true_conditions(seen.job).get("Suspended")
+    if not condition:
+        return None
+    return Cause(
+        Category.QUEUE,
+        f"{seen.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}",
+        "",
+        "look at the queue's workloads and quota; without a queue, resume it",
+    )
+
+
+def _unknown(seen: Seen) -> Cause:
+    if not true_conditions(seen.job):
+        return Cause(
+            Category.UNKNOWN,
+            f"{seen.title} has no status: no operator has taken it up",
+            "",
+            "see whether training-operator or mpi-operator runs, and the job's events",
+        )
+    started = moment((seen.job.get("status") or {}).get("startTime"))
+    ran = f" after {(seen.now - started).total_seconds():.0f} s" if seen.now and started else ""
+    return Cause(Category.UNKNOWN, f"{seen.title} shows no failure{ran}", "", "see its events and logs")
+
+
+_RULES: tuple[Rule, ...] = (
+    _refused_by_operator,
+    _past_deadline,
+    _replica_failed,
+    _gave_up,
+    _pod_deleted,
+    _failed_somehow,
+    _deleted,
+    _cannot_start,
+    _unschedulable,
+    _suspended,
+)
+
+
+def _code(f: Failure) -> str:
+    if f.exit_code is None:
+        return "no exit code"
+    name = signal_name(f.exit_code)
+    return f"exit code {f.exit_code}" + (f", {name}" if name else "")
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    return "last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+def as_dict(cause: Cause) -> dict[str, Any]:
+    """For XCom and events of triggers."""
+    return {"category": str(cause.category)} | {
+        k: getattr(cause, k) for k in ("summary", "detail", "resolution", "replica", "retryable")
+    }
