@@ -11,4 +11,28 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-ktrain",
         "name": "Kubeflow training",
         "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks.",
+        "config": {
+            "ktrain": {
+                "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob.",
+                "options": {
+                    "deployment_id": {
+                        "description": "Tells several Airflows on one cluster apart: it is in every job's name, label "
+                        "and owner. Default: a hash of [api] base_url. Set it where that can change.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "team-a-prod",
+                        "default": "",
+                    },
+                    "worker_seconds": {
+                        "description": "Seconds that a deferrable task follows its job in the worker before it "
+                        "defers, so that short jobs never do: Airflow 3.3 fails some tasks whose trigger fires within "
+                        "seconds.",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": None,
+                        "default": "10",
+                    },
+                },
+            },
+        },
     }

@@ -76,7 +76,7 @@ async def release(
     began = time.monotonic()
     end = began + timeout
     try:
-        before = await _patiently(lambda: _pods(api, ref), end)
+        before = await _patiently(lambda: job_pods(api, ref), end)
         accepted = await _patiently(lambda: _ask(api, ref, mode, before), end)
         if not accepted:
             return Released(False, 0, 0, 0.0, f"{ref} belongs to another try by now: nothing was deleted")
@@ -124,13 +124,14 @@ async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
             delay = min(delay * 2, 5)
 
 
-async def _pods(api: Api, ref: JobRef) -> list[Object]:
+async def job_pods(api: Api, ref: JobRef) -> list[Object]:
+    """The pods of this very job, ended ones included."""
     found = await api.request("GET", paths.core(ref.namespace, "pods"), query={"labelSelector": ref.pod_selector})
     pods: list[Object] = found.get("items") or []
-    return pods if ref.submission else [p for p in pods if _belongs(p, ref)]
+    return pods if ref.submission else [p for p in pods if belongs(p, ref)]
 
 
-def _belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
+def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
     """Whether a pod that only the operator labelled is this very job's: mpi-operator's launcher is its Job's."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
@@ -211,7 +212,7 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
     delay = 0.05
     while True:
-        left = [p for p in await _patiently(lambda: _pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
+        left = [p for p in await _patiently(lambda: job_pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
         if not left and (mode is not Mode.DELETE or await _patiently(lambda: read(api, ref), end) is None):
             return []
         if time.monotonic() + delay > end:

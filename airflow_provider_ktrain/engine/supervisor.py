@@ -6,27 +6,29 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_provider_ktrain.core import diagnosis
 from airflow_provider_ktrain.core.diagnosis import Category, Cause
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.limits import Clock, Limits, clocks, restarts
 from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.core.usage import usage
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.logs import LogFollower, LogLine, stream_budget
-from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
+from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log
-from airflow_provider_ktrain.engine.watch import by_label, by_uid, hub
+from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]
 TAIL = 50  # last lines kept of every container: operators delete pods with their logs
+PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
 LOOK_EVERY = 15.0  # seconds between looks at the events of a job that does not start
 
 
@@ -40,6 +42,7 @@ class Options:
     :param drain_timeout: seconds that logs may take after the end before the pods are deleted.
     :param release_timeout: seconds until pods must be seen to be gone.
     :param release: False for jobs that others submitted: nothing is ever deleted.
+    :param conditions: following ends, with success, as soon as one of these is True.
     """
 
     logs: LogChoice = "auto"
@@ -49,13 +52,14 @@ class Options:
     drain_timeout: float = 30
     release_timeout: float = 90
     release: bool = True
+    conditions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
-        return cls(**{**data, "limits": Limits(**data["limits"])})
+        return cls(**{**data, "limits": Limits(**data["limits"]), "conditions": tuple(data["conditions"])})
 
 
 class Stop:
@@ -121,13 +125,17 @@ async def follow(
     stop: Stop,
     cursor: Mapping[str, Any] | None = None,
     until: float | None = None,
+    tail: int | None = None,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
+
+    :param cursor: where each container's log stands, of an earlier `Handover`.
+    :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, cursor)
+    supervisor = _Supervisor(ref, api, options, log, stop, cursor, tail)
     try:
         return await supervisor.run(until)
     finally:
@@ -136,7 +144,14 @@ async def follow(
 
 class _Supervisor:
     def __init__(
-        self, ref: JobRef, api: Api, options: Options, log: Log, stop: Stop, cursor: Mapping[str, Any] | None
+        self,
+        ref: JobRef,
+        api: Api,
+        options: Options,
+        log: Log,
+        stop: Stop,
+        cursor: Mapping[str, Any] | None,
+        tail: int | None,
     ) -> None:
         self.ref = ref
         self.kind = kind_of(ref.kind)
@@ -145,14 +160,19 @@ class _Supervisor:
         self.log = log
         self.stop = stop
         self.phase: Phase | None = None
+        self.gone = False
         self.job: Object | None = None  # as last seen; kept when it is gone
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
         self.tails: dict[tuple[str, str], deque[str]] = {}
+        self.marked = ""  # the last result line of the primary
         self.last_line = time.time()
+        self.refused_since: float | None = None
+        self.looked = time.monotonic()
+        self.chosen: Callable[[Object], bool] = lambda pod: False
+        self.cursor = Cursor.from_dict(cursor)
         self.logs = LogFollower(
-            api, self._line, namespace=ref.namespace, kind=self.kind, cursor=Cursor.from_dict(cursor or {}),
-            budget=stream_budget(), say=log.warning,
-        )  # fmt: skip
+            api, self._line, kind=self.kind, cursor=self.cursor, tail=tail, chosen=lambda pod, _: self.chosen(dict(pod))
+        )
 
     async def close(self) -> None:
         await self.logs.close()
@@ -172,97 +192,124 @@ class _Supervisor:
             jobs_hub = hub(self.api, jobs_path, field_selector=f"metadata.name={self.ref.name}")
             pods_hub = hub(self.api, pods_path, label_selector=self.ref.pod_selector)
         async with (
-            jobs_hub.listen(key=by_uid(self.ref.uid)) as jobs,
+            jobs_hub.listen(key=by_uid(self.ref.uid) if self.ref.uid else by_name(self.ref.name)) as jobs,
             pods_hub.listen(self._is_mine, key=by_label(*self.ref.pod_selector.split("="))) as pods,
         ):
-            waits = [asyncio.ensure_future(stopped.wait())]
-            looked, hopeless = time.monotonic(), None
-            try:
-                while True:
-                    self._take(jobs.objects, pods.objects)
-                    if self.stop.reason is not None:
-                        return await self._killed(self.stop.reason)
-                    if self._superseded():
-                        self.log.warning(
-                            f"{self.ref} belongs to another try of this task by now; this one lets go of it"
-                        )
-                        return Outcome(str(self.phase), False, superseded=True)
-                    if self.phase is not None and self.phase.ended:
-                        return await self._ended()
-                    if self.phase in (Phase.PENDING, Phase.STARTING) and time.monotonic() - looked > LOOK_EVERY:
-                        looked = time.monotonic()
-                        hopeless = diagnosis.hopeless(
-                            self.job or {}, list(self.pods.values()), await self._events(), now=time.time()
-                        )
-                    cause = hopeless or self._overdue()
-                    if cause is not None:
-                        return await self._fail(cause)
-                    if until is not None and time.monotonic() >= until:
-                        await self.logs.close()
-                        return Handover(self.logs.cursor.to_dict())
-                    await self._wait(jobs, pods, waits, until)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            while True:
+                await self._take(jobs, pods)
+                outcome = await self._decide()
+                if outcome is not None:
+                    return outcome
+                if until is not None and time.monotonic() >= until:
+                    await self.logs.close()
+                    return Handover(self.cursor.to_dict())
+                await self._wait(jobs, pods, stopped, until)
 
-    async def _wait(self, jobs: Any, pods: Any, waits: list[asyncio.Future[Any]], until: float | None) -> None:
+    async def _decide(self) -> Outcome | None:
+        """The end, if this is it."""
+        if self.stop.reason is not None:
+            return await self._killed(self.stop.reason)
+        if self.phase is None:
+            return None
+        if self._superseded():
+            self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
+            return Outcome(self.phase, False, superseded=True)
+        if (met := set(self.options.conditions) & true_conditions(self.job or {}).keys()) and not self.gone:
+            self.log.info(f"{self.ref} has the condition {' and '.join(sorted(met))}")
+            return Outcome(self.phase, True)
+        if self.phase.ended:
+            return await self._ended()
+        cause = self._overdue() or await self._hopeless()
+        return None if cause is None else await self._fail(cause)
+
+    async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
-        changes = [asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed())]
         due = min((clock.due - time.time() for clock in self._clocks()), default=3600.0)
         if until is not None:
             due = min(due, until - time.monotonic())
-        if self.phase in (Phase.PENDING, Phase.STARTING):
-            due = min(due, LOOK_EVERY)
+        if self._not_started:
+            due = min(due, self.looked + LOOK_EVERY - time.monotonic())
+        job_changes, pod_changes, _ = waits = [
+            asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed()),
+            asyncio.ensure_future(stopped.wait()),
+        ]  # fmt: skip
         try:
-            done, _ = await asyncio.wait(
-                [*waits, *changes], timeout=max(due, 0.01), return_when=asyncio.FIRST_COMPLETED
-            )
-            for change in done & set(changes):
-                change.result()  # a watch that is refused (403) ends the following
+            await asyncio.wait(waits, timeout=max(due, 0.01), return_when=asyncio.FIRST_COMPLETED)
+            for changes in (job_changes, pod_changes):
+                if changes.done():
+                    self._note(changes)
         finally:
-            for change in changes:
-                change.cancel()
+            for wait in waits:
+                wait.cancel()
+
+    def _note(self, changes: asyncio.Future[list[Seen]]) -> None:
+        """What a watch tells that its listener's objects do not: what is deleted, and that it is refused."""
+        error = changes.exception()
+        if error is not None:
+            now = time.monotonic()
+            if self.refused_since is None:
+                self.refused_since = now
+                self.log.warning(f"{self.ref} cannot be watched now: {error}")
+            if self.phase is None or now - self.refused_since > PATIENCE:
+                raise error
+            return
+        self.refused_since = None
+        for seen in changes.result():
+            if seen.type == "DELETED":
+                uid = seen.object["metadata"]["uid"]
+                if uid == self.ref.uid:
+                    self.gone = True
+                else:
+                    self.pods[uid] = seen.object
+                    self.logs.observe(seen.object, deleted=True)
 
     def _is_mine(self, pod: Mapping[str, Any]) -> bool:
-        if self.ref.submission:
-            return bool((pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL) == self.ref.submission)
-        owners = pod["metadata"].get("ownerReferences") or ()
-        return any(o["uid"] == self.ref.uid or o["name"] == f"{self.ref.name}-launcher" for o in owners)
+        return bool(self.ref.submission) or belongs(pod, self.ref)
 
-    def _take(self, jobs: Mapping[str, Object], pods: Mapping[str, Object]) -> None:
+    async def _take(self, jobs: Listener, pods: Listener) -> None:
         """What the watches know becomes what we know."""
-        job = jobs.get(self.ref.uid)
-        if job is not None and self.job is None:
-            self.logs.choose(chooser(self.options.logs, self.kind, job))
-        self.job = job or self.job
-        for uid, pod in pods.items():
-            self.pods[uid] = pod
-            self.logs.observe(pod)
-        phase = phase_of(job, pods.values())
-        if phase is not self.phase:
-            self._say_phase(phase)
-        self.phase = phase
+        if not self.ref.uid and jobs.objects:  # named only: from now on it is this very job
+            self.ref = replace(self.ref, uid=next(iter(jobs.objects)))
+        job = jobs.objects.get(self.ref.uid)
+        if self.ref.uid and job is None and not self.gone and jobs.synced:
+            # a watch that ran before the job was created may not have heard of it
+            job = await read(self.api, self.ref)
+            self.gone = job is None
+        if job is not None:
+            if self.job is None:
+                self.chosen = chooser(self.options.logs, self.kind, job)
+            self.job = job
+        if self.job is not None:
+            for uid, pod in pods.objects.items():
+                self.pods[uid] = pod
+                self.logs.observe(pod)
+        if self.gone or self.job is not None:
+            phase = Phase.GONE if self.gone else phase_of(self.job, pods.objects.values())
+            if phase is not self.phase:
+                self._say(phase)
+            self.phase = phase
 
-    def _say_phase(self, phase: Phase) -> None:
-        true = true_conditions(self.job or {})
+    def _say(self, phase: Phase) -> None:
+        conditions = true_conditions({} if self.gone else self.job or {})
         names = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}
-        condition = true.get(names.get(phase, str(phase)))
+        condition = conditions.get(names.get(phase, phase.value))
         why = f": {condition.message or condition.reason}" if condition else ""
-        self.log.info(f"{self.ref} is {phase}{why}", phase=str(phase))
+        self.log.info(f"{self.ref} is {phase}{why}", phase=phase.value)
 
     def _superseded(self) -> bool:
         owner = Owner.of(self.job or {})
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
 
+    @property
+    def _not_started(self) -> bool:
+        return self.phase in (Phase.PENDING, Phase.STARTING)
+
     def _clocks(self) -> list[Clock]:
         if self.job is None or self.phase is None:
             return []
-        return list(
-            clocks(
-                self.job, self.pods.values(), self.phase, self.options.limits,
-                deadline=self.options.deadline, last_line=self.last_line,
-            )
-        )  # fmt: skip
+        options, pods = self.options, [p for p in self.pods.values() if not p["metadata"].get("deletionTimestamp")]
+        found = clocks(self.job, pods, self.phase, options.limits, deadline=options.deadline, last_line=self.last_line)
+        return list(found)
 
     def _overdue(self) -> Cause | None:
         """The limit that has passed, as a cause."""
@@ -275,21 +322,35 @@ class _Supervisor:
             return diagnosis.over_limit("max_restarts", float(most), f"containers were restarted {count} times")
         return None
 
+    async def _hopeless(self) -> Cause | None:
+        """Now and then: whether a job that does not start ever can."""
+        if not self._not_started or time.monotonic() - self.looked < LOOK_EVERY:
+            return None
+        self.looked = time.monotonic()
+        return diagnosis.hopeless(self.job or {}, list(self.pods.values()), await self._events(), now=time.time())
+
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
         self.tails.setdefault((line.pod, line.container), deque(maxlen=TAIL)).append(line.text)
-        where = f"[{line.role} {line.index}]"
-        self.log.info(f"{where} {line.text}", role=line.role, index=line.index, pod=line.pod)
+        if line.text.startswith(RESULT_MARKER) and line.index == 0 and line.role == self.kind.primary(self.job or {}):
+            self.marked = line.text
+        container = "" if self._is_main(line.container) else f" {line.container}"
+        self.log.info(
+            f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod
+        )
+
+    def _is_main(self, container: str) -> bool:
+        return self.kind.container in (None, container)
 
     # ending
 
     async def _ended(self) -> Outcome:
         """The job succeeded, failed or is gone: logs, cause, release, in this order."""
-        report = await self.logs.drain(self.options.drain_timeout)
-        for text in report.warnings():
-            self.log.warning(text)
-        if self.phase is Phase.SUCCEEDED:
+        await self._drain(self.options.drain_timeout)
+        if self.phase is Phase.SUCCEEDED and not self.options.conditions:
             return await self._release(None)
+        if self.phase is Phase.SUCCEEDED:
+            return Outcome(self.phase, False)
         cause = diagnosis.diagnose(
             self.job or {},
             list(self.pods.values()),
@@ -302,10 +363,23 @@ class _Supervisor:
     async def _fail(self, cause: Cause) -> Outcome:
         """A limit has passed, or the job can never start: what it wrote is read, then it is released."""
         self.log.warning(cause.summary)
-        report = await self.logs.drain(min(self.options.drain_timeout, 5), following=False)
-        for text in report.warnings():
-            self.log.warning(text)
+        await self._drain(min(self.options.drain_timeout, 5))
         return await self._release(cause)
+
+    async def _drain(self, timeout: float) -> None:
+        """Read what is left of the logs, and say what is missing of them."""
+        report = await self.logs.drain(timeout)
+        for (pod, container), tally in report.containers.items():
+            for gap in tally.gaps:
+                self.log.warning(f"Log of {pod}/{container}: {gap}")
+            if tally.dropped:
+                self.log.warning(
+                    f"Log of {pod}/{container}: {tally.dropped:,} lines ({tally.dropped_bytes:,} bytes) were left out "
+                    "by the rate limit"
+                )
+        if report.unread and self.phase is not None and self.phase.ended:
+            names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)
+            self.log.warning(f"The logs of {names} were not read to their end within {timeout:.0f} s")
 
     async def _killed(self, reason: str) -> Outcome:
         """A kill has seconds: the request first, everything else where time allows."""
@@ -316,7 +390,7 @@ class _Supervisor:
         succeeded = cause is None
         spent = usage(list(self.pods.values()), now=time.time(), job=self.job or {})
         released = error = ""
-        if self.options.release:
+        if self.options.release and self.ref.uid:
             ended = self.phase is not None and self.phase.ended
             mode = mode_of(self.options.on_finish_action, succeeded=succeeded, ended=ended)
             try:
@@ -329,13 +403,16 @@ class _Supervisor:
                 error = str(e)
                 self.log.warning(error)
         self.log.info(spent.text)
+        result, result_error = find_result(self.kind, self.job or {}, self.pods.values(), self.marked)
         return Outcome(
-            str(self.phase),
+            self.phase or Phase.PENDING,
             succeeded,
             cause=None if cause is None else cause.to_dict(),
             released=released,
             release_error=error,
             usage=spent.to_dict(),
+            result=result,
+            result_error=result_error,
         )
 
     async def _events(self) -> list[Object]:
@@ -357,4 +434,28 @@ class _Supervisor:
 
     async def _tails(self) -> dict[tuple[str, str], list[str]]:
         """The last lines of each container: of those that were followed, and of failed ones that were not."""
+        for pod in self.pods.values():
+            name = pod["metadata"]["name"]
+            for status in (pod.get("status") or {}).get("containerStatuses") or ():
+                if (name, status["name"]) not in self.tails and _failed(status):
+                    lines = await self._tail(name, status["name"])
+                    self.tails[name, status["name"]] = deque(lines, maxlen=TAIL)
+                    role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
+                    for line in lines:
+                        self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
         return {key: list(lines) for key, lines in self.tails.items()}
+
+    async def _tail(self, pod: str, container: str) -> list[str]:
+        path = f"{paths.core(self.ref.namespace, 'pods', pod)}/log"
+        try:
+            async with self.api.stream(
+                path, query={"container": container, "tailLines": str(TAIL)}, pool="logs", read_timeout=10
+            ) as answer:
+                return (await answer.text(errors="replace")).splitlines()
+        except (ApiStatusError, ApiUnavailable):
+            return []
+
+
+def _failed(container_status: Mapping[str, Any]) -> bool:
+    states = (container_status.get("state") or {}, container_status.get("lastState") or {})
+    return any((state.get("terminated") or {}).get("exitCode") for state in states)

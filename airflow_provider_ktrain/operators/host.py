@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from airflow_provider_ktrain.core.errors import (
     AccessError,
@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.status import Phase, phase_of
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, close_shared
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, close_shared
 from airflow_provider_ktrain.engine.release import Mode, Released, ReleaseError, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log, Submitted
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
@@ -27,6 +27,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 if TYPE_CHECKING:
     from airflow_provider_ktrain.operators.submission import Submission
 
+T = TypeVar("T")
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
 CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobError)
 
@@ -118,7 +119,23 @@ class WorkerHost:
                     self._log.info((await release(api, ref, self._mode_of_kill, timeout=1, verify=False)).text)
             raise TrainingKilledError(f"{self._stop.reason}; the job was just being submitted")
 
+    def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
+        """Run one coroutine function with the API and the connection's namespace."""
+
+        async def run() -> T:
+            async with self._hook.api() as api:
+                return await ask(api, self._hook.namespace or "default")
+
+        done: T = self._run(run())
+        return done
+
     # follow
+
+    def watch(self, ref: JobRef, options: Options) -> Outcome:
+        """Follow a job that others submitted: nothing is ever released."""
+        ended: Outcome | Handover = self._run(self._follow(ref, options, None))
+        assert not isinstance(ended, Handover)  # only with `until`
+        return ended
 
     def follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | None:
         """Follow to the end: the outcome. With `until`: None where the job goes on, and `cursor` is set."""

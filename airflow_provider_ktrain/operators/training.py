@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -179,10 +180,8 @@ class TrainingJobOperator(BaseOperator):
         There is no `template_ext`: that would also read every argument of the program that ends in `.yaml`.
         """
         if (path := _path_of(self.manifest)) and "{{" not in path:
-            try:
+            with contextlib.suppress(ManifestError):  # said at execute: a DAG that cannot be parsed would hide it
                 self.manifest = self._source(path)
-            except KtrainError:
-                pass  # said at execute; a DAG that cannot be parsed would hide it
         super().resolve_template_files()
 
     def _source(self, path: str) -> str:

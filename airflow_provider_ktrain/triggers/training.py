@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 #: Airflow 3.3 fails a task whose event comes while its worker still reports the deferral: 2 of 20 within 5 s
 EARLIEST_EVENT = 10.0
+HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 20.0  #: seconds; Airflow gives on_kill 30
 
 
@@ -69,7 +70,13 @@ class TrainingJobTrigger(BaseTrigger):
 
         async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
             outcome = await follow(
-                ref, api, Options.from_dict(self.options), log=self.log, stop=Stop(), cursor=self.cursor
+                ref,
+                api,
+                Options.from_dict(self.options),
+                log=self.log,
+                stop=Stop(),
+                cursor=self.cursor,
+                tail=HANDOVER_LINES,
             )
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome

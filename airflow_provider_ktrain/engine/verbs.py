@@ -1,0 +1,146 @@
+"""What people do to running jobs by kubectl: scale, suspend, resume, delete. Fenced, and waited for.
+
+Each verb reads the job, decides, and writes with the resourceVersion of that read; where it changed meanwhile, it reads
+and decides again. The owner is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.elastic import bounds
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.status import phase_of
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, Released, job_pods, read, release, set_suspended
+from airflow_provider_ktrain.engine.submit import explain
+
+Object = dict[str, Any]
+
+
+async def find(api: Api, kind: Kind, version: str, namespace: str, name: str) -> tuple[JobRef, Object] | None:
+    """The job of that name, whoever submitted it; None where there is none."""
+    try:
+        job = await api.request("GET", paths.jobs(kind, version, namespace, name))
+    except ApiStatusError as e:
+        if e.not_found:
+            return None
+        raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from e
+    return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
+
+
+async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
+    """Patch the number of Workers, and wait until that many run and no others are left; returns a line for the log.
+
+    :raises KtrainError: the job has ended, or `workers` is outside its elastic bounds, or they do not run in time.
+    """
+    kind = kind_of(ref.kind)
+
+    async def write(job: Object) -> int:
+        if phase_of(job).ended:
+            raise KtrainError(f"{ref} is {phase_of(job)}: only a job that has not ended can be scaled")
+        if "Worker" not in kind.replicas(job):
+            raise KtrainError(f"{ref} has no Worker replicas: {kind.replica_specs} has {', '.join(kind.replicas(job))}")
+        low, high = bounds(kind, job)
+        if workers < low or (high is not None and workers > high):
+            raise KtrainError(
+                f"workers: found {workers}, expected {low} to {'any number' if high is None else high}, the elastic "
+                f"bounds of {ref}"
+            )
+        before = kind.count(job, "Worker")
+        if before != workers:
+            await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
+        return before
+
+    before = await _fenced(api, ref, write)
+
+    async def there() -> bool:
+        pods = [p for p in await job_pods(api, ref) if kind.pod_role(p["metadata"]["labels"])[0] == "Worker"]
+        running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
+        return len(pods) == len(running) == workers or phase_of(await read(api, ref)).ended
+
+    await _until(there, timeout, f"{ref} has been scaled to {workers} Workers, but they do not all run")
+    return f"{ref} is scaled from {before} to {workers} Workers"
+
+
+async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
+    """Suspend the job and wait until its pods are gone."""
+
+    async def write(job: Object) -> None:
+        if phase_of(job).ended:
+            raise KtrainError(f"{ref} is {phase_of(job)}: only a job that has not ended can be suspended")
+        await set_suspended(api, ref, job, True)
+
+    await _fenced(api, ref, write)
+
+    async def gone() -> bool:
+        return not await job_pods(api, ref)
+
+    await _until(gone, timeout, f"{ref} is suspended, but pods are still there")
+    return f"{ref} is suspended; its pods are gone"
+
+
+async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
+    """Resume a suspended job and wait until its operator has taken it up."""
+
+    async def write(job: Object) -> None:
+        if phase_of(job).ended:
+            raise KtrainError(f"{ref} is {phase_of(job)}: it cannot be resumed")
+        await set_suspended(api, ref, job, False)
+
+    await _fenced(api, ref, write)
+
+    async def taken_up() -> bool:
+        return bool(await job_pods(api, ref)) or phase_of(await read(api, ref)).ended
+
+    await _until(taken_up, timeout, f"{ref} is resumed, but no pod of it appears")
+    return f"{ref} is resumed"
+
+
+async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Released:
+    """Delete the job and wait until its pods are gone.
+
+    :param force: delete it also where a task of ours owns it and it has not ended.
+    :raises KtrainError: such an owner, without `force`.
+    """
+    job = await read(api, ref)
+    owner = Owner.of(job or {})
+    if job is not None and owner is not None and not force and not phase_of(job).ended:
+        raise KtrainError(
+            f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase_of(job)}: its task would fail. Mark "
+            "that task failed, or pass force=True"
+        )
+    return await release(api, ref, Mode.DELETE, timeout=timeout)
+
+
+async def _patch(api: Api, ref: JobRef, job: Mapping[str, Any], patch: Object) -> None:
+    fenced = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, **patch}
+    await api.request("PATCH", paths.job(ref), body=fenced, content_type=MERGE_PATCH)
+
+
+async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[Any]]) -> Any:
+    """Read, decide and write; again where the job changed between."""
+    while True:
+        job = await read(api, ref)
+        if job is None:
+            raise KtrainError(f"{ref} (uid {ref.uid}) does not exist any more")
+        try:
+            return await write(job)
+        except ApiStatusError as e:
+            if not e.conflict:
+                raise explain(e, "patch", ref.kind, ref.namespace) from e
+
+
+async def _until(done: Callable[[], Awaitable[bool]], timeout: float, problem: str) -> None:
+    end, delay = time.monotonic() + timeout, 0.1
+    while not await done():
+        if time.monotonic() + delay > end:
+            raise KtrainError(f"{problem} after {timeout:.0f} s")
+        await asyncio.sleep(delay)
+        delay = min(delay * 2, 1)

@@ -1,0 +1,168 @@
+"""Sensors for jobs that others submitted: PyTorchJobSensor and MPIJobSensor. They never delete anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseSensorOperator
+
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.selection import LogChoice, check_choice
+from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
+from airflow_provider_ktrain.hooks.training import TrainingHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.engine.supervisor import Options, Outcome
+
+CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
+
+
+class TrainingJobSensor(BaseSensorOperator):
+    """Base of the sensors: wait until a job has one of some conditions.
+
+    The job need not exist yet. Deferred, one watch serves all sensors of a connection and namespace that wait for it,
+    and nothing is polled; not deferred, the worker watches (`mode="poke"`) or looks every `poke_interval`
+    (`mode="reschedule"`, which brings no logs).
+
+    :param job_name: name of the job.
+    :param namespace: Default: the connection's, else `default`.
+    :param conditions: the sensor succeeds when one of these is True. Default: Succeeded. It fails when the job ends
+        otherwise, or is deleted.
+    :param logs: whose logs to bring meanwhile: as TrainingJobOperator's. Default: `none`.
+    :param deferrable: wait in the triggerer. Default: True.
+    :param kubernetes_conn_id: connection of type `kubernetes`.
+    :param cluster_context: context of its kubeconfig. Default: its current one.
+    :raises TrainingJobError: the job ended otherwise; a subclass by category of the cause.
+    """
+
+    kind: ClassVar[Kind]
+
+    template_fields: Sequence[str] = ("job_name", "namespace", "kubernetes_conn_id", "cluster_context")
+    ui_color = "#e6f4ea"
+
+    def __init__(
+        self,
+        *,
+        job_name: str,
+        namespace: str | None = None,
+        conditions: Collection[str] = ("Succeeded",),
+        logs: LogChoice = "none",
+        deferrable: bool = True,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_name = job_name
+        self.namespace = namespace
+        self.conditions = [conditions] if isinstance(conditions, str) else list(conditions)
+        self.logs = logs
+        self.deferrable = deferrable
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.cluster_context = cluster_context
+
+    def execute(self, context: Context) -> Any:
+        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+        if not self.deferrable and self.reschedule:
+            return super().execute(context)
+        with as_airflow_errors():
+            hook = self._hook()
+            with WorkerHost(hook, self.log) as host:
+                ref = host.call(self._ref)
+                if not self.deferrable:
+                    return self._finish(host.watch(ref, self._options()))
+        self.defer(
+            trigger=TrainingJobTrigger(
+                job=ref.to_dict(),
+                options=self._options().to_dict(),
+                cursor={},
+                kubernetes_conn_id=self.kubernetes_conn_id,
+                cluster_context=self.cluster_context,
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
+        """Resume after the trigger."""
+        from airflow_provider_ktrain.engine.supervisor import Outcome
+        from airflow_provider_ktrain.operators.host import as_airflow_errors
+
+        with as_airflow_errors():
+            if "error" in event:
+                raise KtrainError(f"the trigger failed while it waited for the job: {event['error']}")
+            self._finish(Outcome(**event))
+
+    def poke(self, context: Context) -> bool:
+        """One look, for `mode="reschedule"`."""
+        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+
+        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+            job = host.call(self._look)
+            if job is None:
+                return False
+            if set(self.conditions) & true_conditions(job).keys():
+                return True
+            if (phase := phase_of(job)) in (Phase.SUCCEEDED, Phase.FAILED):
+                raise KtrainError(f"{self.kind.name} {self.job_name} is {phase}, not {' or '.join(self.conditions)}")
+            return False
+
+    def _hook(self) -> TrainingHook:
+        check_choice(self.logs, self.kind)
+        if unknown := set(self.conditions) - set(CONDITIONS):
+            raise KtrainError(f"conditions: found {unknown.pop()!r}, expected some of {', '.join(CONDITIONS)}")
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        hook.load()
+        return hook
+
+    async def _ref(self, api: Api, default_namespace: str) -> JobRef:
+        from airflow_provider_ktrain.engine.submit import served_version
+
+        version = await served_version(api, self.kind)
+        return JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
+
+    async def _look(self, api: Api, default_namespace: str) -> dict[str, Any] | None:
+        from airflow_provider_ktrain.engine.verbs import find
+
+        ref = await self._ref(api, default_namespace)
+        found = await find(api, self.kind, ref.version, ref.namespace, ref.name)
+        return None if found is None else found[1]
+
+    def _options(self) -> Options:
+        from airflow_provider_ktrain.engine.supervisor import Options
+
+        return Options(logs=self.logs, conditions=tuple(self.conditions), release=False)
+
+    def _finish(self, outcome: Outcome) -> None:
+        from airflow_provider_ktrain.exceptions import failure
+
+        if outcome.cause is not None:
+            raise failure(outcome.cause)
+        if not outcome.succeeded:
+            raise KtrainError(
+                f"{self.kind.name} {self.job_name} is {outcome.phase}, not {' or '.join(self.conditions)}"
+            )
+        self.log.info("%s %s is %s", self.kind.name, self.job_name, outcome.phase)
+
+
+class PyTorchJobSensor(TrainingJobSensor):
+    """Wait for a PyTorchJob that somebody else submitted."""
+
+    __doc__ = f"{__doc__}\n{TrainingJobSensor.__doc__}"
+    kind = PYTORCHJOB
+
+
+class MPIJobSensor(TrainingJobSensor):
+    """Wait for an MPIJob that somebody else submitted."""
+
+    __doc__ = f"{__doc__}\n{TrainingJobSensor.__doc__}"
+    kind = MPIJOB

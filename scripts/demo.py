@@ -1,0 +1,81 @@
+"""The demo: an embedded cluster, a distributed training as an Airflow task, and the GPUs free again.
+
+With KUBECONFIG set it runs on that cluster instead; the image then is KTRAIN_DEMO_IMAGE (see README).
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GPUS = 4
+begun = time.monotonic()
+
+
+def say(text):
+    print(f"[demo {time.monotonic() - begun:5.1f} s] {text}", flush=True)
+
+
+def airflow_environment(home, kubeconfig):
+    """An Airflow of its own: nothing of the user's is read or written."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
+    return {
+        **inherited,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "example_dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+        "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
+            {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+        ),
+        "PYTHONWARNINGS": "ignore",
+        "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+@contextlib.contextmanager
+def cluster():
+    """The kubeconfig of the cluster to run on."""
+    if given := os.environ.get("KUBECONFIG"):
+        say(f"using the cluster of KUBECONFIG={given}")
+        yield pathlib.Path(given).absolute()
+        return
+    from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+    say(f"starting the embedded cluster: one node with {GPUS} pretended nvidia.com/gpu")
+    with EmbeddedCluster(images={"pytorch-demo": ROOT / "examples" / "demo"}, gpus_per_node=GPUS) as embedded:
+        say(f"it answers at {embedded.url}; kubeconfig: {embedded.kubeconfig}")
+        yield embedded.kubeconfig
+        say("stopping the embedded cluster")
+
+
+def main():
+    if os.environ.get("KUBECONFIG") and not os.environ.get("KTRAIN_DEMO_IMAGE"):
+        sys.exit(
+            "KUBECONFIG is set, KTRAIN_DEMO_IMAGE is not. Build examples/demo/Dockerfile, push it to where the cluster "
+            "pulls from, and name it: KTRAIN_DEMO_IMAGE=REGISTRY/pytorch-demo:1 (KTRAIN_DEMO_GPUS=0 without GPUs)"
+        )
+    with tempfile.TemporaryDirectory(prefix="ktrain-demo-") as home, cluster() as kubeconfig:
+        env = airflow_environment(home, kubeconfig)
+        say("making a temporary Airflow (sqlite)")
+        airflow = [sys.executable, "-m", "airflow"]
+        made = subprocess.run([*airflow, "db", "migrate"], env=env, capture_output=True, text=True)
+        if made.returncode:
+            sys.exit(f"airflow db migrate failed:\n{made.stdout}\n{made.stderr}")
+        say("running the DAG ktrain_demo through Airflow: 1 Master, 2 Workers, a GPU each")
+        ran = subprocess.run([*airflow, "dags", "test", "ktrain_demo"], env=env)
+        if ran.returncode:
+            sys.exit(f"the DAG failed (exit {ran.returncode})")
+        say("the DAG succeeded")
+    say("done; nothing is left running")
+
+
+if __name__ == "__main__":
+    main()

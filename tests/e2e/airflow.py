@@ -1,0 +1,231 @@
+"""Airflow's own processes for end-to-end tests: scheduler, triggerers, API server, DAG processor, on sqlite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TICK = 0.2  # seconds between looks at a condition
+
+
+def wait_for(what: str, look: Callable[[], T | None], timeout: float = 90) -> T:
+    """What `look` returns once it is something."""
+    end = time.monotonic() + timeout
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {timeout:.0f} s; last seen: {found!r}")
+        time.sleep(TICK)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Airflow:
+    """One Airflow in its own home. Components are process groups that can be stopped and killed by name."""
+
+    def __init__(self, home: pathlib.Path, kubeconfig: pathlib.Path, dags: pathlib.Path, **settings: str) -> None:
+        self.home = home
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._token = ""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
+        self.env = {
+            **inherited,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__PARALLELISM": "8",
+            "AIRFLOW__API__PORT": str(self.port),
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API_AUTH__JWT_SECRET": "of-a-test-that-runs-on-loopback-only-and-ends-soon",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+            "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+            "AIRFLOW__KTRAIN__DEPLOYMENT_ID": f"e2e-{self.port}",
+            "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
+                {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+            ),
+            "PYTHONWARNINGS": "ignore",
+            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **settings,
+        }
+
+    # processes
+
+    def start(self) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"], env=self.env, check=True, capture_output=True
+        )
+        for component in ("api-server", "scheduler", "dag-processor", "triggerer"):
+            self.run(component)
+        wait_for("the API server answers", self._healthy)
+
+    def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
+        """Start one more component, called `name`."""
+        name = name or component
+        with (self.home / f"{name}.out").open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "airflow", component],
+                env={**self.env, **env}, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self.processes[name] = process
+        return process
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """To the component and all its children, those in sessions of their own included."""
+        for pid in [*descendants(self.processes[name].pid), self.processes[name].pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self) -> None:
+        pids = [p for process in self.processes.values() for p in (process.pid, *descendants(process.pid))]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(30)
+
+    def task_processes(self) -> list[int]:
+        """The processes that run tasks at this moment (not their supervisors)."""
+        scheduler = self.processes["scheduler"].pid
+        return [pid for pid in descendants(scheduler) if "task runner" in title(pid) or "task_runner" in title(pid)]
+
+    # the API
+
+    def _healthy(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            health = self.call("GET", "/api/v2/monitor/health")
+            return all(health[c]["status"] == "healthy" for c in ("scheduler", "triggerer", "dag_processor"))
+        return False
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        if not self._token and "health" not in path:
+            self._token = self._send("GET", "/auth/token", None)["access_token"]
+        return self._send(method, path, body)
+
+    def _send(self, method: str, path: str, body: Any) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                read = answer.read()
+        except urllib.error.HTTPError as e:
+            raise AssertionError(f"{method} {path}: {e.code} {e.read().decode()[:2000]}") from None
+        return json.loads(read) if read else None
+
+    def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
+        """Start a run once the DAG is known; returns its id."""
+        wait_for(f"the DAG {dag_id} is known", lambda: self._known(dag_id))
+        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+        body = {"logical_date": None, "conf": conf or {}}
+        return str(self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)["dag_run_id"])
+
+    def _known(self, dag_id: str) -> bool:
+        return any(d["dag_id"] == dag_id for d in self.call("GET", "/api/v2/dags?limit=100")["dags"])
+
+    def _ti(self, dag_id: str, run_id: str, task_id: str) -> str:
+        return f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances/{task_id}"
+
+    def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call("GET", self._ti(dag_id, run_id, task_id))
+        return found
+
+    def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 120) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            found = self.task(dag_id, run_id, task_id)
+            seen.append(f"{found['state']} (try {found['try_number']})")
+            return found if found["state"] in states else None
+
+        seen: list[str] = []
+        try:
+            return wait_for(f"{dag_id}.{task_id} is {' or '.join(states)}", look, timeout)
+        except AssertionError as e:
+            raise AssertionError(
+                f"{e}; states seen: {list(dict.fromkeys(seen))}\n{self.log(dag_id, run_id, task_id)}"
+            ) from None
+
+    def set_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+        self.call("PATCH", self._ti(dag_id, run_id, task_id), {"new_state": state})
+
+    def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": [task_id],
+            "only_failed": False,
+            "only_running": False,
+        }
+        self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", body)
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """The task's log as the UI shows it, a line each."""
+        path = f"{self._ti(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
+        try:
+            content = self.call("GET", path)["content"]
+        except AssertionError as e:
+            return str(e)
+        return "\n".join(c["event"] if isinstance(c, dict) else str(c) for c in content)
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries/{key}")["value"]
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, grandchildren and so on, deepest last."""
+    parents: dict[int, list[int]] = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after = entry.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(after[1]), []).append(int(entry.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+@contextlib.contextmanager
+def running(home: pathlib.Path, kubeconfig: pathlib.Path, dags: pathlib.Path, **settings: str) -> Iterator[Airflow]:
+    airflow = Airflow(home, kubeconfig, dags, **settings)
+    try:
+        airflow.start()
+        yield airflow
+    finally:
+        airflow.stop()
