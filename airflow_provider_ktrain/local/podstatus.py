@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.local.store import Obj
+if TYPE_CHECKING:  # the store's defaults use this module
+    from airflow_provider_ktrain.local.store import Obj
 
 
 @dataclass

@@ -16,6 +16,7 @@ from airflow_provider_ktrain.local.store import Obj, Store, now
 
 ADMINS = "system:masters"
 DEFAULT_LIFETIME = 3600  # seconds a token of a service account is good for
+POD_LIFETIME = 365 * 86400  # seconds: tokens in pods are not rotated here
 
 #: what anybody may read, and what everybody with an account may
 PUBLIC = {"verbs": ["get"], "nonResourceURLs": ["/healthz", "/livez", "/readyz", "/version", "/version/"]}
@@ -38,6 +39,10 @@ EVERYTHING = (
     {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
     {"verbs": ["*"], "nonResourceURLs": ["*"]},
 )
+ATTRIBUTES = {
+    "group": "group", "version": "version", "namespace": "namespace", "plural": "resource", "name": "name",
+    "subresource": "subresource",
+}  # fmt: skip
 READ = ["get", "list", "watch"]
 WRITE = ["create", "delete", "deletecollection", "patch", "update"]
 WORKLOADS = [
@@ -97,6 +102,11 @@ class Authenticator:
         if expiry < time.time() or account is None or account["metadata"]["uid"] != user.uid:
             raise ApiError(401, "Unauthorized")
         return user
+
+    def account_token(self, namespace: str, name: str) -> str:
+        """A token for a pod of that service account."""
+        account = self._store.get(r.SERVICE_ACCOUNT, namespace, name)
+        return str(self.issue(account, {"spec": {"expirationSeconds": POD_LIFETIME}})["status"]["token"])
 
     def issue(self, account: Obj, request: Obj) -> Obj:
         """The answer to a TokenRequest for a service account."""
@@ -243,7 +253,7 @@ class Reviews:
         wanted, path = spec.get("resourceAttributes") or {}, spec.get("nonResourceAttributes") or {}
         asked = RequestInfo(
             str(wanted.get("verb") or path.get("verb") or ""), str(path.get("path", "")),
-            *(str(wanted.get(k) or "") for k in ("group", "version", "namespace", "resource", "name", "subresource")),
+            **{ours: str(wanted.get(theirs) or "") for ours, theirs in ATTRIBUTES.items()},
         )  # fmt: skip
         return {"spec": spec, "status": {"allowed": self._authorizer.allows(user, asked)}}
 

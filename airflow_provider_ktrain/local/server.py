@@ -15,11 +15,11 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -28,6 +28,7 @@ from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.apiserver import ApiServer
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.faults import Faults
+from airflow_provider_ktrain.local.kubelet import Kubelet
 from airflow_provider_ktrain.local.node import node_objects
 from airflow_provider_ktrain.local.store import Obj, Store
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_LOOK = 0.5  # seconds between looks whether the parent is still there
+STATE_FILE = "cluster.json"
+ANSWER_FIRST = 0.05  # seconds that the answer to a fault switch has before connections are cut
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
 
 
@@ -72,117 +75,149 @@ class Cluster:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._directory = Path(config.state_dir)
+        self._directory = Path(config.state_dir).absolute()
+        self._tls = credentials.make_tls()
+        self._ssl = self._tls.context(self._directory)
+        self._token = secrets.token_urlsafe(32)
+        self._port = config.port or _free_port()
         self._store = Store()
         self._faults = Faults()
-        self._runner: web.AppRunner | None = None
-        self._port = config.port
-        self._ssl: Any = None
+        self._api = ApiServer(
+            self._store,
+            r.served(config.mpi_api),
+            admin_token=self._token,
+            address=f"{HOST}:{self._port}",
+            root=self._directory,
+            faults=self._faults,
+            switch=self._switch,
+        )
+        self._runner = web.AppRunner(
+            self._api.app,
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            max_line_size=MAX_HEADER,
+            max_field_size=MAX_HEADER,
+        )
+        self._site: web.TCPSite | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._kubelets: dict[str, Kubelet] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then end every container and let go of the port."""
-        tls = credentials.make_tls()
-        token = secrets.token_urlsafe(32)
-        self._ssl = tls.context(self._directory)
-        sock = await asyncio.get_running_loop().create_server(asyncio.Protocol, HOST, self._port)
-        self._port = sock.sockets[0].getsockname()[1]
-        sock.close()
-        await sock.wait_closed()
-        served = r.served(self._config.mpi_api)
-        address = f"{HOST}:{self._port}"
-        api = ApiServer(
-            self._store,
-            served,
-            admin_token=token,
-            address=address,
-            root=self._directory,
-            faults=self._faults,
-            switch=self.switch,
-        )
-        self._runner = web.AppRunner(
-            api.app, access_log=None, handle_signals=False, max_line_size=MAX_HEADER, max_field_size=MAX_HEADER
-        )
         await self._runner.setup()
         self._bootstrap()
-        tasks = [asyncio.create_task(loop()) for loop in self._loops()]
+        tasks = [asyncio.ensure_future(loop) for loop in self._loops()]
+        waiting = asyncio.create_task(stop.wait())
         try:
             await self._listen()
-            self._announce(f"https://{address}", token, tls.ca)
-            waiting = asyncio.create_task(stop.wait())
+            self._announce()
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
-                task.result()  # a loop that ended is a bug: say so
+                task.result()  # raises: no loop ends by itself
         finally:
-            for task in tasks:
+            for task in (waiting, *tasks, *self._background):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._drop_connections()
+            await asyncio.gather(waiting, *tasks, *self._background, return_exceptions=True)
+            self._cut_connections()
             await self._runner.cleanup()
 
-    async def _listen(self) -> None:
-        assert self._runner is not None
-        site = web.TCPSite(self._runner, HOST, self._port, ssl_context=self._ssl, reuse_address=True, backlog=1024)
-        await site.start()
-        self._site = site
-
     def _bootstrap(self) -> None:
+        """The objects that a cluster has from the start."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         rbac.bootstrap(self._store)
+        images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
-            self._store.create(r.NODE, node)
+            name = self._store.create(r.NODE, node)["metadata"]["name"]
+            token = self._api.authenticator.account_token
+            self._kubelets[name] = Kubelet(self._store, name, self._directory, images, token=token)
 
-    def _loops(self) -> Iterator[Any]:
-        yield lambda: scheduler.run(self._store)
-        yield from controllers.all_controllers(self._store, self._config.mpi_api)
+    def _loops(self) -> Iterator[Awaitable[None]]:
+        yield scheduler.run(self._store)
+        for kubelet in self._kubelets.values():
+            yield kubelet.run()
+        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._tls.ca.decode()):
+            yield controller()
 
-    def _announce(self, url: str, token: str, ca: bytes) -> None:
+    async def _listen(self) -> None:
+        self._site = web.TCPSite(
+            self._runner, HOST, self._port, ssl_context=self._ssl, reuse_address=True, backlog=1024
+        )
+        await self._site.start()
+
+    def _announce(self) -> None:
         """Write kubeconfig and state, and tell whoever started this process."""
-        kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig")
+        url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
+        kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        credentials.write_private(kubeconfig, credentials.kubeconfig(url, ca, token))
-        (self._directory / "ca.crt").write_bytes(ca)
+        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._tls.ca, self._token))
+        ca_file.write_bytes(self._tls.ca)
         state = {
             "pid": os.getpid(),
             "url": url,
-            "kubeconfig": str(kubeconfig.resolve()),
-            "config": asdict(self._config),
+            "kubeconfig": str(kubeconfig),
+            "ca_file": str(ca_file),
+            "token": self._token,
         }
-        credentials.write_private(self._directory / "cluster.json", json.dumps(state).encode())
-        print(json.dumps({**state, "token": token, "ca_file": str(self._directory / "ca.crt")}), flush=True)  # noqa: T201
+        credentials.write_private(self._directory / STATE_FILE, json.dumps(state).encode())
+        print(json.dumps(state), flush=True)  # noqa: T201
 
-    async def switch(self, wanted: Obj) -> Obj:
-        """Carry out a request to the fault switches and tell what is in force."""
+    # fault switches
+
+    async def _switch(self, wanted: Obj) -> Obj:
+        """Carry out a request to the fault switches. ApiError 400 and 404 where it asks for what is not there."""
         match wanted.get("fault"):
             case "clear":
                 self._faults.clear()
             case "expire":
                 self._store.expire()
+            case "evict":
+                pod = self._store.get(r.POD, str(wanted.get("namespace") or "default"), str(wanted.get("pod")))
+                with _missing(f"pod {wanted.get('pod')!r} does not run"):
+                    message = str(wanted.get("message") or "The node was low on resource: memory.")
+                    self._kubelets[pod["spec"]["nodeName"]].evict(pod, message)
+            case "lose" | "recover" as action:
+                with _missing(f"node {wanted.get('node')!r} does not exist"):
+                    kubelet = self._kubelets[str(wanted.get("node"))]
+                kubelet.lose() if action == "lose" else kubelet.recover()
             case _:
                 fault = self._faults.set(wanted)
-                loop = asyncio.get_running_loop()
                 if fault.kind in ("refuse", "drop"):
-                    # after the answer has left
-                    loop.call_later(
-                        0.05, lambda: asyncio.ensure_future(self._cut(fault.kind, float(wanted["seconds"])))
-                    )
+                    task = asyncio.create_task(self._cut(fault.kind, float(wanted["seconds"])))
+                    self._background.add(task)
+                    task.add_done_callback(self._background.discard)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     async def _cut(self, kind: str, seconds: float) -> None:
         """Cut every connection, and with `refuse` take no new ones for a while."""
-        if kind == "refuse":
+        await asyncio.sleep(ANSWER_FIRST)
+        if kind == "refuse" and self._site is not None:
             await self._site.stop()
-            self._drop_connections()
+        self._cut_connections()
+        if kind == "refuse":
             await asyncio.sleep(seconds)
             await self._listen()
-        else:
-            self._drop_connections()
 
-    def _drop_connections(self) -> None:
-        server = self._runner.server if self._runner else None
+    def _cut_connections(self) -> None:
+        server = self._runner.server
         for connection in server.connections if server else ():
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+@contextlib.contextmanager
+def _missing(message: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyError:
+        raise ApiError(404, message) from None
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
 
 
 def parse_args(arguments: list[str]) -> Config:

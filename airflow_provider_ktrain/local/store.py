@@ -10,7 +10,6 @@ import asyncio
 import copy
 import datetime
 import json
-import random
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from airflow_provider_ktrain.local import defaults
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.names import random_suffix
 from airflow_provider_ktrain.local.resources import Resource
 
 Obj = dict[str, Any]
@@ -27,16 +27,11 @@ Objects = list[Obj]  # inside Store, `list` is a method
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # changes kept for watches that resume
 GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
-SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
 
 
 def now() -> str:
     """The time in the form of metadata.creationTimestamp: RFC 3339, whole seconds."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def random_suffix(length: int = 5) -> str:
-    return "".join(random.choices(SUFFIX_ALPHABET, k=length))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from collections import deque
@@ -12,7 +13,7 @@ from aiohttp import web
 
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import ListOptions
-from airflow_provider_ktrain.local.negotiation import HEADERS, encode
+from airflow_provider_ktrain.local.negotiation import encode
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.selectors import Selector
 from airflow_provider_ktrain.local.store import Change, Obj, Store
@@ -48,9 +49,8 @@ class Watch:
         self._overflown = False
         self._seen = store.version  # what the client knows when all before is sent
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Answer the request with the stream; returns when it has ended."""
-        response = web.StreamResponse(headers=HEADERS)
+    async def serve(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Write the stream as the answer to the request, to its end. ConnectionError where the client has gone."""
         response.content_type = "application/json"
         response.enable_chunked_encoding()
         loop = asyncio.get_running_loop()
@@ -65,7 +65,6 @@ class Watch:
             await self._follow(response, end)
         finally:
             stop()
-        return response
 
     def _take(self, change: Change) -> None:
         if len(self._backlog) >= BACKLOG:
@@ -98,7 +97,7 @@ class Watch:
         marks = [end - BOOKMARK_BEFORE_END, loop.time() + BOOKMARK_PERIOD] if self._wanted.bookmarks else []
         while not self._overflown:
             now, delay = loop.time(), self._delay()
-            ready = []
+            ready: list[bytes] = []
             while self._backlog and self._backlog[0][0] + delay <= now and len(ready) < CHUNK:
                 change = self._backlog.popleft()[1]
                 ready += self._lines(change)
@@ -110,15 +109,13 @@ class Watch:
             if ready:
                 await response.write(b"".join(ready))
                 continue
-            if now >= end or response._req is None or response._req.transport is None:
+            if now >= end:
                 return
             due = [end, *marks, *([self._backlog[0][0] + delay] if self._backlog else [])]
             self._awake.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(due)):
                     await self._awake.wait()
-            except TimeoutError:
-                pass
 
     def _lines(self, change: Change) -> Iterator[bytes]:
         """The event of a change for this watch: an object that enters the selection is added, one that leaves it deleted."""
