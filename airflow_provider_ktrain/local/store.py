@@ -308,12 +308,6 @@ def _finalizers(resource: Resource, obj: Obj) -> list[str]:
     return [*(obj["metadata"].get("finalizers") or ()), *(own or ())]
 
 
-def _held(resource: Resource, obj: Obj) -> bool:
-    """Whether finalizers keep the object; a namespace has one under spec, until it is empty."""
-    own = (obj.get("spec") or {}).get("finalizers") if resource == r.NAMESPACE else None
-    return bool(obj["metadata"].get("finalizers") or own)
-
-
 def details(resource: Resource, name: str) -> Obj:
     """`details` of a Status about one object."""
     return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
