@@ -21,6 +21,7 @@ class ManifestError(KtrainError):
     """
 
     def __init__(self, message: str, *, where: str = "", found: str = "", expected: str = "", remedy: str = "") -> None:
+        self.message = message
         self.where, self.found, self.expected, self.remedy = where, found, expected, remedy
         details = "".join(
             f"; {label}{text}"

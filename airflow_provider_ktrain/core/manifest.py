@@ -8,11 +8,11 @@ even where nobody is left to end it. Each returns a new manifest and leaves its 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import KINDS, Manifest, kind_of
+from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.overlay import (
     ClaimVolume,
     HostPath,
@@ -188,8 +188,6 @@ def is_gpu(resource: str) -> bool:
 def gpus_of(manifest: Mapping[str, Any]) -> int:
     """The GPUs that all replicas of a job ask for together: what it takes from a pool, as `pool_slots`.
 
-    A pod takes what its containers ask for together, or its hungriest init container where that is more.
-
     :raises UnknownKindError: for what is no training job.
     """
     kind = kind_of(str(manifest.get("kind")))
@@ -198,11 +196,19 @@ def gpus_of(manifest: Mapping[str, Any]) -> int:
 
 def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     """The GPUs that one pod asks for."""
+    return pod_amount(pod_spec, is_gpu)
+
+
+def pod_amount(pod_spec: Mapping[str, Any], wanted: Callable[[str], bool]) -> int:
+    """How much of the wanted extended resources one pod asks for.
+
+    That is what its containers ask for together, or its hungriest init container where that is more.
+    """
 
     def asked(container: Mapping[str, Any]) -> int:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        return sum(_whole(amount) for name, amount in amounts.items() if is_gpu(name))
+        return sum(_whole(amount) for name, amount in amounts.items() if wanted(name))
 
     together = sum(asked(c) for c in pod_spec.get("containers") or () if isinstance(c, Mapping))
     return max([together, *(asked(c) for c in pod_spec.get("initContainers") or () if isinstance(c, Mapping))])
@@ -215,9 +221,3 @@ def _whole(amount: Any) -> int:
 def _pod(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
     pod = (replica_spec.get("template") or {}).get("spec")
     return pod if isinstance(pod, Mapping) else {}
-
-
-def total_replicas(manifest: Mapping[str, Any]) -> int:
-    """How many pods the job has when all are there."""
-    kind = KINDS[manifest["kind"]]
-    return sum(kind.count(manifest, role) for role in kind.replicas(manifest))
