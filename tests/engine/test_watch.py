@@ -1,0 +1,334 @@
+"""The hub: nothing missed, nothing told twice, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_owner, by_uid, hub
+
+from .fakekube import PODS, FakeKube, cutter, serving, until
+
+OURS = {"app": "ktrain"}
+
+
+def versions(objects: dict[str, dict]) -> dict[str, str]:
+    return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
+
+
+async def collect(listener: Listener, told: list[Seen]) -> None:
+    async for seen in listener:
+        told.append(seen)
+
+
+async def test_what_is_there_and_what_changes() -> None:
+    kube = FakeKube()
+    kube.put("a", OURS)
+    kube.put("other", {"app": "x"})
+    async with serving(kube) as api, hub(api, PODS, label_selector="app=ktrain").listen() as listener:
+        assert [(s.type, s.object["metadata"]["name"]) for s in await listener.changed()] == [("ADDED", "a")]
+        kube.put("a", OURS, spec={"x": 1})
+        (seen,) = await listener.changed()
+        assert (seen.type, seen.object["spec"]) == ("MODIFIED", {"x": 1})
+        assert seen.object["kind"] == "Pod"
+        assert "managedFields" not in seen.object["metadata"]
+        gone = kube.delete("a")
+        (seen,) = await listener.changed()
+        assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+        assert listener.objects == {}
+        assert seen.object["spec"] == {"x": 1}
+
+
+async def test_the_first_list_is_told_even_if_it_is_empty() -> None:
+    async with serving(FakeKube()) as api, hub(api, PODS).listen() as listener:
+        assert not listener.synced
+        assert await listener.changed() == []
+        assert listener.synced
+
+
+async def test_changes_before_they_are_read_are_told_as_one() -> None:
+    kube = FakeKube()
+    async with serving(kube) as api, hub(api, PODS).listen() as listener:
+        await listener.changed()
+        for n in range(5):
+            kube.put("a", spec={"n": n})
+        await until(lambda: any(o["spec"] == {"n": 4} for o in listener.objects.values()))
+        (seen,) = await listener.changed()
+        assert (seen.type, seen.object["spec"]) == ("ADDED", {"n": 4})
+
+
+async def test_an_object_that_leaves_the_selector_is_told_as_deleted() -> None:
+    kube = FakeKube()
+    kube.put("a", OURS)
+    async with (
+        serving(kube) as api,
+        hub(api, PODS, label_selector="app=ktrain").listen() as by_selector,
+        hub(api, PODS).listen(lambda obj: obj["metadata"]["labels"] == OURS) as by_match,
+        hub(api, PODS).listen(key=by_label("app", "ktrain")) as by_key,
+    ):
+        listeners = (by_selector, by_match, by_key)
+        for listener in listeners:
+            assert [s.type for s in await listener.changed()] == ["ADDED"]
+        kube.put("a", {"app": "x"})
+        for listener in listeners:
+            assert [s.type for s in await listener.changed()] == ["DELETED"]
+            assert listener.objects == {}
+
+
+async def test_listeners_are_told_of_their_keys_only() -> None:
+    kube = FakeKube()
+    a = kube.put("a", OURS)
+    uid = a["metadata"]["uid"]
+    kube.put("b", {"app": "x"}, metadata={"ownerReferences": [{"uid": uid}]})
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with (
+            pods.listen(key=by_uid(uid)) as one,
+            pods.listen(key=by_name("b")) as two,
+            pods.listen(key=by_owner(uid)) as three,
+            pods.listen(key=by_label("app", "x")) as four,
+        ):
+            await until(lambda: four.synced)
+            assert [list(w.objects) for w in (one, two, three, four)] == [["u1"], ["u2"], ["u2"], ["u2"]]
+            async with pods.listen(key=by_owner(uid)) as late:  # from what the hub knows
+                assert late.synced
+                assert list(late.objects) == ["u2"]
+        assert kube.requests["list"] == 1
+
+
+async def test_a_thousand_listeners_cost_one_watch() -> None:
+    kube = FakeKube()
+    for n in range(250):
+        kube.put(f"p{n}", OURS)
+    async with serving(kube) as api, asyncio.timeout(30):
+
+        async def wait_for_end(n: int) -> str:
+            async with hub(api, PODS).listen(key=by_name(f"p{n % 250}")) as listener:
+                async for seen in listener:
+                    if seen.type == "DELETED":
+                        return seen.object["metadata"]["name"]
+            raise AssertionError
+
+        waiting = [asyncio.create_task(wait_for_end(n)) for n in range(1000)]
+        await until(lambda: kube.requests["watch"])
+        for n in range(250):
+            kube.delete(f"p{n}")
+        assert await asyncio.gather(*waiting) == [f"p{n % 250}" for n in range(1000)]
+    assert kube.requests == {"list": 3, "watch": 1}
+
+
+async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    async with serving(kube) as api, hub(api, PODS).listen() as listener:
+        await listener.changed()
+        kube.cut()
+        kube.put("b")
+        assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
+        assert kube.requests["list"] == 1
+
+        await until(lambda: kube.streams)
+        kube.away = True
+        kube.cut()
+        kube.delete("a")
+        kube.put("c")
+        kube.expire()
+        kube.away = False
+        told = await listener.changed()
+        assert sorted((s.type, s.object["metadata"]["name"]) for s in told) == [("ADDED", "c"), ("DELETED", "a")]
+        assert hub(api, PODS).stats["expired"] == 1
+        assert kube.requests["list"] == 2
+
+
+async def test_a_list_whose_token_expires_begins_again() -> None:
+    kube = FakeKube()
+    for n in range(150):
+        kube.put(f"p{n}")
+    pages = iter([kube.expire])
+
+    class Expiring(FakeKube):
+        def _list(self, query):  # type: ignore[no-untyped-def]
+            if "continue" in query:
+                next(pages, lambda: None)()
+            return super()._list(query)
+
+    kube.__class__ = Expiring
+    async with serving(kube) as api, hub(api, PODS).listen() as listener:
+        await listener.changed()
+        assert len(listener.objects) == 150
+    assert kube.requests["list"] == 3
+
+
+async def test_refusal_is_told_at_once_and_outlived() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    kube.refusal = (403, "Forbidden")
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            with pytest.raises(ApiStatusError, match="403"):
+                await listener.changed()
+            async with pods.listen() as second:
+                with pytest.raises(ApiStatusError, match="403"):
+                    await second.changed()
+            kube.refusal = None
+            await until(lambda: listener.synced)
+            assert [s.type for s in await anext_after_errors(listener)] == ["ADDED"]
+            assert pods.failure is None
+
+
+async def anext_after_errors(listener: Listener) -> list[Seen]:
+    """The next changes, past refusals that were told meanwhile."""
+    while True:
+        try:
+            return await listener.changed()
+        except ApiStatusError:
+            continue
+
+
+async def test_credentials_that_expire_cost_nothing() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    async with serving(kube) as api, hub(api, PODS).listen() as listener:
+        await listener.changed()
+        kube.token = "t1"
+        kube.cut()
+        kube.put("b")
+        assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
+        assert api.stats["rebuilt"] == 1
+
+
+async def test_a_server_that_is_away_is_waited_for() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            await listener.changed()
+            kube.away = True
+            kube.cut()
+            await until(lambda: pods.stats["cuts"] > 3)
+            assert pods.away_since is not None
+            assert list(listener.objects) == ["u1"]
+            kube.put("b")
+            kube.away = False
+            assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
+            assert pods.away_since is None
+
+
+async def test_a_cancelled_listener_leaves_the_hub_alone() -> None:
+    kube = FakeKube()
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+
+        async def listen() -> None:
+            async with pods.listen() as listener:
+                while True:
+                    await listener.changed()
+
+        first = asyncio.create_task(listen())
+        await until(lambda: pods.stats["watches"])
+        first.cancel()
+        await asyncio.wait([first])
+        async with pods.listen() as listener:
+            await listener.changed()
+            kube.put("a")
+            assert len(await listener.changed()) == 1
+        assert kube.requests == {"list": 1, "watch": 1}
+
+
+async def test_the_hub_has_a_context_of_its_own() -> None:
+    task_of = contextvars.ContextVar("task_of", default="nobody")
+    seen: list[str] = []
+
+    def match(obj: object) -> bool:
+        seen.append(task_of.get())
+        return True
+
+    kube = FakeKube()
+    kube.put("a")
+    task_of.set("the first listener")
+    async with serving(kube) as api, hub(api, PODS).listen(match) as listener:
+        await listener.changed()
+    assert seen == ["nobody"]
+
+
+async def test_closing_the_api_ends_the_hub_and_tells() -> None:
+    async with serving(FakeKube()) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            await listener.changed()
+            await api.close()
+            with pytest.raises(ApiUnavailable):
+                await listener.changed()
+        assert hub(api, PODS) is not pods
+
+
+class Story:
+    """Random writes to a store, in which the connection suffers; then the listeners are held against the store."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.kube = FakeKube()
+        self.kube.clean_cuts = self.rng.random() < 0.5
+        self.created: set[str] = set()
+
+    def write(self) -> None:
+        name = f"p{self.rng.randrange(6)}"
+        if name in self.kube.objects and self.rng.random() < 0.3:
+            self.kube.delete(name)
+        else:
+            self.kube.put(name, self.rng.choice([OURS, OURS, {"app": "x"}]), spec={"n": self.rng.random()})
+
+    def trouble(self) -> None:
+        self.rng.choice([self.kube.cut, self.kube.expire, lambda: None])()
+        self.kube.cut_after = cutter(self.rng, 1500, self.rng.randrange(4))
+
+    async def run(self, actions: int) -> None:
+        async with serving(self.kube) as api:
+            ours = hub(api, PODS, label_selector="app=ktrain")
+            async with ours.listen() as everything, ours.listen(key=by_name("p1")) as one:
+                told: list[Seen] = []
+                reading = asyncio.create_task(collect(everything, told))
+                for _ in range(actions):
+                    self.rng.choice([self.write, self.write, self.trouble])()
+                    for _ in range(self.rng.randrange(4)):
+                        await asyncio.sleep(0)
+                self.kube.cut_after = lambda: None
+                self.kube.put("last", OURS)
+
+                def standing(name: str | None = None) -> dict[str, str]:
+                    objects = self.kube.objects.items()
+                    return versions({n: o for n, o in objects if o["metadata"]["labels"] == OURS and name in (None, n)})
+
+                await until(lambda: versions(everything.objects) == standing())
+                assert versions(one.objects) == standing("p1")
+                await until(lambda: not everything._pending)
+                reading.cancel()
+                self.check(told)
+                assert {s.object["metadata"]["uid"] for s in told if s.type != "DELETED"} >= set(standing())
+
+    @staticmethod
+    def check(told: list[Seen]) -> None:
+        """Told in an order that makes sense, each version once, and what was deleted stays so."""
+        held: dict[str, int] = {}
+        once: set[tuple[str, str, int]] = set()
+        for seen in told:
+            uid, version = seen.object["metadata"]["uid"], int(seen.object["metadata"]["resourceVersion"])
+            assert (seen.type, uid, version) not in once
+            once.add((seen.type, uid, version))
+            # a deletion that is found by listing has the object as it was last seen
+            assert version > held.get(uid, 0) or (version == held[uid] and seen.type == "DELETED")
+            held[uid] = version
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_nothing_missed_and_nothing_told_twice(seed: int, actions: int) -> None:
+    asyncio.run(Story(seed).run(actions))
