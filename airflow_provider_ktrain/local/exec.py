@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -26,6 +25,13 @@ AGENT = Path(agent.__file__)
 #: file name -> tool of the agent; kubectl is no tool for everyone: the launcher's init container delivers it
 TOOLS = {"kubectl-exec": "kubectl", **{t: t for t in ("nslookup", "ssh", "sshd", "deliver-kubectl")}}
 REPLACED = {"/usr/sbin/sshd": "sshd"}  # commands of operators that are tools here
+#: parameters of Open MPI 4 that the operators set, and what Open MPI 5 calls them
+OPEN_MPI = {
+    "OMPI_MCA_plm_rsh_agent": "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",
+    "OMPI_MCA_orte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "PRTE_MCA_prte_keep_fqdn_hostnames",
+}
 PROC = Path("/proc/self/fd").is_dir()  # by it a path of any length can be bound; an address has a hundred bytes
 HOSTNAME = """#!/bin/sh
 case "$1" in '') echo "$HOSTNAME";; -i|-I) echo 127.0.0.1;; *) exec env PATH="${PATH#*:}" hostname "$@";; esac
@@ -132,16 +138,18 @@ class Tools:
         return str(directory / REPLACED[argv0]) if argv0 in REPLACED else argv0
 
     @staticmethod
-    def environment(pod: Obj, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment with what Open MPI needs where all hosts are one machine."""
-        return dict(env)
+    def environment(env: Mapping[str, str], scratch: Path) -> dict[str, str]:
+        """The environment of a launcher with what Open MPI 5 needs here; `scratch` is for its session's files.
+
+        The operators speak to Open MPI 4, whose runtime's parameters have other names now. And collective operations
+        that first look who shares a host must not: all hosts are this machine, though each has a daemon of its own.
+        """
+        if not any(name in env for name in OPEN_MPI):
+            return dict(env)
+        renamed = {new: env[old] for old, new in OPEN_MPI.items() if env.get(old)}
+        return {"OMPI_MCA_coll": "^han", "PRTE_MCA_prte_tmpdir_base": str(scratch), **renamed, **env}
 
 
 def _executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
-
-
-def mpirun() -> str | None:
-    """Where this cluster's mpirun is, if it has one."""
-    return shutil.which("mpirun", path=str(Path(sys.executable).parent))

@@ -339,7 +339,7 @@ class PodWorker:
             raise ConfigError("no command specified", "CreateContainerError")
         env = {k: v if k == "PATH" else paths.rewrite(v) for k, v in env.items()}
         env["CUDA_VISIBLE_DEVICES"] = here.gpus.take(self.pod["metadata"]["uid"], self._gpus)
-        env = here.tools.environment(self.pod, env)
+        env = here.tools.environment(env, home)
         limit = (container.get("resources") or {}).get("limits", {}).get("memory")
         workdir = Path(paths.locate(container.get("workingDir") or "/"))
         return RunSpec(
