@@ -15,6 +15,7 @@ from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
 
 NAMESPACE = "ns"
+LATE = 0.2  # seconds that a controller needs to get to what is due
 
 
 class Play:
@@ -40,8 +41,12 @@ class Play:
         raise AssertionError("the controllers never come to rest")
 
     def wait(self, seconds: float) -> None:
-        """Turn the clock and let the controllers do what is due then."""
-        self.time += seconds
+        """Turn the clock, and let the controllers do what is due on the way."""
+        until = self.time + seconds
+        while due := [c.due for c in self.controllers if c.due is not None and c.due <= until]:
+            self.time = max(self.time, min(due) + LATE)
+            self.settle()
+        self.time = until
         self.settle()
 
     def create(self, resource: Resource, obj: Obj) -> Obj:

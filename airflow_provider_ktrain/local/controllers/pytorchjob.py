@@ -73,9 +73,15 @@ class PyTorchJobController(TrainingOperator):
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
         services = self.store.list(r.SERVICE, job["metadata"]["namespace"], self.labels(job))
+        errors = []
         for type_ in [t for t in self.replica_types if t in self.specs(job)]:
-            self.sync_pods(job, status, type_, by_index(pods, type_))
-            self.sync_services(job, type_, by_index(services, type_))
+            try:
+                self.sync_pods(job, status, type_, by_index(pods, type_))
+                self.sync_services(job, type_, by_index(services, type_))
+            except ApiError as error:  # the other type gets its pods all the same, as by Go's random order
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def sync_pods(self, job: Obj, status: Obj, type_: str, pods: dict[int, Obj]) -> None:
         name, spec = job["metadata"]["name"], self.specs(job)[type_]

@@ -63,6 +63,11 @@ class Controller(Generic[K]):
             self._ready[key] = None
         self._wake.set()
 
+    @property
+    def due(self) -> float | None:
+        """When the next delayed key is due, in seconds since the epoch."""
+        return self._later[0][0] if self._later else None
+
     def start(self) -> contextlib.ExitStack:
         """Begin to collect changes; closing what is returned ends that."""
         subscriptions = contextlib.ExitStack()
@@ -111,9 +116,9 @@ class Controller(Generic[K]):
                     await asyncio.sleep(0)  # the API answers between two reconciles
                     continue
                 self._wake.clear()
-                due = self._later[0][0] - self._clock() if self._later else None
+                wait = None if self.due is None else self.due - self._clock()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), due)
+                    await asyncio.wait_for(self._wake.wait(), wait)
 
 
 class ReconcileError(Exception):
