@@ -1,4 +1,4 @@
-"""The controllers against recordings of a real cluster: what users and kubelet did is replayed, the outcome compared."""
+"""The controllers against recordings of a real cluster: what users and kubelet did is replayed, and compared."""
 
 from __future__ import annotations
 
