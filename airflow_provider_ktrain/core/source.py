@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,16 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader whose numbers are those of Kubernetes' reader: no dates, no base 60 (`22:10` is text, not 1330)."""
+    """SafeLoader that reads as Kubernetes does: keys are text, no dates, no base 60 (`22:10` is text, not 1330)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        self.flatten_mapping(node)
+        return {
+            _key(self.construct_object(key, deep=True), f"line {key.start_mark.line + 1}"): self.construct_object(
+                value, deep=deep
+            )
+            for key, value in node.value
+        }
 
 
 _NUMBERS = {

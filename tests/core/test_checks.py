@@ -1,0 +1,269 @@
+"""Each mistake is told once, at its place, with its remedy; what is right is left in peace."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.checks import RULES, check, raise_errors
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.manifest import load
+from airflow_provider_ktrain.core.schema import schema_of
+
+from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob
+
+MASTER = "$.spec.pytorchReplicaSpecs.Master.template.spec"
+WORKER = "$.spec.pytorchReplicaSpecs.Worker.template.spec"
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def put(path: str, value: Any) -> Change:
+    """A change of a manifest: `a.b.0.c` set to a value; None takes it away."""
+
+    def change(manifest: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        here: Any = manifest
+        for key in parents:
+            here = here[int(key)] if isinstance(here, list) else here.setdefault(key, {})
+        if value is None:
+            del here[last]
+        elif isinstance(here, list):
+            here[int(last)] = value
+        else:
+            here[last] = value
+
+    return change
+
+
+def found(manifest: Any, **kwargs: Any) -> list[tuple[str, str, str]]:
+    return [(str(p.level), p.code, p.path) for p in check(manifest, **kwargs)]
+
+
+def changed(manifest: dict[str, Any], *changes: Change) -> dict[str, Any]:
+    for change in changes:
+        change(manifest)
+    return manifest
+
+
+SEEDS = {
+    "practitioner-nccl.yaml": [
+        ("error", "container-name", f"{MASTER}.containers[0].name"),
+        ("error", "container-name", f"{WORKER}.containers[0].name"),
+        ("error", "wrong-list", f"{WORKER}.containers[0].volumeMounts[5]"),
+        ("error", "wrong-list", f"{WORKER}.containers[0].volumeMounts[6]"),
+        ("warning", "world-size", f"{MASTER}.containers[0].args[11]"),
+        ("warning", "world-size", f"{WORKER}.containers[0].args[11]"),
+    ],
+    "pytorch-operator-guide.yaml": [
+        ("error", "image", f"{MASTER}.containers[0].image"),
+        ("error", "image", f"{WORKER}.containers[0].image"),
+        ("warning", "shm", f"{MASTER}.containers[0].volumeMounts"),
+        ("warning", "shm", f"{WORKER}.containers[0].volumeMounts"),
+    ],
+    "torchrun-cpu.yaml": [("warning", "image-tag", f"{MASTER}.containers[0].image")],
+    "mpi-operator-guide.yaml": [],
+}
+SEEDS["pytorch-guide.yaml"] = SEEDS["pytorch-operator-guide.yaml"]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_seeds_have_exactly_these_problems(guide: str) -> None:
+    assert found(load(DATA / guide)) == SEEDS[guide]
+
+
+def test_the_practitioners_mistake_is_told_with_its_remedy() -> None:
+    problem = check(load(DATA / "practitioner-nccl.yaml"))[2]
+    assert (problem.message, problem.found, problem.expected, problem.hint) == (
+        "NCCL_DEBUG stands under volumeMounts but is an entry of env",
+        "{name, value}",
+        "{name, mountPath}",
+        "move it under env",
+    )
+
+
+@pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1"), mpijob("v2beta1")])
+def test_a_right_manifest_has_no_problem(manifest: dict[str, Any]) -> None:
+    assert check(manifest) == []
+    assert check(manifest, kind=manifest["kind"]) == []
+
+
+MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
+ROWS = [(job, name, row) for job, rows in MISTAKES.items() for name, row in rows.items()]
+
+
+@pytest.mark.parametrize(("job", "name", "row"), ROWS, ids=[f"{job}: {name}" for job, name, _ in ROWS])
+def test_each_mistake_is_found_once_and_nothing_else(job: str, name: str, row: dict[str, Any]) -> None:
+    kind, version = job.split()
+    manifest = pytorchjob() if kind == "PyTorchJob" else mpijob(version)
+    specs = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "mpiReplicaSpecs"
+    for path, value in row["change"].items():
+        put(place(path, specs), value)(manifest)
+    expected = [(level, code, json_path(path, specs)) for level, code, path in (f.split() for f in row["found"])]
+    assert found(manifest) == expected
+
+
+def place(path: str, specs: str) -> str:
+    full = f"spec/{specs}/{path}" if path[0].isupper() or path.startswith("launcher") else path
+    full = re.sub(r"/container\b", "/template/spec/containers/0", full, count=1)
+    return re.sub(r"/pod\b", "/template/spec", full, count=1)
+
+
+def json_path(path: str, specs: str) -> str:
+    full = path if path.startswith("$") else f"$.spec.{specs}.{path}"
+    return re.sub(r"\.container\b", ".template.spec.containers[0]", full).replace(".pod", ".template.spec", 1)
+
+
+def test_every_rule_is_tried_above() -> None:
+    told = {text.split()[1] for _, _, row in ROWS for text in row["found"]}
+    assert {r.code for r in RULES} - told == set()
+
+
+MASTER_SPEC, CONTAINER = "spec/pytorchReplicaSpecs/Master", "spec/pytorchReplicaSpecs/Master/template/spec/containers/0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ([put("kind", "PytorchJob")], "did you mean PyTorchJob?"),
+        ([put("spec/pytorchReplicaSpecs/master", {})], "did you mean Master?"),
+        ([put(f"{CONTAINER}/volumemounts", [])], "did you mean volumeMounts?"),
+        ([put(f"{CONTAINER}/image_pull_policy", "x")], "did you mean imagePullPolicy?"),
+        ([put(f"{CONTAINER}/volumes", [])], "volumes belongs in the pod's spec, beside containers"),
+        ([put(f"{CONTAINER}/nodeSelector", {})], "nodeSelector belongs in the pod's spec, beside containers"),
+        ([put(f"{CONTAINER}/limits", {})], "limits belongs under the container's resources"),
+        ([put(f"{MASTER_SPEC}/suspend", True)], "suspend belongs under spec.runPolicy"),
+        ([put(f"{CONTAINER}/env", [{"name": "A", "value": 1}])], 'quote it: "1"'),
+        ([put(f"{CONTAINER}/env", [{"name": "A", "value": True}])], 'quote it: "true"'),
+        ([put(f"{CONTAINER}/env", {"A": "b"})], "write each entry as an item of a list: `- name: ...`"),
+        ([put(f"{CONTAINER}/command", "python x.py")], 'write it as a list: ["sh", "-c", ...]'),
+        ([put("spec/pytorchReplicaSpecs/Worker/replicas", "2")], "write it without quotes"),
+    ],
+)
+def test_hints(changes: list[Change], hint: str) -> None:
+    assert hint in [p.hint for p in check(changed(pytorchjob(), *changes))]
+
+
+def test_another_kind_than_the_wanted_one_is_one_problem() -> None:
+    (problem,) = check(mpijob(), kind="PyTorchJob")
+    assert (problem.code, problem.found, problem.expected) == ("kind", "'MPIJob'", "PyTorchJob")
+    assert problem.hint == "use MPIJobOperator for it"
+
+
+# ---- the recordings: what a real API server, webhook and operator made of manifests with mistakes
+
+REJECTED = json.loads((Path(__file__).parent / "recordings" / "rejected.json").read_text())
+PRUNED = {"unknown-field", "clean-pod-policy"}  #: 400 under strict validation, accepted and pruned by default
+
+
+@pytest.mark.parametrize("record", REJECTED, ids=[r["manifest"]["metadata"]["name"][-24:] for r in REJECTED])
+def test_what_a_real_cluster_refused_is_found(record: dict[str, Any]) -> None:
+    problems = check(record["manifest"])
+    if record["status"] != 201:
+        assert problems, record["message"]
+        assert [p for p in problems if p.level == "error" or p.code in PRUNED] == problems
+
+
+@pytest.mark.parametrize(
+    "name", ["policy", "none", "nolauncher", "twolaunchers", "badpolicy", "exitcode", "always", "zero"]
+)
+def test_what_was_accepted_and_never_ran_is_an_error(name: str) -> None:
+    records = [r for r in REJECTED if r["manifest"]["metadata"]["name"] == name]
+    assert records
+    assert all(any(p.level == "error" for p in check(r["manifest"])) for r in records)
+
+
+# ---- the schema that a server publishes
+
+SERVER = {
+    "$ref": "#/components/schemas/Job",
+    "components": {
+        "schemas": {
+            "Job": {
+                "properties": {
+                    "apiVersion": {"type": "string"},
+                    "kind": {"type": "string"},
+                    "metadata": {"allOf": [{"$ref": "#/components/schemas/Meta"}]},
+                    "spec": {
+                        "x-kubernetes-preserve-unknown-fields": True,
+                        "properties": {"nprocPerNode": {"type": "string"}},
+                    },
+                }
+            },
+            "Meta": {"properties": {"name": {"type": "string"}}},
+        }
+    },
+}
+
+
+def test_the_servers_schema_is_strict() -> None:
+    assert found(pytorchjob(), schema=SERVER) == []
+    manifest = changed(pytorchjob(), put("metadata/nmae", "x"), put("spec/new", 1), put("spec/nprocPerNode", 2))
+    assert found(manifest, schema=SERVER) == [
+        ("error", "unknown-field", "$.metadata.nmae"),
+        ("error", "type", "$.spec.nprocPerNode"),
+    ]
+
+
+def test_our_own_table_compiles() -> None:
+    for kind, version in (("PyTorchJob", "v1"), ("MPIJob", "v1"), ("MPIJob", "v2beta1")):
+        assert schema_of(kind, version)["properties"]["spec"]["properties"]["runPolicy"]["type"] == "object"
+
+
+# ---- robustness
+
+PLACES = [
+    (),
+    ("spec",),
+    ("metadata",),
+    ("spec", "runPolicy"),
+    ("spec", "elasticPolicy"),
+    ("spec", "pytorchReplicaSpecs"),
+    ("spec", "pytorchReplicaSpecs", "Worker"),
+    ("spec", "pytorchReplicaSpecs", "Worker", "replicas"),
+    ("spec", "pytorchReplicaSpecs", "Worker", "template"),
+    ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec"),
+    ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "containers"),
+    ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "containers", 0),
+    *(
+        ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "containers", 0, key)
+        for key in ("image", "command", "args", "env", "volumeMounts", "resources", "name", "ports")
+    ),
+    ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec", "volumes"),
+]
+
+
+@given(st.sampled_from(PLACES), JSON)
+def test_no_manifest_is_too_broken_to_be_checked(place: tuple[str | int, ...], value: Any) -> None:
+    manifest: Any = {"root": pytorchjob()}
+    here, last = manifest, "root"
+    for key in place:
+        here, last = here[last], key  # type: ignore[assignment]
+    here[last] = value
+    job = manifest["root"]
+    before = copy.deepcopy(job)
+    problems = check(job)
+    assert job == before
+    assert all(p.path.startswith("$") and p.message and str(p) for p in problems)
+    assert len({(p.code, p.path) for p in problems}) == len(problems)
+
+
+def test_errors_are_raised_together() -> None:
+    raise_errors(check(pytorchjob()))
+    raise_errors(check(load(DATA / "torchrun-cpu.yaml")))  # warnings alone do not stop anybody
+    with pytest.raises(ManifestError) as e:
+        raise_errors(check(load(DATA / "practitioner-nccl.yaml")))
+    text = str(e.value)
+    assert text.startswith(f"{MASTER}.containers[0].name: Master has no container named pytorch")
+    assert "found cuda1; expected pytorch; remedy: rename" in text
+    assert text.count("\n") == 3
+    assert "move it under env" in text

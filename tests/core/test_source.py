@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.source import load, plain, read, the_job
+
+from .manifests import DATA, GUIDES, JSON, pytorchjob
+
+TEXT = yaml.safe_dump(pytorchjob())
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_seeds_load_from_file_text_and_dict_alike(guide: str) -> None:
+    path = DATA / guide
+    from_file = load(path)
+    assert from_file == load(str(path)) == load(path.read_text()) == load(from_file)
+    assert load(guide, folder=DATA) == from_file
+    assert from_file["kind"] in ("PyTorchJob", "MPIJob")
+
+
+def test_json_loads_even_when_indented_by_tabs(tmp_path: Path) -> None:
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps(pytorchjob(), indent="\t"))
+    assert load(file) == load(file.read_text()) == pytorchjob()
+
+
+def test_what_is_loaded_shares_nothing_with_its_source_nor_within_itself() -> None:
+    source = pytorchjob()
+    loaded = load(source)
+    loaded["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 7
+    assert source == pytorchjob()
+
+    aliased = load("kind: PyTorchJob\na: &r {replicas: 1}\nb: *r\n")
+    aliased["a"]["replicas"] = 5
+    assert aliased["b"] == {"replicas": 1}
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        ("22:10", "22:10"),  # not 1330: Kubernetes has no base 60
+        ("2026-11-21", "2026-11-21"),
+        ("010", 8),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("1e3", 1000.0),
+        ("1.5", 1.5),
+        ("-3", -3),
+        ("1.2.3", "1.2.3"),
+        ("yes", True),
+        ("~", None),
+        ("08", 8.0),
+    ],
+)
+def test_scalars_are_read_as_kubernetes_reads_them(scalar: str, value: object) -> None:
+    assert load(f"kind: PyTorchJob\nx: {scalar}")["x"] == value
+
+
+@given(JSON)
+def test_yaml_and_back_changes_nothing(value: Any) -> None:
+    manifest = {"kind": "PyTorchJob", "spec": value}
+    assert load(yaml.safe_dump(manifest)) == manifest == load(json.dumps(manifest))
+
+
+def test_keys_become_text_as_in_json() -> None:
+    assert load("kind: PyTorchJob\n1: a\ntrue: b\n") == {"kind": "PyTorchJob", "1": "a", "true": "b"}
+
+
+class Model:
+    """As OpenAPI's generator writes models: snake_case attributes and a map to the names on the wire."""
+
+    attribute_map = {"api_version": "apiVersion", "kind": "kind", "spec": "spec", "status": "status"}  # noqa: RUF012
+
+    def __init__(self, **values: Any) -> None:
+        self.api_version, self.kind, self.spec = values["api_version"], values["kind"], values["spec"]
+        self.status = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"api_version": self.api_version, "kind": self.kind, "spec": self.spec, "status": None}
+
+
+class Plain:
+    def to_dict(self) -> dict[str, Any]:
+        return pytorchjob()
+
+
+def test_objects_of_sdks_become_what_they_are_on_the_wire() -> None:
+    model = Model(api_version="kubeflow.org/v1", kind="PyTorchJob", spec=Model(api_version="x", kind="y", spec=[1]))
+    inner = {"apiVersion": "x", "kind": "y", "spec": [1]}
+    assert load(model) == {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": inner}
+    assert load(Plain()) == pytorchjob()
+
+
+def test_the_one_job_among_other_documents_is_taken_and_the_others_are_named() -> None:
+    text = f"# a comment\n---\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{TEXT}---\n"
+    assert load(text) == pytorchjob()
+    job = the_job(read(text))
+    assert job.beside == ("ConfigMap settings",)
+    assert job.line == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("", ["empty", "expected one MPIJob or PyTorchJob"]),
+        ("a: [1\nb: 2", ["no YAML", "<text>:2", "'b: 2'"]),
+        ("a: 1\nb: 2\na: 3\n", ["no YAML", "<text>:3", "'a' stands twice", "first in line 1"]),
+        ("x: &x [*x]", ["contains itself"]),
+        ("just words", ["no mapping", "just words", ".yaml"]),
+        ("- a\n- b\n", ["no mapping", "list"]),
+        ("missing/train.yaml", ["does not exist", "missing/train.yaml", "remedy"]),
+        (f"{TEXT}---\n{TEXT}", ["2 training jobs", "PyTorchJob train (line 1)", "exactly one"]),
+        ("kind: A\n---\nkind: B\n", ["no training jobs", "A (no name)", "B (no name)"]),
+        ("a: .nan", ["JSON has not", "$.a"]),
+        ("? [1, 2]\n: x", ["line 1", "a key that is no text"]),
+        ("a: !!binary aGk=", ["JSON has not"]),
+        ("a: !custom 1", ["no YAML", "<text>:1"]),
+        (42, ["int", "a dict, YAML text"]),
+    ],
+)
+def test_bad_sources_are_refused_with_place_and_remedy(source: object, words: list[str]) -> None:
+    with pytest.raises(ManifestError) as e:
+        load(source)
+    assert [w for w in words if w not in str(e.value)] == [], str(e.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"kind: \xff")
+    with pytest.raises(ManifestError, match=r"no UTF-8.*0xff at 6"):
+        load(tmp_path / "bad.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ManifestError, match="cannot be read"):
+        load(tmp_path / "folder.yaml")
+
+
+def test_aliases_that_multiply_are_stopped() -> None:
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+    )
+    with pytest.raises(ManifestError, match="too large"):
+        load(bomb)
+
+
+def test_lines_of_paths() -> None:
+    (document,) = read("# first\nkind: PyTorchJob\nspec:\n  list:\n  - a: 1\n  - 'x/y': 2\n")
+    assert document.line_of("$.kind") == 2
+    assert document.line_of("$.spec.list[1]['x/y']") == 6
+    assert document.line_of("$.spec.list[1].absent.deeper[3]") == 6
+    assert document.line_of("$.nowhere") == 2
+
+
+def test_errors_survive_pickling() -> None:
+    import pickle
+
+    error = ManifestError("m", where="w", found="f", expected="e", remedy="r")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "w: m; found f; expected e; remedy: r"
+    assert again.remedy == "r"
+
+
+def test_plain_refuses_what_json_cannot_say() -> None:
+    with pytest.raises(ManifestError, match=r"\$\.a\[0\]"):
+        plain({"a": [object()]})
