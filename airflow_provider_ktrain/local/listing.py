@@ -50,7 +50,7 @@ def options(resource: Resource, query: Mapping[str, str], *, watch: bool) -> Lis
 
 def invalid(kind: str, problems: list[tuple[str, str, str]], name: str = "", group: str = "meta.k8s.io") -> ApiError:
     """422 for options or an object: `problems` are (reason, message, field) as causes of a Status name them."""
-    told = [f"{field}: {message}" for _, message, field in problems]
+    told = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
     return ApiError(
         422,
         f'{kind}{"." if group else ""}{group} "{name}" is invalid: '

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import controllers, credentials, rbac, scheduler
+from airflow_provider_ktrain.local import controllers, crds, credentials, rbac, scheduler
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.apiserver import ApiServer
 from airflow_provider_ktrain.local.errors import ApiError
@@ -127,6 +127,7 @@ class Cluster:
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         rbac.bootstrap(self._store)
+        crds.install(self._store, r.served(self._config.mpi_api))
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
             name = self._store.create(r.NODE, node)["metadata"]["name"]

@@ -57,7 +57,7 @@ class Writes:
         if meta.get("resourceVersion"):
             raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
         admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
-        admission.validate(self._store, resource, obj, None)
+        warnings += admission.validate(self._store, resource, obj, None)
         made = self._store.create(resource, obj, dry_run=bool(query.get("dryRun")))
         return Written(made, 201, tuple(warnings))
 
@@ -141,10 +141,9 @@ class Writes:
         if version and version != old["metadata"]["resourceVersion"]:
             raise conflict(resource, name)
         if status:
+            # the rest of what was sent does not count
             obj = {**old, "status": obj.get("status", {})}
-            schema.validate_status(resource, obj)
-        else:
-            admission.validate(self._store, resource, obj, old)
+        warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
         return Written(self._store.update(resource, obj, status=status, dry_run=dry_run), 200, tuple(warnings))
 
     def _scale(self, resource: Resource, namespace: str, name: str, wanted: Obj, dry_run: bool) -> Written:
