@@ -14,6 +14,7 @@ with DAG(
     params={
         "image": os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest"),
         "epochs": 5,
+        "epoch_seconds": 0.3,
         "gpus": int(os.environ.get("KTRAIN_DEMO_GPUS", "1")),
     },
     tags=["ktrain"],

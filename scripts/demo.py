@@ -31,7 +31,8 @@ def airflow_environment(home, kubeconfig):
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+        "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+        "NO_COLOR": "1",
         "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
             {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
         ),
@@ -56,6 +57,21 @@ def cluster():
         say("stopping the embedded cluster")
 
 
+def run_dag(command, env):
+    """Run it and show the task's own log lines as they come; everything where it fails."""
+    everything = []
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
+        for line in ran.stdout:
+            everything.append(line)
+            if "PyTorchJobOperator]" in line:
+                stamp, _, rest = line.partition(" [")
+                level, _, text = rest.partition("] ")
+                text = text.partition(" [airflow.task")[0].rstrip()
+                print(f"  {stamp[11:23]} {'' if level.strip() == 'info' else level.strip() + ': '}{text}", flush=True)
+    if ran.returncode:
+        sys.exit("".join(everything) + f"\nthe DAG failed (exit {ran.returncode}); all that it printed is above")
+
+
 def main():
     if os.environ.get("KUBECONFIG") and not os.environ.get("KTRAIN_DEMO_IMAGE"):
         sys.exit(
@@ -70,9 +86,7 @@ def main():
         if made.returncode:
             sys.exit(f"airflow db migrate failed:\n{made.stdout}\n{made.stderr}")
         say("running the DAG ktrain_demo through Airflow: 1 Master, 2 Workers, a GPU each")
-        ran = subprocess.run([*airflow, "dags", "test", "ktrain_demo"], env=env)
-        if ran.returncode:
-            sys.exit(f"the DAG failed (exit {ran.returncode})")
+        run_dag([*airflow, "dags", "test", "ktrain_demo"], env)
         say("the DAG succeeded")
     say("done; nothing is left running")
 

@@ -45,6 +45,7 @@ class Category(enum.StrEnum):
     QUEUE = "queue"
     TIMEOUT = "timeout"
     HANG = "hang"
+    KILLED = "killed"
     UNKNOWN = "unknown"
 
 

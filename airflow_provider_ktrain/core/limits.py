@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis import Limit
 from airflow_provider_ktrain.core.status import Phase, true_conditions
 
 Object = Mapping[str, Any]
@@ -38,12 +39,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Clock:
-    """One limit that is running: `name` as the operator's parameter calls it, due at epoch second `due`."""
+    """One limit that is running, due at epoch second `due`."""
 
-    name: str
+    limit: Limit
     due: float
     seconds: float
-    what: str
 
 
 def epoch(timestamp: str | None) -> float | None:
@@ -61,13 +61,13 @@ def clocks(
     """
     if deadline is not None:
         created = epoch((job.get("metadata") or {}).get("creationTimestamp")) or deadline
-        yield Clock("execution_timeout", deadline, deadline - created, f"the job was still {phase}")
+        yield Clock(Limit.EXECUTION, deadline, deadline - created)
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
         if limits.queue is not None and (since := _since(job, "Suspended")) is not None:
-            yield Clock("queue_timeout", since + limits.queue, limits.queue, "the job is suspended: no queue admits it")
+            yield Clock(Limit.QUEUE, since + limits.queue, limits.queue)
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
-        yield Clock("log_stall_timeout", last_line + limits.log_stall, limits.log_stall, "no replica wrote a line")
+        yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
     for pod in pods:
         yield from _pod_clocks(pod, limits)
 
@@ -76,11 +76,10 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     if status.get("phase", "Pending") != "Pending" or meta.get("deletionTimestamp"):
         return
-    name = meta.get("name", "")
     created = epoch(meta.get("creationTimestamp"))
     if not (pod.get("spec") or {}).get("nodeName"):
         if limits.schedule is not None and created is not None:
-            yield Clock("schedule_timeout", created + limits.schedule, limits.schedule, f"pod {name} has no node")
+            yield Clock(Limit.SCHEDULE, created + limits.schedule, limits.schedule)
         return
     scheduled = next(
         (epoch(c.get("lastTransitionTime")) for c in status.get("conditions") or () if c.get("type") == "PodScheduled"),
@@ -88,10 +87,7 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
     )
     since = scheduled or created
     if limits.startup is not None and since is not None:
-        yield Clock(
-            "startup_timeout", since + limits.startup, limits.startup,
-            f"pod {name} has a node and its containers do not run yet",
-        )  # fmt: skip
+        yield Clock(Limit.STARTUP, since + limits.startup, limits.startup)
 
 
 def restarts(pods: Iterable[Object]) -> int:

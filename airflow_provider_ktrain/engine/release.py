@@ -99,10 +99,8 @@ async def release(
     gpus = sum(map(_gpus, held))
     total = sum(map(_gpus, before))
     what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[mode]
-    text = (
-        f"{ref} {what}: {total} GPUs of {len(before)} pods are free "
-        f"({gpus} were still held); took {seconds:.1f} s{'' if verify else ' until accepted'}"
-    )
+    free = f"its {len(before)} pods are gone, {total} GPUs are free" if verify else "its pods are asked to end"
+    text = f"{ref} {what}: {free} (held until now: {gpus}); took {seconds:.1f} s"
     return Released(True, len(before), gpus, round(seconds, 3), text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from airflow_provider_ktrain.core import diagnosis
-from airflow_provider_ktrain.core.diagnosis import Category, Cause
+from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit, log_key
+from airflow_provider_ktrain.core.evidence import moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.limits import Clock, Limits, clocks, restarts
@@ -163,7 +165,8 @@ class _Supervisor:
         self.gone = False
         self.job: Object | None = None  # as last seen; kept when it is gone
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
-        self.tails: dict[tuple[str, str], deque[str]] = {}
+        self.phase_since = time.monotonic()
+        self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.last_line = time.time()
         self.refused_since: float | None = None
@@ -219,8 +222,11 @@ class _Supervisor:
             return Outcome(self.phase, True)
         if self.phase.ended:
             return await self._ended()
-        cause = self._overdue() or await self._hopeless()
-        return None if cause is None else await self._fail(cause)
+        cause = await self._overdue() or await self._hopeless()
+        if cause is None:
+            return None
+        self.log.warning(cause.summary)
+        return await self._release(cause)
 
     async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
@@ -229,15 +235,13 @@ class _Supervisor:
             due = min(due, until - time.monotonic())
         if self._not_started:
             due = min(due, self.looked + LOOK_EVERY - time.monotonic())
-        job_changes, pod_changes, _ = waits = [
-            asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed()),
-            asyncio.ensure_future(stopped.wait()),
-        ]  # fmt: skip
+        changes = [asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed())]
+        waits: list[asyncio.Future[Any]] = [*changes, asyncio.ensure_future(stopped.wait())]
         try:
             await asyncio.wait(waits, timeout=max(due, 0.01), return_when=asyncio.FIRST_COMPLETED)
-            for changes in (job_changes, pod_changes):
-                if changes.done():
-                    self._note(changes)
+            for change in changes:
+                if change.done():
+                    self._note(change)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -287,7 +291,7 @@ class _Supervisor:
             phase = Phase.GONE if self.gone else phase_of(self.job, pods.objects.values())
             if phase is not self.phase:
                 self._say(phase)
-            self.phase = phase
+                self.phase, self.phase_since = phase, time.monotonic()
 
     def _say(self, phase: Phase) -> None:
         conditions = true_conditions({} if self.gone else self.job or {})
@@ -311,27 +315,32 @@ class _Supervisor:
         found = clocks(self.job, pods, self.phase, options.limits, deadline=options.deadline, last_line=self.last_line)
         return list(found)
 
-    def _overdue(self) -> Cause | None:
+    async def _overdue(self) -> Cause | None:
         """The limit that has passed, as a cause."""
         now = time.time()
         over = min((c for c in self._clocks() if c.due <= now), key=lambda c: c.due, default=None)
-        if over is not None:
-            return diagnosis.over_limit(over.name, over.seconds, over.what)
+        limit, amount = (over.limit, over.seconds) if over else (None, 0.0)
         most = self.options.limits.max_restarts
-        if most is not None and (count := restarts(self.pods.values())) > most:
-            return diagnosis.over_limit("max_restarts", float(most), f"containers were restarted {count} times")
-        return None
+        if over is None and most is not None and restarts(self.pods.values()) > most:
+            limit, amount = Limit.RESTARTS, float(most)
+        if limit is None:
+            return None
+        await self._drain(min(self.options.drain_timeout, 5))
+        return diagnosis.limit_passed(
+            limit, amount, self.job or {}, list(self.pods.values()), await self._events(), await self._tails()
+        )
 
     async def _hopeless(self) -> Cause | None:
         """Now and then: whether a job that does not start ever can."""
         if not self._not_started or time.monotonic() - self.looked < LOOK_EVERY:
             return None
         self.looked = time.monotonic()
-        return diagnosis.hopeless(self.job or {}, list(self.pods.values()), await self._events(), now=time.time())
+        waited = time.monotonic() - self.phase_since
+        return diagnosis.hopeless(self.job or {}, list(self.pods.values()), await self._events(), waited)
 
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
-        self.tails.setdefault((line.pod, line.container), deque(maxlen=TAIL)).append(line.text)
+        self.tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(line.text)
         if line.text.startswith(RESULT_MARKER) and line.index == 0 and line.role == self.kind.primary(self.job or {}):
             self.marked = line.text
         container = "" if self._is_main(line.container) else f" {line.container}"
@@ -360,12 +369,6 @@ class _Supervisor:
         )
         return await self._release(cause)
 
-    async def _fail(self, cause: Cause) -> Outcome:
-        """A limit has passed, or the job can never start: what it wrote is read, then it is released."""
-        self.log.warning(cause.summary)
-        await self._drain(min(self.options.drain_timeout, 5))
-        return await self._release(cause)
-
     async def _drain(self, timeout: float) -> None:
         """Read what is left of the logs, and say what is missing of them."""
         report = await self.logs.drain(timeout)
@@ -383,12 +386,11 @@ class _Supervisor:
 
     async def _killed(self, reason: str) -> Outcome:
         """A kill has seconds: the request first, everything else where time allows."""
-        cause = Cause(Category.KILLED, reason, "", "", None, False)
+        cause = Cause(Category.KILLED, reason)
         return await self._release(cause, verify=False, timeout=4)
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
         succeeded = cause is None
-        spent = usage(list(self.pods.values()), now=time.time(), job=self.job or {})
         released = error = ""
         if self.options.release and self.ref.uid:
             ended = self.phase is not None and self.phase.ended
@@ -402,15 +404,17 @@ class _Supervisor:
             except ReleaseError as e:
                 error = str(e)
                 self.log.warning(error)
-        self.log.info(spent.text)
+        ended_at = (self.job or {}).get("status", {}).get("completionTime")
+        spent = usage(self.pods.values(), _now(), job_ended=moment(ended_at))
+        self.log.info(str(spent))
         result, result_error = find_result(self.kind, self.job or {}, self.pods.values(), self.marked)
         return Outcome(
             self.phase or Phase.PENDING,
             succeeded,
-            cause=None if cause is None else cause.to_dict(),
+            cause=None if cause is None else diagnosis.as_dict(cause),
             released=released,
             release_error=error,
-            usage=spent.to_dict(),
+            usage=spent.as_dict(),
             result=result,
             result_error=result_error,
         )
@@ -432,14 +436,15 @@ class _Supervisor:
             found += answer.get("items") or []
         return found
 
-    async def _tails(self) -> dict[tuple[str, str], list[str]]:
+    async def _tails(self) -> dict[str, list[str]]:
         """The last lines of each container: of those that were followed, and of failed ones that were not."""
         for pod in self.pods.values():
             name = pod["metadata"]["name"]
             for status in (pod.get("status") or {}).get("containerStatuses") or ():
-                if (name, status["name"]) not in self.tails and _failed(status):
+                key = log_key(name, status["name"])
+                if key not in self.tails and _failed(status):
                     lines = await self._tail(name, status["name"])
-                    self.tails[name, status["name"]] = deque(lines, maxlen=TAIL)
+                    self.tails[key] = deque(lines, maxlen=TAIL)
                     role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
                     for line in lines:
                         self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
@@ -454,6 +459,10 @@ class _Supervisor:
                 return (await answer.text(errors="replace")).splitlines()
         except (ApiStatusError, ApiUnavailable):
             return []
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _failed(container_status: Mapping[str, Any]) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
     from airflow_provider_ktrain.engine.api import Api
+
+_Key = tuple[str, str | None]
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, tuple[Api, int]]] = WeakKeyDictionary()
 
 
 class TrainingHook:
@@ -52,8 +58,21 @@ class TrainingHook:
         self._open.append(stack)
         return client
 
-    def api(self) -> Api:
-        """The API of this connection in the running event loop, shared by all who use it there: `async with`."""
-        from airflow_provider_ktrain.engine.api import shared
+    @contextlib.asynccontextmanager
+    async def api(self) -> AsyncIterator[Api]:
+        """The API of this connection in the running event loop, shared by all who use it there; closed by the last."""
+        from airflow_provider_ktrain.engine.api import Api
 
-        return shared(self.make_client, (self.conn_id, self.cluster_context))
+        key = (self.conn_id, self.cluster_context)
+        apis = _shared.setdefault(asyncio.get_running_loop(), {})
+        api, users = apis.get(key) or (Api(self.make_client, key), 0)
+        apis[key] = (api, users + 1)
+        try:
+            yield api
+        finally:
+            api, users = apis[key]
+            if users > 1:
+                apis[key] = (api, users - 1)
+            else:
+                del apis[key]
+                await api.close()

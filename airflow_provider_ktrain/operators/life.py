@@ -55,7 +55,7 @@ class _JobVerbOperator(BaseOperator):
 
     def execute(self, context: Context) -> str:
         """Returns the line that it logs."""
-        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
             kind_of(self.kind)

@@ -40,7 +40,7 @@ class Submission:
     ) -> None:
         self._operator = operator
         self._source = source
-        self.owner, self.first_try = operator.owner(context)
+        self.owner, self.first_try = operator.job_owner(context)
         self.dry_run = operator.server_dry_run
         self.name = self.owner.key.job_name(operator.name)
         self.namespace = (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.core.manifest import Volume
     from airflow_provider_ktrain.engine.supervisor import Options, Outcome
-    from airflow_provider_ktrain.operators.host import WorkerHost
+    from airflow_provider_ktrain.hooks.worker import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
@@ -246,7 +246,7 @@ class TrainingJobOperator(BaseOperator):
             for text in () if quiet else moved:
                 self.log.warning("Manifest: %s", text)
             built = manifests.overlay(loaded, self._overlay(**more))
-        problems = check(built, self.kind)
+        problems = check(built, self.kind.name)
         for problem in problems:
             if problem.level == "warning" and not quiet:
                 self.log.warning("Manifest: %s", problem)
@@ -258,7 +258,7 @@ class TrainingJobOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job and follow it: to its end, or for some seconds and then in the triggerer."""
-        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
         from airflow_provider_ktrain.operators.submission import Submission
 
         with as_airflow_errors():
@@ -305,7 +305,7 @@ class TrainingJobOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: result, or the exception of the cause."""
         from airflow_provider_ktrain.engine.supervisor import Outcome
-        from airflow_provider_ktrain.operators.host import as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
             if "error" in event:
@@ -316,7 +316,7 @@ class TrainingJobOperator(BaseOperator):
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Airflow's way back into a deferred task; where that is only to fail, the GPUs are released first."""
         if next_method == "__fail__":
-            from airflow_provider_ktrain.operators.host import as_airflow_errors
+            from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
             with as_airflow_errors():
                 self._release_what_is_left(context)
@@ -333,9 +333,8 @@ class TrainingJobOperator(BaseOperator):
         ti = context["ti"]
         if outcome.usage:
             ti.xcom_push(key="usage", value=outcome.usage)
-            for name in ("held", "queued", "wasted"):
-                if (seconds := outcome.usage.get(f"{name}_gpu_seconds")) is not None:
-                    compat.gauge(f"ktrain.gpu_seconds.{name}", seconds, dag_id=ti.dag_id, task_id=ti.task_id)
+            for name, seconds in outcome.usage.items():
+                compat.gauge(f"ktrain.{name}", seconds, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
         unreleased = outcome.release_error and self._release_what_is_left(context)
@@ -350,7 +349,7 @@ class TrainingJobOperator(BaseOperator):
     def _release_what_is_left(self, context: Context) -> str:
         """Release this try's job from the worker, after all else; returns why that failed, or an empty string."""
         from airflow_provider_ktrain.engine.release import ReleaseError
-        from airflow_provider_ktrain.operators.host import WorkerHost
+        from airflow_provider_ktrain.hooks.worker import WorkerHost
 
         said = compat.recall(context, f"{STATE_KEY}-job")
         if not said:
@@ -367,7 +366,7 @@ class TrainingJobOperator(BaseOperator):
 
     # what is submitted
 
-    def owner(self, context: Context) -> tuple[Owner, int]:
+    def job_owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the try number with which the task's present life began."""
         ti = context["ti"]
         index = -1 if ti.map_index is None else ti.map_index

@@ -69,7 +69,7 @@ class TrainingJobSensor(BaseSensorOperator):
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> Any:
-        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         if not self.deferrable and self.reschedule:
@@ -95,7 +95,7 @@ class TrainingJobSensor(BaseSensorOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
         from airflow_provider_ktrain.engine.supervisor import Outcome
-        from airflow_provider_ktrain.operators.host import as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
             if "error" in event:
@@ -104,7 +104,7 @@ class TrainingJobSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """One look, for `mode="reschedule"`."""
-        from airflow_provider_ktrain.operators.host import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
             job = host.call(self._look)

@@ -164,6 +164,8 @@ class Airflow:
         def look() -> dict[str, Any] | None:
             found = self.task(dag_id, run_id, task_id)
             seen.append(f"{found['state']} (try {found['try_number']})")
+            if found["state"] in ("success", "failed") and found["state"] not in states:
+                raise AssertionError(f"{dag_id}.{task_id} is {found['state']}, not {' or '.join(states)}")
             return found if found["state"] in states else None
 
         seen: list[str] = []

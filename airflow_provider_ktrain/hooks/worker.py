@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from airflow_provider_ktrain.core.errors import (
     AccessError,
@@ -17,15 +17,12 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.status import Phase, phase_of
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, close_shared
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, Released, ReleaseError, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log, Submitted
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
-
-if TYPE_CHECKING:
-    from airflow_provider_ktrain.operators.submission import Submission
 
 T = TypeVar("T")
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
@@ -41,6 +38,20 @@ def as_airflow_errors() -> Iterator[None]:
         raise TrainingConfigurationError(str(e)) from e
     except KtrainError as e:
         raise TrainingJobError(str(e)) from e
+
+
+class Submitting(Protocol):
+    """What is submitted: `operators.submission.Submission`."""
+
+    dry_run: bool
+
+    async def carry_out(self, api: Api, log: Log) -> Submitted:
+        """Create or adopt the job."""
+        ...
+
+    async def find(self, api: Api) -> JobRef | None:
+        """The job that was created if `carry_out` was cut off."""
+        ...
 
 
 class WorkerHost:
@@ -69,15 +80,9 @@ class WorkerHost:
         self._runner.close()
 
     def _run(self, coroutine: Any) -> Any:
-        async def closing() -> Any:
-            try:
-                return await coroutine
-            finally:
-                await close_shared()
-
         self._running = True
         try:
-            return self._runner.run(closing())
+            return self._runner.run(coroutine)
         finally:
             self._running = False
 
@@ -91,13 +96,13 @@ class WorkerHost:
 
     # submit
 
-    def submit(self, submission: Submission, on_finish_action: str) -> Submitted:
+    def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
         """Create or adopt the job (or, for a dry run, ask whether it could be created)."""
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         submitted: Submitted = self._run(self._submit(submission))
         return submitted
 
-    async def _submit(self, submission: Submission) -> Submitted:
+    async def _submit(self, submission: Submitting) -> Submitted:
         async with self._hook.api() as api:
             killed = asyncio.Event()
             self._stop.attach(killed)
@@ -176,8 +181,5 @@ class WorkerHost:
             )
 
     async def _release(self, ref: JobRef, mode: Mode, timeout: float, *, verify: bool) -> Released:
-        try:
-            async with self._hook.api() as api:
-                return await release(api, ref, mode, timeout=timeout, verify=verify)
-        finally:
-            await close_shared()
+        async with self._hook.api() as api:
+            return await release(api, ref, mode, timeout=timeout, verify=verify)

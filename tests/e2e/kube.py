@@ -1,0 +1,32 @@
+"""What the end-to-end tests ask of the cluster, by the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubernetes import client, config
+
+
+class Kube:
+    """Jobs and pods of one namespace."""
+
+    def __init__(self, kubeconfig: str, namespace: str = "default") -> None:
+        configuration = client.Configuration()
+        config.load_kube_config(kubeconfig, client_configuration=configuration)
+        self.api = client.ApiClient(configuration)
+        self.custom = client.CustomObjectsApi(self.api)
+        self.core = client.CoreV1Api(self.api)
+        self.namespace = namespace
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
+        return list(found["items"])
+
+    def pods(self) -> list[Any]:
+        return list(self.core.list_namespaced_pod(self.namespace).items)
+
+    def gpus_held(self) -> int:
+        """GPUs of pods that have not ended."""
+        held = [p for p in self.pods() if p.status.phase not in ("Succeeded", "Failed")]
+        limits = [c.resources.limits or {} for p in held for c in p.spec.containers if c.resources]
+        return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
