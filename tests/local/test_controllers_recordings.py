@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_play import NAMESPACE, Play
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
@@ -17,6 +16,7 @@ from airflow_provider_ktrain.local.controllers.job_common import timestamp
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
+from tests.local.controller_play import NAMESPACE, Play
 
 DATA = Path(__file__).parent / "data" / "recordings"
 RESOURCES = {

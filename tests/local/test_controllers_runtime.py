@@ -1,0 +1,224 @@
+"""The controllers' queue, the budget of events, garbage collection and namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.controllers import all_controllers
+from airflow_provider_ktrain.local.controllers.namespace import NamespaceController
+from airflow_provider_ktrain.local.controllers.runtime import Controller, Key, itself
+from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.events import BUDGET, EventRecorder
+from airflow_provider_ktrain.local.store import Store
+from tests.local.controller_play import NAMESPACE, Play
+
+JOB = {"metadata": {"name": "job", "namespace": NAMESPACE}, "spec": {}}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestController:
+    def make(self, answers: list[Any]) -> tuple[Controller[Key], list[Key], Clock]:
+        """A controller whose reconciles give or raise the answers, one after the other."""
+        done: list[Key] = []
+
+        def reconcile(key: Key) -> float | None:
+            done.append(key)
+            answer = answers.pop(0) if answers else None
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        clock = Clock()
+        return Controller(Store(), reconcile, clock), done, clock
+
+    def test_a_key_is_reconciled_once_however_often_it_changed(self) -> None:
+        controller, done, _ = self.make([])
+        for key in [("ns", "a"), ("ns", "b"), ("ns", "a")]:
+            controller.enqueue(key)
+        assert [controller.step() for _ in range(3)] == [True, True, False]
+        assert done == [("ns", "a"), ("ns", "b")]
+
+    def test_a_delayed_key_keeps_the_earliest_time(self) -> None:
+        controller, done, clock = self.make([])
+        for after in (5, 2, 9):
+            controller.enqueue(("ns", "a"), after)
+        assert not controller.step()
+        clock.now += 2
+        assert controller.step()
+        clock.now += 10
+        assert not controller.step()
+        assert done == [("ns", "a")]
+
+    @pytest.mark.parametrize("error", [ApiError(409, "stale"), KeyError("template")])
+    def test_what_fails_is_tried_again_later_and_later(self, error: Exception) -> None:
+        controller, done, clock = self.make([error] * 3)
+        controller.enqueue(("ns", "a"))
+        waits = []
+        while controller.step():
+            if controller.due is not None:
+                waits.append(round(controller.due - clock.now, 3))
+                clock.now = controller.due
+        assert waits == [0.005, 0.01, 0.02]
+        assert len(done) == 4
+
+    def test_a_reconcile_asks_to_be_called_again(self) -> None:
+        controller, _, clock = self.make([30.0])
+        controller.enqueue(("ns", "a"))
+        controller.step()
+        assert controller.due == clock.now + 30
+
+    async def test_the_loop_sees_what_was_there_and_what_comes(self) -> None:
+        store = Store()
+        store.create(r.PYTORCHJOB, JOB)
+        seen: asyncio.Queue[Key] = asyncio.Queue()
+        controller: Controller[Key] = Controller(store, seen.put_nowait)
+        controller.watch(r.PYTORCHJOB, itself)
+        loop = asyncio.create_task(controller.run())
+        assert await asyncio.wait_for(seen.get(), 10) == (NAMESPACE, "job")
+        store.create(r.PYTORCHJOB, {**JOB, "metadata": {**JOB["metadata"], "name": "late"}})
+        assert await asyncio.wait_for(seen.get(), 10) == (NAMESPACE, "late")
+        loop.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+
+
+class TestEvents:
+    def events(self, messages: list[str]) -> list[Any]:
+        store = Store()
+        job = store.create(r.PYTORCHJOB, JOB)
+        recorder = EventRecorder(store, "test")
+        for message in messages:
+            recorder.event(job, "Normal", "Reason", message)
+        return sorted(store.list(r.EVENT), key=lambda e: int(e["metadata"]["resourceVersion"]))
+
+    def test_the_same_event_is_counted(self) -> None:
+        (event,) = self.events(["again"] * 3)
+        assert (event["count"], event["message"]) == (3, "again")
+        assert event["involvedObject"]["kind"] == "PyTorchJob"
+
+    def test_similar_events_are_combined(self) -> None:
+        events = self.events([f"message {n}" for n in range(12)])
+        assert len(events) == 10
+        assert events[-1]["message"] == "(combined from similar events): message 11"
+        assert events[-1]["count"] == 3
+
+    @given(st.lists(st.sampled_from("abcde"), max_size=60))
+    def test_an_object_has_a_budget(self, messages: list[str]) -> None:
+        events = self.events(messages)
+        assert sum(e["count"] for e in events) <= max(len(messages), BUDGET)
+        assert {e["message"] for e in events} == set(messages[: int(BUDGET)])
+
+
+class TestGarbage:
+    def play(self, *finalizers: str) -> Play:
+        """An owner of two ConfigMaps, one of which has an owner of its own besides."""
+        play = Play()
+        owner = play.create(r.CONFIG_MAP, {"metadata": {"name": "owner"}})
+        other = play.create(r.CONFIG_MAP, {"metadata": {"name": "other"}})
+        reference = [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": o["metadata"]["name"], "uid": o["metadata"]["uid"]}
+            for o in (owner, other)
+        ]
+        play.create(r.CONFIG_MAP, {"metadata": {"name": "child", "ownerReferences": reference[:1]}})
+        blocks = {**reference[0], "blockOwnerDeletion": True}
+        meta = {"name": "grandchild", "ownerReferences": [{**reference[0], "name": "child", "uid": self.uid(play)}]}
+        play.create(r.CONFIG_MAP, {"metadata": meta})
+        held = {"name": "held", "ownerReferences": [blocks], "finalizers": list(finalizers)}
+        play.create(r.CONFIG_MAP, {"metadata": held})
+        play.create(r.CONFIG_MAP, {"metadata": {"name": "shared", "ownerReferences": reference}})
+        return play
+
+    @staticmethod
+    def uid(play: Play) -> str:
+        return str(play.store.get(r.CONFIG_MAP, NAMESPACE, "child")["metadata"]["uid"])
+
+    def test_background(self) -> None:
+        play = self.play()
+        play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner")
+        assert "owner" not in play.names(r.CONFIG_MAP)
+        play.settle()
+        assert play.names(r.CONFIG_MAP) == ["other", "shared"]
+        shared = play.store.get(r.CONFIG_MAP, NAMESPACE, "shared")
+        assert [o["name"] for o in shared["metadata"]["ownerReferences"]] == ["other"]
+
+    def test_foreground_waits_for_what_blocks(self) -> None:
+        play = self.play("example.com/wait")
+        play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner", propagation="Foreground")
+        play.settle()
+        assert {"owner", "held"} <= set(play.names(r.CONFIG_MAP))
+        play.patch(r.CONFIG_MAP, "held", lambda o: o["metadata"].pop("finalizers"))
+        assert play.names(r.CONFIG_MAP) == ["other", "shared"]
+
+    def test_orphans_stay(self) -> None:
+        play = self.play()
+        play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner", propagation="Orphan")
+        play.settle()
+        assert play.names(r.CONFIG_MAP) == ["child", "grandchild", "held", "other", "shared"]
+        assert "ownerReferences" not in play.store.get(r.CONFIG_MAP, NAMESPACE, "child")["metadata"]
+
+    def test_a_child_that_comes_too_late_goes(self) -> None:
+        play = Play()
+        gone = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "never-was"}
+        play.create(r.CONFIG_MAP, {"metadata": {"name": "late", "ownerReferences": [gone]}})
+        assert play.names(r.CONFIG_MAP) == []
+
+
+class TestNamespaces:
+    def play(self) -> Play:
+        play = Play(lambda s, c: NamespaceController(s, r.served(), "PEM", c).controller())
+        play.store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})
+        play.settle()
+        return play
+
+    def test_each_has_an_account_and_the_ca(self) -> None:
+        play = self.play()
+        assert play.names(r.SERVICE_ACCOUNT) == ["default"]
+        assert play.store.get(r.CONFIG_MAP, NAMESPACE, "kube-root-ca.crt")["data"] == {"ca.crt": "PEM"}
+
+    @pytest.mark.parametrize(("resource", "name"), [(r.SERVICE_ACCOUNT, "default"), (r.CONFIG_MAP, "kube-root-ca.crt")])
+    def test_they_come_back(self, resource: r.Resource, name: str) -> None:
+        play = self.play()
+        play.store.delete(resource, NAMESPACE, name)
+        play.settle()
+        assert play.names(resource) == [name]
+
+    def test_a_deleted_one_is_emptied_first(self) -> None:
+        play = self.play()
+        play.create(r.PYTORCHJOB, {"metadata": {"name": "job"}, "spec": {}})
+        play.create(r.POD, {"metadata": {"name": "pod"}, "spec": {"containers": []}})
+        play.status("pod", phase="Running")
+        play.store.delete(r.NAMESPACE, None, NAMESPACE)
+        play.wait(1)
+        assert play.store.get(r.NAMESPACE, None, NAMESPACE)["status"]["phase"] == "Terminating"
+        assert play.names(r.PYTORCHJOB) == []
+        assert play.names(r.POD) == ["pod"]
+        play.reap()
+        play.wait(1)
+        assert play.store.find(r.NAMESPACE, None, NAMESPACE) is None
+
+
+@pytest.mark.parametrize("mpi_api", ["v1", "v2beta1"])
+async def test_all_controllers_run_until_cancelled(mpi_api: str) -> None:
+    store = Store()
+    loops = [asyncio.ensure_future(run()) for run in all_controllers(store, mpi_api, "PEM")]
+    store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})
+    changes = store.watch(r.CONFIG_MAP, since=1)
+    async with asyncio.timeout(10):
+        assert (await anext(changes)).object["metadata"]["name"] == "kube-root-ca.crt"
+    assert not [loop for loop in loops if loop.done()]
+    for loop in loops:
+        loop.cancel()
+    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*loops, return_exceptions=True))
