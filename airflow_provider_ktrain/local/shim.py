@@ -84,6 +84,14 @@ def kill(pids: Iterable[int], signum: int = signal.SIGKILL) -> None:
             os.kill(pid, signum)
 
 
+def handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal. In a container, where it is process 1, it is deaf to all others."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        caught = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (signum - 1) & 1)
+    return True
+
+
 class Log:
     """A container's log file: records `<time> <stream> <F or P> <bytes>`, as containerd writes them."""
 
@@ -321,7 +329,7 @@ class Shim:
         self._received += data
         while b"\n" in self._received:
             grace = self._message()["stop"]
-            if grace > 0 and self._exit is None:
+            if grace > 0 and self._exit is None and handles(self._main, signal.SIGTERM):
                 kill([self._main], signal.SIGTERM)
             due = time.monotonic() + grace
             self._deadline = due if self._deadline is None else min(due, self._deadline)
