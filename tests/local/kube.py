@@ -79,7 +79,7 @@ class Small:
         """Wait for a condition; AssertionError with the pods' statuses where it does not come."""
         try:
             async with asyncio.timeout(timeout):
-                while not holds():
+                while not holds():  # noqa: ASYNC110 (also of files and processes)
                     await asyncio.sleep(0.005)
         except TimeoutError:
             states = {p["metadata"]["name"]: p.get("status") for p in self.store.list(r.POD)}

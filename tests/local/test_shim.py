@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kube import small
 
 from airflow_provider_ktrain.local import shim
 from airflow_provider_ktrain.local.runtime import Ended, Run, RunSpec, StartError
+from tests.local.kube import small
 
 RECORD = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [FP] ")
 
@@ -52,12 +52,16 @@ def content(log: bytes, stream: bytes = b"stdout") -> bytes:
     return out
 
 
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def survivors(marker: str) -> list[int]:
     """Processes whose command line has the marker."""
     found = []
     for pid in shim.parents():
         try:
-            if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != os.getpid():
+            if marker.encode() in command_line(pid) and pid != os.getpid():
                 found.append(pid)
         except OSError:
             continue
@@ -66,7 +70,7 @@ def survivors(marker: str) -> list[int]:
 
 async def until(holds: Callable[[], object], timeout: float = 20) -> None:
     async with asyncio.timeout(timeout):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 (of files and processes)
             await asyncio.sleep(0.005)
 
 
@@ -263,7 +267,7 @@ async def test_nothing_of_torchrun_survives(tmp_path: Path, victim: str) -> None
         if victim == "kubelet":
             process.kill()
         else:
-            torchrun = [p for p in survivors(marker) if b"torchrun" in Path(f"/proc/{p}/cmdline").read_bytes()]
+            torchrun = [p for p in survivors(marker) if b"torchrun" in command_line(p)]
             os.kill(max(torchrun, key=lambda p: p != process.pid), signal.SIGKILL)
     await until(lambda: not survivors(marker))
 

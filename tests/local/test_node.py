@@ -1,0 +1,48 @@
+"""Node objects and the GPUs of this machine."""
+
+from __future__ import annotations
+
+from airflow_provider_ktrain.local import node
+from airflow_provider_ktrain.local.node import Gpus, node_objects
+
+
+def test_nodes_have_names_labels_and_capacity() -> None:
+    nodes = node_objects(2, 8, {"rdma/hca": "4", "cpu": "96"}, {"ktrain-node-1": {"zone": "b"}})
+    assert [n["metadata"]["name"] for n in nodes] == ["ktrain-node-0", "ktrain-node-1"]
+    assert [n["metadata"]["labels"]["kubernetes.io/hostname"] for n in nodes] == ["ktrain-node-0", "ktrain-node-1"]
+    assert nodes[1]["metadata"]["labels"]["zone"] == "b"
+    for n in nodes:
+        assert n["status"]["capacity"] == n["status"]["allocatable"]
+        expected = {"nvidia.com/gpu": "8", "rdma/hca": "4", "cpu": "96"}
+        assert expected.items() <= n["status"]["capacity"].items()
+    assert len({n["status"]["addresses"][0]["address"] for n in nodes}) == 2
+
+
+def test_a_node_without_gpus_does_not_speak_of_them() -> None:
+    assert node.GPU not in node_objects()[0]["status"]["capacity"]
+
+
+def test_a_lost_node_keeps_its_own_taints() -> None:
+    own = {"key": "team", "effect": "NoSchedule"}
+    made = node_objects()[0]
+    made["spec"]["taints"] = [own]
+    spec, status = node.lost(made)
+    assert own in spec["taints"]
+    assert {c["status"] for c in status["conditions"]} == {"Unknown"}
+    spec, status = node.ready({**made, "spec": spec, "status": status})
+    assert spec["taints"] == [own]
+    assert status["conditions"][-1]["status"] == "True"
+
+
+def test_real_gpus_are_given_one_by_one() -> None:
+    gpus = Gpus(["0", "1", "2", "3"])
+    assert gpus.take("a", 2) == "0,1"
+    assert gpus.take("b", 1) == "2"
+    assert gpus.take("a", 2) == "0,1"  # a restart sees the same
+    gpus.free("a")
+    assert gpus.take("c", 3) == "0,1,3"
+
+
+def test_pretended_gpus_are_not_visible() -> None:
+    assert Gpus([]).take("a", 8) == ""
+    assert Gpus(["0"]).take("a", 0) == ""
