@@ -86,7 +86,10 @@ class Suite:
                 started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, mpi_api=api)
                 kubeconfig = stack.enter_context(started).kubeconfig
             async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
-                await asyncio.gather(*(self.run_one(cluster, scenario) for scenario in scenarios))
+                alone = [s for s in scenarios if s.alone and not REAL]
+                await asyncio.gather(*(self.run_one(cluster, s) for s in scenarios if s not in alone))
+                for scenario in alone:
+                    await self.run_one(cluster, scenario)
 
     async def run_one(self, cluster: Cluster, scenario: Scenario) -> None:
         try:

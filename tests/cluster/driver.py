@@ -147,7 +147,7 @@ class Recording:
         self.values = {"ns": self.namespace, "image": cluster.image, "node": cluster.node}
         self.changes: list[Obj] = []
         self.objects: dict[str, Obj] = {}
-        self.changed = asyncio.Condition()
+        self.waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.found: list[str] = []
         self.background: list[asyncio.Task[None]] = []
         self.versions: dict[str, str] = {}
@@ -160,18 +160,23 @@ class Recording:
             self.objects.pop(key, None)
         else:
             self.objects[key] = change["object"]
-        asyncio.get_running_loop().create_task(self.tell())
-
-    async def tell(self) -> None:
-        async with self.changed:
-            self.changed.notify_all()
+        for right, told in self.waiters:
+            if not told.done() and right():
+                told.set_result(None)
 
     async def until(self, right: Callable[[], bool], seconds: float) -> bool:
+        """Whether it was right, if only for a moment, within so many seconds."""
+        if right():
+            return True
+        waiter = right, asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
         try:
-            async with asyncio.timeout(seconds), self.changed:
-                await self.changed.wait_for(right)
+            async with asyncio.timeout(seconds):
+                await waiter[1]
         except TimeoutError:
             return False
+        finally:
+            self.waiters.remove(waiter)
         return True
 
     async def run(self) -> list[str]:
@@ -212,7 +217,7 @@ class Recording:
     # steps
 
     async def step(self, step: Obj) -> None:
-        for verb in ("create", "patch", "delete", "http", "wait", "wait_count", "kubectl", "pause", "mark"):
+        for verb in ("create", "patch", "delete", "http", "wait", "wait_count", "kubectl", "pause", "mark", "expire"):
             if verb in step:
                 if self.cluster.embedded and "embedded" in step:
                     step = {**step, **step["embedded"]}
@@ -231,6 +236,13 @@ class Recording:
     async def pause(self, step: Obj) -> None:
         """Time in which nothing is asked of the cluster: for behaviour that is about time."""
         await asyncio.sleep(step["pause"])
+
+    async def expire(self, step: Obj) -> None:
+        """Versions and continue tokens expire: by time on a real cluster, by a fault switch on the embedded one."""
+        if self.cluster.embedded:
+            await self.cluster.json("POST", "/ktrain/faults", {"fault": "expire"})
+        else:
+            await asyncio.sleep(step["expire"])
 
     async def mark(self, step: Obj) -> None:
         self.values[step["mark"]] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

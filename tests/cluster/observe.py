@@ -27,7 +27,7 @@ VOLATILE = [
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "<time>"),
     (re.compile(r"containerd://[0-9a-f]+"), "<container>"),
     (re.compile(r"\b(\d{1,3}\.){3}\d{1,3}(:\d+)?\b"), "<address>"),
-    (re.compile(r"(?<=-launcher-)[a-z0-9]{5}\b"), "<random>"),
+    (re.compile(r"(?<=-launcher-)[a-z0-9]{5}(?![a-z0-9])"), "<random>"),
     (re.compile(r"kube-api-access-\w{5}\b"), "<token volume>"),
     (re.compile(r"((.)\2{99,})"), lambda found: f"<{len(found[1])} x {found[2]}>"),
 ]
@@ -116,11 +116,13 @@ class Job:
     def __init__(self) -> None:
         self.conditions: list[str] = []
         self.known: dict[str, str] = {}
+        self.finalizers: list[str] = []
         self.obj: Obj = {}
         self.gone = False
 
     def see(self, obj: Obj, gone: bool) -> None:
         self.obj, self.gone = obj, gone
+        self.finalizers += [f for f in obj["metadata"].get("finalizers", []) if f not in self.finalizers]
         now = {c["type"]: condition_line(c) for c in obj.get("status", {}).get("conditions") or []}
         removed = [f"{kind} removed" for kind in self.known if kind not in now]
         self.conditions += removed + [line for kind, line in now.items() if self.known.get(kind) != line]
@@ -137,7 +139,7 @@ class Job:
             "completed": "completionTime" in status,
             "there": not self.gone,
             "owner": owner(meta),
-            "finalizers": meta.get("finalizers", []),
+            "finalizers": self.finalizers,
             "spec": {k: v for k, v in self.obj["spec"].items() if not isinstance(v, (dict, list))},
         }
 

@@ -31,6 +31,7 @@ class Scenario:
     recorded_as: str = ""  # the name of its recording, if that is another
     api: str = "any"  # the version of MPIJob that the cluster must serve: any, v1 or v2beta1
     needs: str = ""  # what the cluster must have beyond the usual: mpirun
+    alone: bool = False  # a fault switch of the embedded cluster that all would feel
     timeout: float = 60  # seconds for the expectations to come true after the last step
     hold: float = 1.5  # seconds for which they must then stay true
     differs: tuple[str, ...] = field(default=())  # what is otherwise on the embedded cluster on purpose, and why

@@ -1,0 +1,133 @@
+"""What the embedded cluster costs with many jobs: memory and CPU of its server, and how soon watchers hear of a change.
+
+    python benchmarks/scale.py [--jobs 2000] [--watchers 100]
+
+Creates suspended PyTorchJobs while watchers follow all of them, then lets everything rest, then changes one job.
+Prints one JSON object.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import ssl
+import time
+from pathlib import Path
+
+import aiohttp
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+REST = 10  # seconds
+
+
+def job(name):
+    container = {"name": "pytorch", "image": "none:1", "command": ["true"]}
+    replica = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
+    spec = {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }
+
+
+def memory(pid):
+    """MiB of a process that are in memory: now, and at the most so far."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: round(int(status[key].split()[0]) / 1024) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
+
+
+def cpu(pid):
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Watcher:
+    """Counts what a watch of all jobs says."""
+
+    def __init__(self):
+        self.suspended = set()
+        self.noted = asyncio.Event()
+        self.all = asyncio.Event()
+
+    async def run(self, session, jobs):
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with session.get(f"{JOBS}?watch=1&allowWatchBookmarks=true", timeout=timeout) as response:
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if b'"Suspended"' in line:
+                        self.suspended.add(line[line.index(b'"name":"job-') :][:20])
+                    if b'"noted"' in line:
+                        self.noted.set()
+                if len(self.suspended) == jobs:
+                    self.all.set()
+
+
+async def measure(args):
+    with EmbeddedCluster(images={}, nodes=1) as cluster:
+        context = ssl.create_default_context(cafile=str(cluster.ca_file))
+        headers = {"Authorization": f"Bearer {cluster.token}"}
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        async with aiohttp.ClientSession(cluster.url, connector=connector, headers=headers) as session:
+            pid = cluster.pid
+            empty = memory(pid)
+            watchers = [Watcher() for _ in range(args.watchers)]
+            watching = [asyncio.create_task(w.run(session, args.jobs)) for w in watchers]
+            began, used = time.perf_counter(), cpu(pid)
+            slots = asyncio.Semaphore(8)
+
+            async def create(i):
+                async with slots, session.post(JOBS, json=job(f"job-{i:08}")) as response:
+                    response.raise_for_status()
+
+            await asyncio.gather(*(create(i) for i in range(args.jobs)))
+            created = time.perf_counter()
+            await asyncio.gather(*(w.all.wait() for w in watchers))
+            told, after = time.perf_counter(), cpu(pid)
+            await asyncio.sleep(REST)
+            rested = cpu(pid)
+            listing = time.perf_counter()
+            async with session.get(JOBS) as response:
+                size = len(await response.read())
+            listed = time.perf_counter()
+            patch = {"metadata": {"annotations": {"noted": "yes"}}}
+            merge = {"Content-Type": "application/merge-patch+json"}
+            async with session.patch(f"{JOBS}/job-00000000", data=json.dumps(patch), headers=merge) as response:
+                response.raise_for_status()
+            await asyncio.gather(*(w.noted.wait() for w in watchers))
+            noted = time.perf_counter()
+            result = {
+                "jobs": args.jobs,
+                "watchers": args.watchers,
+                "created in s": round(created - began, 1),
+                "all watchers told of all in s": round(told - began, 1),
+                "server CPU s until then": round(after - used, 1),
+                "server CPU % at rest": round(100 * (rested - after) / REST, 1),
+                "list of all in ms": round(1000 * (listed - listing)),
+                "list of all in MiB": round(size / 2**20, 1),
+                "one change at all watchers in ms": round(1000 * (noted - listed)),
+                "server MiB empty": empty["now"],
+                "server MiB then": memory(pid)["now"],
+                "server MiB peak": memory(pid)["peak"],
+            }
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--watchers", type=int, default=100)
+    print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=2))
+
+
+if __name__ == "__main__":
+    main()
