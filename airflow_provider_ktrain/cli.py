@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import yaml
+
+from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
@@ -24,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     cluster.add_parser(subparsers)
     _add_check(subparsers)
+    _add_rbac(subparsers)
     args = parser.parse_args(argv)
     return int(args.run(args))
 
@@ -55,6 +59,23 @@ def _check(args: argparse.Namespace) -> int:
         errors = sum(p.level is ERROR for _, _, p in found)
         print(f"{len(args.files)} files: {errors} errors, {len(found) - errors} warnings")
     return int(any(p.level is ERROR for _, _, p in found))
+
+
+def _add_rbac(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "rbac",
+        help="print the least Role that workers and triggerers need in a namespace",
+        description="For `kubectl apply -f -`. Give it to the identity of the connection that Airflow uses.",
+    )
+    parser.add_argument("--namespace", "-n", required=True)
+    parser.add_argument("--name", default="ktrain", help="of the Role (default: ktrain)")
+    parser.add_argument("--service-account", default="", help="[NAMESPACE:]NAME: print a RoleBinding for it as well")
+    parser.set_defaults(run=_rbac)
+
+
+def _rbac(args: argparse.Namespace) -> int:
+    print(yaml.safe_dump_all(rbac.objects(args.namespace, args.name, args.service_account), sort_keys=False), end="")
+    return 0
 
 
 def _problems(file: str) -> Iterator[tuple[int, Problem]]:

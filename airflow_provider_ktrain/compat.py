@@ -15,8 +15,8 @@ def deployment_id() -> str:
     """`[ktrain] deployment_id`, or a short hash of the API server's base URL: tells Airflows on one cluster apart."""
     from airflow.sdk.configuration import conf
 
-    if said := conf.get("ktrain", "deployment_id", fallback=""):
-        return str(said)
+    if said := explicit_deployment_id():
+        return said
     url = conf.get("api", "base_url", fallback="") or conf.get("core", "execution_api_server_url", fallback="")
     return "d" + hashlib.sha256((url or "airflow").encode()).hexdigest()[:10]
 
@@ -28,17 +28,25 @@ def worker_seconds() -> float:
     return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
 
 
-def task_state(ti: Any) -> str:
-    """The state of a task instance, asked of Airflow: `none` where a clear has reset it."""
+def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
+    """The state of a task instance, asked of Airflow.
+
+    `none` where it has no state (a clear has reset it), `absent` where there is no such task instance.
+    """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=index
-    )
-    found = states.get(ti.run_id) or {}
-    key = ti.task_id if index is None else f"{ti.task_id}_{index}"
-    return str(found.get(key) or "none")
+    index = map_index if map_index is not None and map_index >= 0 else None
+    states = RuntimeTaskInstance.get_task_states(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=index)
+    found = states.get(run_id) or {}
+    key = task_id if index is None else f"{task_id}_{index}"
+    return str(getattr(found[key], "value", found[key]) or "none") if key in found else "absent"
+
+
+def explicit_deployment_id() -> str:
+    """`[ktrain] deployment_id`; an empty string where it is not set."""
+    from airflow.sdk.configuration import conf
+
+    return str(conf.get("ktrain", "deployment_id", fallback="") or "")
 
 
 def remember(context: Context, key: str, value: Any) -> None:

@@ -114,7 +114,8 @@ class TrainingJobTrigger(BaseTrigger):
         if self.task_instance is None:
             return "unknown"
         try:
-            return await sync_to_async(task_state)(self.task_instance)
+            ti = self.task_instance
+            return await sync_to_async(task_state)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
         except Exception:
             self.log.exception("The state of the task cannot be read")
             return "unknown"

@@ -1,0 +1,182 @@
+"""The reaper: releases what is left over where nobody was left to act."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
+from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.reaping import judge
+from airflow_provider_ktrain.core.status import phase_of
+from airflow_provider_ktrain.hooks.training import TrainingHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.api import Api
+
+Object = dict[str, Any]
+
+
+class ReapTrainingJobsOperator(BaseOperator):
+    """Release jobs of this deployment whose task is over: success, failed, skipped, removed or gone.
+
+    Every way out of a task releases its job; this is for what had no way out, such as a worker and its node lost
+    together. A job is released only if two looks, `confirm_after` apart, find its task over and its owner unchanged;
+    jobs of tasks that are running, deferred, queued, scheduled, restarting, up for retry or reset by a clear are never
+    touched. Releases are fenced: two reapers at once do no harm.
+
+    :param namespaces: where to look. Default: the connection's namespace, else `default`.
+    :param dry_run: only say what would be done. Default: True.
+    :param max_jobs: how many jobs one run may release. Default: 20.
+    :param confirm_after: between the two looks; seconds or timedelta. Default: five minutes.
+    :param kubernetes_conn_id: connection of type `kubernetes`.
+    :param cluster_context: context of its kubeconfig. Default: its current one.
+    :return: names of the jobs that were released (with `dry_run`: that would be).
+    :raises TrainingConfigurationError: `[ktrain] deployment_id` is not set: a default that changes would orphan jobs of
+        tasks that run.
+    """
+
+    template_fields: Sequence[str] = ("namespaces", "kubernetes_conn_id", "cluster_context")
+
+    def __init__(
+        self,
+        *,
+        namespaces: Sequence[str] = (),
+        dry_run: bool = True,
+        max_jobs: int = 20,
+        confirm_after: timedelta | float = timedelta(minutes=5),
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.namespaces = namespaces
+        self.only_say = dry_run  # `dry_run` is a method of every operator
+        self.max_jobs = max_jobs
+        self.confirm_after = confirm_after
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.cluster_context = cluster_context
+
+    def execute(self, context: Context) -> list[str]:
+        """The first look; the second comes by a trigger that holds no worker."""
+        from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
+
+        candidates = {ref.uid: ref.owner for ref in self._look()}
+        if not candidates:
+            return []
+        pause = self.confirm_after
+        seconds = pause.total_seconds() if isinstance(pause, timedelta) else pause
+        self.log.info("%d jobs look left over; a second look follows after %.0f s", len(candidates), seconds)
+        self.defer(
+            trigger=SecondLookTrigger(candidates=candidates, due=time.time() + seconds), method_name="second_look"
+        )
+
+    def second_look(self, context: Context, event: Mapping[str, str]) -> list[str]:
+        """Release what was seen before and still is left over."""
+        from airflow_provider_ktrain.engine.release import ReleaseError
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+
+        again = [ref for ref in self._look() if event.get(ref.uid) == ref.owner]
+        if len(again) > self.max_jobs:
+            self.log.warning("%d jobs are left over; only %d are released now (max_jobs)", len(again), self.max_jobs)
+        done = []
+
+        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+            for ref in again[: self.max_jobs]:
+                if self.only_say:
+                    self.log.info("Dry run: %s would be released", ref)
+                    done.append(str(ref))
+                    continue
+                try:
+                    self.log.info(host.call(functools.partial(_release, ref)))
+                    done.append(str(ref))
+                except ReleaseError as e:
+                    self.log.error("%s", e)
+        return done
+
+    def _hook(self) -> TrainingHook:
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        hook.load()
+        return hook
+
+    def _look(self) -> list[JobRef]:
+        """The jobs that are left over, by what the cluster and Airflow say now; each decision is logged."""
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+
+        with as_airflow_errors():
+            deployment = compat.explicit_deployment_id()
+            if not deployment:
+                raise ManifestError(
+                    "[ktrain] deployment_id is not set",
+                    expected="an id of this Airflow's own, the same in all its parts",
+                    remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID; without it, jobs of running tasks could look left over",
+                )
+            with WorkerHost(self._hook(), self.log) as host:
+                found = host.call(lambda api, default: self._jobs(api, self.namespaces or [default], deployment))
+            orphans = []
+            for ref, job, held in found:
+                owner = Owner.of(job)
+                if owner is None:
+                    continue
+                key = owner.key
+                try:
+                    state = compat.task_state(key.dag_id, key.run_id, key.task_id, key.map_index)
+                except Exception as e:
+                    state = f"unknown ({e})"
+                verdict = judge(job, deployment, state, held)
+                self.log.info("%s %s: %s", ref, "is left over" if verdict.orphan else "stays", verdict.reason)
+                if verdict.orphan:
+                    orphans.append(ref)
+            return orphans
+
+    async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
+        """Each job of ours, and how many of its pods have not ended."""
+        from airflow_provider_ktrain.core.errors import OperatorMissingError
+        from airflow_provider_ktrain.engine import paths
+        from airflow_provider_ktrain.engine.submit import served_version
+
+        query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
+        found = []
+        for namespace in namespaces:
+            pods = (await api.request("GET", paths.core(namespace, "pods"), query=query)).get("items") or []
+            for kind in KINDS.values():
+                try:
+                    version = await served_version(api, kind)
+                except OperatorMissingError:
+                    continue
+                jobs = await api.request("GET", paths.jobs(kind, version, namespace), query=query)
+                found += [_found(kind, version, job, pods) for job in jobs.get("items") or ()]
+        return found
+
+
+async def _release(ref: JobRef, api: Api, namespace: str) -> str:
+    """Delete an unfinished job; of a finished one, which was meant to be kept, only the pods that still run."""
+    from airflow_provider_ktrain.engine.release import Mode, read, release
+
+    mode = Mode.DELETE_PODS if phase_of(await read(api, ref)).ended else Mode.DELETE
+    return (await release(api, ref, mode)).text
+
+
+def _found(kind: Kind, version: str, job: Object, pods: Sequence[Object]) -> tuple[JobRef, Object, int]:
+    meta = job["metadata"]
+    submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
+    owner = Owner.of(job)
+    ref = JobRef(
+        kind.name, version, meta["namespace"], meta["name"], meta["uid"], owner.ti_id if owner else "",
+        owner.key.deployment if owner else "", submission,
+    )  # fmt: skip
+    held = sum(
+        (p["metadata"].get("labels") or {}).get(SUBMISSION_LABEL) == submission
+        and (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        for p in pods
+    )
+    return ref, job, held

@@ -1,0 +1,30 @@
+"""The pause between a reaper's two looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+
+class SecondLookTrigger(BaseTrigger):
+    """Hands the candidates of the first look to the second.
+
+    :param candidates: owner's ti_id by the job's uid.
+    :param due: epoch seconds of the second look.
+    """
+
+    def __init__(self, *, candidates: Mapping[str, str], due: float) -> None:
+        super().__init__()
+        self.candidates = dict(candidates)
+        self.due = due
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.{type(self).__name__}", {"candidates": self.candidates, "due": self.due}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await asyncio.sleep(self.due - time.time())
+        yield TriggerEvent(self.candidates)
