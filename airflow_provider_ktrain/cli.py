@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.source import read, the_job
+from airflow_provider_ktrain.core.source import parse, the_job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _problems(file: str) -> Iterator[tuple[int, Problem]]:
         with open(file, encoding="utf-8", errors="replace") as f:
             text = f.read()
     try:
-        documents = read(f"{text}\n")
+        documents = parse(text, file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
         for document in jobs or [the_job(documents)]:
             for problem in check(document.content):

@@ -120,6 +120,26 @@ class Seen:
         return role if role == "Launcher" else f"{role} {index}"
 
 
+def _seen(
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json],
+    logs: Mapping[str, Sequence[str]] | None = None,
+    now: datetime | None = None,
+    gone: bool = False,
+) -> Seen:
+    """The evidence in an order of its own: the one in which it came says nothing."""
+
+    def place(pod: Json) -> tuple[str, str]:
+        meta = pod.get("metadata") or {}
+        return str(meta.get("name")), str(meta.get("creationTimestamp"))
+
+    def told(event: Json) -> tuple[str, str]:
+        return str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message"))
+
+    return Seen(job, sorted(pods, key=place), sorted(events, key=told), logs or {}, now, gone)
+
+
 Rule = Callable[[Seen], Cause | None]
 
 
@@ -141,7 +161,7 @@ def diagnose(
     :param now: the time to which a job that has not ended is said to have run.
     :param gone: the job does not exist any more.
     """
-    seen = Seen(job, pods, events, log_tails or {}, now, gone)
+    seen = _seen(job, pods, events, log_tails, now, gone)
     return next((cause for rule in _RULES if (cause := rule(seen))), _unknown(seen))
 
 
@@ -151,7 +171,7 @@ def hopeless(job: Json, pods: Sequence[Json], events: Sequence[Json] = (), waite
     :param waited: seconds since the job last got on. What may heal by itself (a registry that is away, a Secret that
         is still to be made) is hopeless only after some patience: see `PATIENCE`.
     """
-    seen = Seen(job, pods, events, {})
+    seen = _seen(job, pods, events)
     if "Running" in true_conditions(job) or seen.failed:
         return None
     return _refused_by_operator(seen) or _cannot_start(seen, waited)
@@ -169,7 +189,7 @@ def limit_passed(
 
     :param seconds: the limit (for `max_restarts`: the number of restarts).
     """
-    seen = Seen(job, pods, events, log_tails or {})
+    seen = _seen(job, pods, events, log_tails)
     obstacle = (
         _refused_by_operator(seen) or _replica_failed(seen) or _cannot_start(seen, math.inf) or _unschedulable(seen)
     )
@@ -180,7 +200,7 @@ def limit_passed(
     category, what, resolution = _LIMITS[limit]
     silent = limit is Limit.STARTUP and not true_conditions(job) and not obstacle
     if silent:
-        what, resolution = "no operator has taken it up", "see whether training-operator or mpi-operator runs"
+        what, resolution = "was taken up by no operator", "see whether training-operator or mpi-operator runs"
     said = f": {obstacle.summary}" if obstacle else ""
     return Cause(
         obstacle.category if obstacle and limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
@@ -216,7 +236,8 @@ def _replica_failed(seen: Seen) -> Cause | None:
     failure = found[0]
     cause = next((c for rule in _FAILURES if (c := rule(failure))), None) or _program_failed(failure)
     obstacle = _cannot_start(seen) or _unschedulable(seen)
-    if obstacle and (failure.is_effect or failure.role == "Launcher"):
+    waits_for_others = failure.is_effect or failure.role == "Launcher"
+    if obstacle and obstacle.replica != failure.replica and waits_for_others:
         # it could not wait for a replica that never came
         meanwhile = f"{obstacle.summary}; meanwhile {failure.replica} failed ({_code(failure)})"
         cause = replace(obstacle, summary=meanwhile)
@@ -623,13 +644,14 @@ def _mount_failures(seen: Seen, pod: Json, waited: float) -> list[Cause]:
         Cause(
             Category.CONFIGURATION,
             f"{replica}: a volume cannot be mounted: {_first_line(str(event.get('message')))}",
-            f"event {event.get('reason')}",
+            f"event {reason}",
             "create what is missing in the job's namespace, or correct its name in the manifest",
             replica,
             False,
         )
         for event in seen.events
-        if waited >= PATIENCE.get(str(event.get("reason")), math.inf)
+        if (reason := str(event.get("reason"))) in PATIENCE
+        and waited >= PATIENCE[reason]
         and (about := event.get("involvedObject") or {}).get("name") == name
         and about.get("uid") in (None, uid)
     ]

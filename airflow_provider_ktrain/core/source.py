@@ -101,9 +101,9 @@ def read(source: object, folder: str | os.PathLike[str] | None = None) -> list[D
         return [Document(plain(source))]
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = Path(folder or ".") / os.fspath(source)
-        return _parse(_text_of(path), str(source))
+        return parse(_text_of(path), str(source))
     if isinstance(source, str):
-        return _parse(source, "<text>")
+        return parse(source, "<text>")
     if hasattr(source, "to_dict"):
         return [Document(plain(source))]
     raise ManifestError(
@@ -176,13 +176,14 @@ def _text_of(path: Path) -> str:
         ) from None
 
 
-def _parse(text: str, file: str) -> list[Document]:
+def parse(text: str, file: str = "<text>") -> list[Document]:
+    """All documents of YAML or JSON text that hold something; `file` is what errors call it."""
     try:
         return list(_documents(text, file))
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        line = mark.line + 1 if mark else 0
         lines = text.splitlines()
+        line = min(mark.line + 1, len(lines)) if mark else 0
         raise ManifestError(
             f"the manifest is no YAML: {e.problem or e.context}",
             where=f"{file}:{line}" if line else file,

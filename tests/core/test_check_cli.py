@@ -1,0 +1,82 @@
+"""`ktrain check`: for people and for CI."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from airflow_provider_ktrain.cli import main
+
+from .manifests import DATA, mpijob, pytorchjob
+
+GOOD = yaml.safe_dump(pytorchjob())
+
+
+def test_no_problem_is_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(GOOD)
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == "1 files: 0 errors, 0 warnings\n"
+
+
+def test_warnings_are_zero_and_errors_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(DATA / "torchrun-cpu.yaml")]) == 0
+    assert f"{DATA / 'torchrun-cpu.yaml'}:14: warning image-tag at $.spec" in capsys.readouterr().out
+    assert main(["check", str(DATA / "torchrun-cpu.yaml"), str(DATA / "practitioner-nccl.yaml")]) == 1
+    out = capsys.readouterr().out
+    assert f"{DATA / 'practitioner-nccl.yaml'}:104: error wrong-list at $.spec.pytorchReplicaSpecs.Worker" in out
+    assert out.endswith("2 files: 4 errors, 3 warnings\n")
+
+
+def test_json_for_ci(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(DATA / "practitioner-nccl.yaml")
+    assert main(["check", file, "--output", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found[2] == {
+        "file": file,
+        "line": 104,
+        "level": "error",
+        "code": "wrong-list",
+        "path": "$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].volumeMounts[5]",
+        "message": "NCCL_DEBUG stands under volumeMounts but is an entry of env",
+        "found": "{name, value}",
+        "expected": "{name, mountPath}",
+        "hint": "move it under env",
+    }
+
+
+def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = mpijob()
+    del wrong["spec"]["mpiReplicaSpecs"]["Launcher"]
+    file = tmp_path / "two.yaml"
+    file.write_text(f"{GOOD}---\nkind: ConfigMap\n---\n{yaml.safe_dump(wrong)}")
+    assert main(["check", str(file)]) == 1
+    assert "error launcher at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "line"), [("a: 1\nb: [", 2), ("kind: ConfigMap\n", 1), ("", 1), ("a: 1\na: 2\n", 2)])
+def test_what_is_no_training_job_is_an_error(
+    text: str, line: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(text)
+    assert main(["check", str(file)]) == 1
+    assert capsys.readouterr().out.startswith(f"{file}:{line}: error ")
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
+    assert main(["check", "-"]) == 0
+    assert "0 errors" in capsys.readouterr().out
+
+
+def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as e:
+        main(["check"])
+    assert e.value.code == 2

@@ -1,0 +1,558 @@
+"""The first line of a failure is its cause: recorded failures of a real cluster, and what was not recorded."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.diagnosis import (
+    PATIENCE,
+    Category,
+    Cause,
+    Limit,
+    as_dict,
+    diagnose,
+    hopeless,
+    limit_passed,
+    log_key,
+)
+
+RECORDINGS = Path(__file__).parent / "recordings"
+CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
+
+
+def recording(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_text())
+    return content
+
+
+def cause_of(record: dict[str, Any]) -> Cause:
+    return diagnose(record["job"], record["pods"], record["events"], record["logs"], gone=record["gone"])
+
+
+DEADLINE = "was active longer than its activeDeadlineSeconds of"
+DELETED = "was deleted by someone else before it had ended"
+NO_NODE = "finds no node: 0/1 nodes are available:"
+SELECTOR = "1 node(s) didn't match Pod's node affinity/selector"
+LONG = "long-name-long-name-long-name-long-name-long-name-longz"
+REFUSED = "is refused by its operator and will never run:"
+V1 = "MPIJob failed validation because MPIReplicaSpec is not valid:"
+
+FIRST_LINES: dict[str, tuple[Category, str]] = {
+    "05-pt-never-fail": (Category.USER_CODE, "Master 0 failed with exit code 1; its last line: about to fail"),
+    "05b-pt-worker-never-fail": (Category.USER_CODE, "Worker 1 failed with exit code 1; its last line: worker"),
+    "08-pt-backofflimit-0": (Category.USER_CODE, "Master 0 failed with exit code 3; its last line: boom"),
+    "08b-pt-never-backofflimit-3": (Category.USER_CODE, "Master 0 failed with exit code 3; its last line: boom"),
+    "08c-pt-always": (
+        Category.USER_CODE,
+        "PyTorchJob always was restarted until its backoffLimit of 3 was reached; seen: exit code 1",
+    ),
+    "10-pt-exitcode-1": (Category.USER_CODE, "Master 0 failed with exit code 1; its last line: permanent"),
+    "12c-pt-ttl-failed": (Category.USER_CODE, "Master 0 failed with exit code 1 and said nothing"),
+    "13-pt-activedeadline": (Category.TIMEOUT, f"PyTorchJob deadline {DEADLINE} 5 s"),
+    "13c-pt-template-deadline-never": (Category.TIMEOUT, f"PyTorchJob backstop {DEADLINE} 25 s"),
+    "13c-pt-template-deadline-onfailure": (Category.TIMEOUT, f"PyTorchJob backstop {DEADLINE} 25 s"),
+    "16-pt-delete-background": (Category.INFRASTRUCTURE, f"PyTorchJob gone {DELETED}"),
+    "16-pt-delete-foreground": (Category.INFRASTRUCTURE, f"PyTorchJob gone {DELETED}"),
+    "16-pt-delete-orphan": (Category.INFRASTRUCTURE, f"PyTorchJob gone {DELETED}"),
+    "17-pt-image-never": (
+        Category.IMAGE,
+        "Master 0: image docker.io/library/absent:1 cannot be pulled (ErrImageNeverPull): Container image "
+        '"docker.io/library/absent:1" is not present with pull policy of Never',
+    ),
+    "17-pt-image-pull": (
+        Category.IMAGE,
+        f"Master 0: image registry.example.invalid/team/trainer:1.0 cannot be pulled (ImagePullBackOff): {CONTAINERD}",
+    ),
+    "18-pt-gpu-unschedulable-at-7s": (Category.SCHEDULING, f"Master 0 {NO_NODE} 1 Insufficient nvidia.com/gpu"),
+    "18b-pt-nodeselector-at-5s": (Category.SCHEDULING, f"Master 0 {NO_NODE} {SELECTOR}"),
+    "18c-pt-cpu-memory": (Category.SCHEDULING, f"Master 0 {NO_NODE} 1 Insufficient cpu, 1 Insufficient memory"),
+    "21c-pt-long-name-runs": (
+        Category.CONFIGURATION,
+        f"PyTorchJob {LONG} has a name that is too long for its services, and will never get a status: "
+        f'Error creating: Service "{LONG}-master-0" is invalid: metadata.name: Invalid value: "{LONG}-master-0": '
+        "must be no more than 63 characters",
+    ),
+    "22-pt-oom": (Category.OUT_OF_MEMORY, "Master 0 ran out of memory (OOMKilled, exit code 137)"),
+    "22b-pt-oom-exitcode": (Category.OUT_OF_MEMORY, "Master 0 ran out of memory (OOMKilled, exit code 137)"),
+    "24-pt-init-fail": (
+        Category.USER_CODE,
+        "init container prepare of Master 0 failed with exit code 4; its last line: cannot prepare",
+    ),
+    "24b-pt-init-fail-onfailure": (
+        Category.USER_CODE,
+        "init container prepare of Master 0 failed with exit code 4; its last line: cannot prepare",
+    ),
+    "25c-pt-bad-command": (
+        Category.CONFIGURATION,
+        'Master 0: the command cannot be started: exec: "/no/such/program": stat /no/such/program: '
+        "no such file or directory",
+    ),
+    "25d-pt-config-error": (
+        Category.CONFIGURATION,
+        'Master 0: container pytorch cannot be made (CreateContainerConfigError): configmap "absent" not found',
+    ),
+    "25d-pt-config-error-nosecret": (
+        Category.CONFIGURATION,
+        'Master 0: a volume cannot be mounted: MountVolume.SetUp failed for volume "s" : secret "absent" not found',
+    ),
+    "32-mpi-launcher-fails": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "32b-mpi-launcher-fails-onfailure": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "32c-mpi-launcher-fails-default": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "32d-mpi-launcher-backoff-0": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 3; its last line: launcher fails",
+    ),
+    "32e-mpi-launcher-fails-never": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "38-mpi-invalid": (
+        Category.CONFIGURATION,
+        f"MPIJob nolauncher {REFUSED} Found validation errors: spec.mpiReplicaSpecs[Launcher]: Required value: "
+        "must have Launcher replica spec",
+    ),
+    "38-mpi-invalid-exitcode": (
+        Category.CONFIGURATION,
+        f"MPIJob exitcode {REFUSED} Found validation errors: spec.mpiReplicaSpecs[Launcher].restartPolicy: "
+        'Unsupported value: "ExitCode": supported values: "Never", "OnFailure"',
+    ),
+    "40b-mpi-unschedulable-worker": (
+        Category.SCHEDULING,
+        f"Worker 0 {NO_NODE} {SELECTOR}; meanwhile Launcher failed (exit code 1)",
+    ),
+    "40c-mpi-deadline-ttl": (Category.TIMEOUT, f"MPIJob deadline {DEADLINE} 5 s"),
+    "43-mpi1-worker-fails": (Category.USER_CODE, "Worker 0 failed with exit code 1 and said nothing"),
+    "45-mpi1-launcher-fails": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "45b-mpi1-launcher-fails-onfailure": (
+        Category.USER_CODE,
+        "Launcher failed with exit code 1; its last line: launcher fails",
+    ),
+    "46d-mpi1-invalid": (
+        Category.CONFIGURATION,
+        f"MPIJob nolauncher {REFUSED} {V1} Master ReplicaSpec must be present",
+    ),
+    "46d-mpi1-invalid-twolaunchers": (
+        Category.CONFIGURATION,
+        f"MPIJob twolaunchers {REFUSED} {V1} There must be only 1 launcher replica",
+    ),
+    "35-mpi-suspend-at-10s": (Category.QUEUE, "MPIJob held is suspended: MPIJob suspended"),
+    "14-pt-suspend-create-at-3s": (Category.QUEUE, "PyTorchJob held is suspended: PyTorchJob held is suspended."),
+    "13b-pt-activedeadline-quiet": (Category.UNKNOWN, "PyTorchJob deadline shows no failure"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_LINES)
+def test_the_first_line_of_a_recorded_failure(name: str) -> None:
+    cause = cause_of(recording(name))
+    assert (cause.category, cause.summary) == FIRST_LINES[name]
+    assert str(cause).splitlines()[0] == cause.summary
+    assert cause.resolution
+
+
+@settings(max_examples=5)
+@given(st.data())
+@pytest.mark.parametrize("name", FIRST_LINES)
+def test_the_order_in_which_evidence_came_changes_nothing(name: str, data: st.DataObject) -> None:
+    record = recording(name)
+    shuffled = record | {key: data.draw(st.permutations(record[key])) for key in ("pods", "events")}
+    shuffled["job"]["status"]["conditions"] = data.draw(st.permutations(record["job"]["status"].get("conditions", [])))
+    assert cause_of(shuffled) == cause_of(record)
+
+
+HOPELESS_AT_ONCE = {
+    "17-pt-image-never",
+    "21c-pt-long-name-runs",
+    "38-mpi-invalid",
+    "38-mpi-invalid-exitcode",
+    "46d-mpi1-invalid",
+    "46d-mpi1-invalid-twolaunchers",
+}
+HOPELESS_IN_THE_END = {"17-pt-image-pull", "25d-pt-config-error", "25d-pt-config-error-nosecret"}
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
+def test_hopeless_is_only_what_will_never_start(name: str) -> None:
+    record = recording(name)
+    seen = record["job"], record["pods"], record["events"]
+    at_once, in_the_end = hopeless(*seen), hopeless(*seen, waited=max(PATIENCE.values()))
+    assert (at_once is not None) == (name in HOPELESS_AT_ONCE)
+    assert (in_the_end is not None) == (name in HOPELESS_AT_ONCE | HOPELESS_IN_THE_END)
+    if in_the_end:
+        assert in_the_end == cause_of(record)
+
+
+def test_an_image_that_cannot_be_pulled_gets_three_minutes() -> None:
+    record = recording("17-pt-image-pull")
+    assert hopeless(record["job"], record["pods"], record["events"], waited=179) is None
+    cause = hopeless(record["job"], record["pods"], record["events"], waited=180)
+    assert cause
+    assert (cause.replica, cause.retryable) == ("Master 0", True)
+    assert cause.resolution == "correct the registry's name, or let the nodes reach it"
+
+
+def test_the_detail_holds_what_else_was_seen() -> None:
+    detail = cause_of(recording("05-pt-never-fail")).detail
+    assert "PyTorchJob fails is failed because 1 Master replica(s) failed." in detail
+    assert "Master 0 is pod fails-master-0, container pytorch" in detail
+    assert detail.endswith("last lines:\n  about to fail")
+    assert "made anew 6 times" in cause_of(recording("22b-pt-oom-exitcode")).detail
+    assert "restarted 3 times" in cause_of(recording("32c-mpi-launcher-fails-default")).detail
+    assert "1 Insufficient nvidia.com/gpu. no new claims" in cause_of(recording("18-pt-gpu-unschedulable-at-7s")).detail
+
+
+# ---- what was not recorded: pods and logs made by hand
+
+
+def pod(role: str, index: int, *, code: int | None = None, at: int = 0, uid: str = "", **more: Any) -> dict[str, Any]:
+    """A pod of a PyTorchJob; with an exit code, one that ended `at` seconds after the job's start."""
+    state: dict[str, Any] = {"running": {"startedAt": time(0)}}
+    if code is not None:
+        state = {"terminated": {"exitCode": code, "reason": "Error", "finishedAt": time(at)} | more.pop("end", {})}
+    container = {"name": "pytorch", "image": "train:1", "restartCount": more.pop("restarts", 0), "state": state}
+    labels = {"training.kubeflow.org/replica-type": role.lower(), "training.kubeflow.org/replica-index": str(index)}
+    name = f"train-{role.lower()}-{index}"
+    return {
+        "metadata": {
+            "name": name,
+            "uid": uid or name,
+            "labels": labels,
+            "creationTimestamp": more.pop("created", time(0)),
+            **more.pop("metadata", {}),
+        },
+        "spec": {"nodeName": "n"},
+        "status": {
+            "phase": "Failed" if code else "Running",
+            "containerStatuses": [container],
+            "conditions": more.pop("conditions", []),
+            **more,
+        },
+    }
+
+
+def time(seconds: int) -> str:
+    return f"2026-11-21T10:{seconds // 60:02d}:{seconds % 60:02d}Z"
+
+
+def failed(at: int = 600, reason: str = "PyTorchJobFailed", message: str = "job failed") -> dict[str, Any]:
+    condition = {
+        "type": "Failed",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": time(at),
+    }
+    return {"kind": "PyTorchJob", "metadata": {"name": "train"}, "status": {"conditions": [condition]}}
+
+
+def logs(**by_replica: str) -> dict[str, list[str]]:
+    return {log_key(f"train-{k.replace('_', '-')}", "pytorch"): v.splitlines() for k, v in by_replica.items()}
+
+
+TRACEBACK = """\
+epoch 1 loss 0.5
+Traceback (most recent call last):
+  File "/app/train.py", line 7, in <module>
+    main()
+  File "/app/train.py", line 4, in main
+    raise ValueError("negative loss")
+ValueError: negative loss
+"""
+PEER_LOST = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/app/train.py", line 9, in <module>
+[rank1]:     dist.all_reduce(t)
+[rank1]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4711
+"""
+NCCL_TIMEOUT = (
+    "[rank2]:[E1121 10:00:00 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
+)
+TORCHRUN = """\
+W1121 10:00:01.1 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 12 closing signal SIGTERM
+E1121 10:00:01.2 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 13)
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_10:00:01
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 13)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 13
+"""
+
+
+def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> None:
+    killed = {"metadata": {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}}
+    pods = [
+        pod("Worker", 0, code=1, at=100),
+        pod("Master", 0, code=143, at=103, **copy.deepcopy(killed)),
+        pod("Worker", 1, code=137, at=104, **copy.deepcopy(killed)),
+    ]
+    cause = diagnose(failed(at=101), pods, log_tails=logs(worker_0=TRACEBACK, master_0="epoch 1"))
+    assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
+    assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
+    assert "later failed" not in cause.detail
+
+
+def test_a_lost_peer_is_not_the_cause_even_when_it_was_first() -> None:
+    pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=1, at=100)]
+    cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST, worker_0=TRACEBACK))
+    assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
+    assert "later failed: Master 0" in cause.detail
+
+
+@pytest.mark.parametrize("log", [PEER_LOST, NCCL_TIMEOUT, "torch.distributed.DistNetworkError: Broken pipe"])
+def test_peers_lost_everywhere_say_that_nobody_says_why(log: str) -> None:
+    pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=134, at=100)]
+    cause = diagnose(failed(), pods, log_tails=logs(master_0=log, worker_0=log))
+    assert cause.category is Category.INFRASTRUCTURE
+    assert cause.summary.startswith("Master 0 lost a peer, and no replica says why: ")
+    assert cause.retryable
+
+
+def test_an_evicted_pod_that_was_replaced_infected_those_that_lost_it() -> None:
+    message = "The node was low on resource: memory.\nmore"
+    evicted = pod("Worker", 0, uid="old", phase="Failed", reason="Evicted", message=message)
+    evicted["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": time(90)}]
+    evicted["status"]["startTime"] = time(80)
+    anew = pod("Worker", 0, uid="new", created=time(95))
+    pods = [pod("Master", 0, code=1, at=100), evicted, anew]
+    cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST))
+    assert (cause.category, cause.replica) == (Category.INFRASTRUCTURE, "Worker 0")
+    assert cause.summary == "Worker 0 was evicted from its node (Evicted): The node was low on resource: memory."
+    # a traceback of its own is a cause of its own
+    assert diagnose(failed(), pods, log_tails=logs(master_0=TRACEBACK)).replica == "Master 0"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("PreemptionByScheduler", "was preempted by a pod of higher priority"),
+        ("EvictionByEvictionAPI", "was evicted from its node"),
+        ("TerminationByKubelet", "was evicted from its node"),
+        ("DeletionByTaintManager", "lost its node"),
+        ("DeletionByPodGC", "lost its node"),
+    ],
+)
+def test_disruptions_are_infrastructure(reason: str, words: str) -> None:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m"}
+    condition["lastTransitionTime"] = time(9)
+    meta = {"deletionTimestamp": time(40), "deletionGracePeriodSeconds": 30}
+    pods = [pod("Worker", 3, code=143, at=11, conditions=[condition], metadata=meta), pod("Master", 0)]
+    cause = diagnose(failed(at=12), pods)
+    assert cause.summary == f"Worker 3 {words} ({reason}): m"
+    assert (cause.category, cause.retryable) == (Category.INFRASTRUCTURE, True)
+
+
+def test_a_lost_node_is_infrastructure() -> None:
+    lost = pod("Worker", 0, phase="Failed", reason="NodeLost", message="Node n was lost")
+    assert diagnose(failed(), [lost]).summary == "Worker 0 lost its node (NodeLost): Node n was lost"
+
+
+def test_a_pod_deleted_by_hand_fails_the_job_under_never() -> None:
+    meta = {"deletionTimestamp": time(130), "deletionGracePeriodSeconds": 30}
+    cause = diagnose(failed(at=101), [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)])
+    assert cause.summary == "Worker 1 was deleted by someone else, and the job failed with it"
+    assert cause.category is Category.INFRASTRUCTURE
+
+
+def test_killed_from_outside() -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=137, at=5)], log_tails=logs(master_0="epoch 1"))
+    assert cause.summary == "Master 0 was killed from outside by SIGKILL (exit code 137)"
+    assert cause.category is Category.INFRASTRUCTURE
+
+
+def test_a_child_that_torchrun_lost_by_sigkill_was_out_of_memory() -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=TORCHRUN))
+    assert cause.category is Category.OUT_OF_MEMORY
+    assert cause.summary == "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)"
+
+
+def test_the_workers_exception_is_told_not_torchruns() -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=TRACEBACK + TORCHRUN))
+    assert cause.summary == "Master 0 failed: ValueError: negative loss (exit code 1)"
+
+
+def test_torchelastics_error_file_is_read_from_the_termination_message() -> None:
+    error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "...", "timestamp": "1"}}}
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": json.dumps(error)})])
+    assert cause.summary == "Master 0 failed: KeyError: 'lr' (exit code 1)"
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": "disk is gone"})])
+    assert cause.summary == "Master 0 failed with exit code 1; its last line: disk is gone"
+
+
+WORDS = [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", 1, Category.OUT_OF_MEMORY, True),
+    ("train.py: error: unrecognized arguments: --world-size=16", 2, Category.CONFIGURATION, False),
+    ("python: can't open file '/app/trian.py': [Errno 2] No such file or directory", 2, Category.CONFIGURATION, False),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", 1, Category.CONFIGURATION, False),
+    ("RuntimeError: Found no NVIDIA driver on your system.", 1, Category.CONFIGURATION, False),
+    ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", 1, Category.CONFIGURATION, False),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1, Category.INFRASTRUCTURE, True),
+    ("OSError: [Errno 28] No space left on device", 1, Category.INFRASTRUCTURE, True),
+    ("ModuleNotFoundError: No module named 'timm'", 1, Category.USER_CODE, False),
+    ("There are not enough slots available in the system", 1, Category.CONFIGURATION, False),
+    ("sh: trian: not found", 127, Category.CONFIGURATION, False),
+    ("", 135, Category.CONFIGURATION, False),
+    ("Fatal Python error: Segmentation fault", 139, Category.USER_CODE, True),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "category", "retryable"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
+def test_known_words_of_programs(line: str, code: int, category: Category, retryable: bool) -> None:
+    cause = diagnose(failed(), [pod("Worker", 2, code=code, at=5)], log_tails=logs(worker_2=line))
+    assert (cause.category, cause.retryable) == (category, retryable)
+    assert line in cause.summary or category is Category.CONFIGURATION
+    assert cause.summary.startswith("Worker 2")
+
+
+def test_signals_have_names() -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=139, at=5)])
+    assert cause.summary == "Master 0 failed with exit code 139, SIGSEGV"
+
+
+def test_a_restart_that_healed_is_no_failure() -> None:
+    healed = pod("Worker", 0)
+    healed["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
+    cause = diagnose(failed(), [healed, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad"))
+    assert cause.replica == "Master 0"
+
+
+def test_of_replicas_that_failed_in_the_same_second_one_is_always_chosen() -> None:
+    pods = [pod("Worker", i, code=1, at=5) for i in (2, 1, 0)]
+    assert diagnose(failed(), pods).replica == "Worker 0"
+
+
+def test_a_job_that_mpi_operator_says_was_evicted() -> None:
+    cause = diagnose(failed(reason="MPIJobEvicted", message="1/2 workers are evicted"), [])
+    assert cause.category is Category.INFRASTRUCTURE
+
+
+def test_a_job_that_nobody_took_up() -> None:
+    job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
+    assert "no operator has taken it up" in diagnose(job, []).summary
+    cause = limit_passed(Limit.STARTUP, 300, job, [])
+    assert (
+        cause.summary == "PyTorchJob train no operator has taken it up after 300 s (startup_timeout)" or cause.summary
+    )
+
+
+def test_quota() -> None:
+    event = {"reason": "FailedCreatePod", "message": 'Error creating: pods "x" is forbidden: exceeded quota: gpus'}
+    cause = diagnose({"kind": "PyTorchJob", "metadata": {"name": "t"}, "status": {}}, [], [event])
+    assert cause.category is Category.SCHEDULING
+    assert "exceeded quota: gpus" in cause.summary
+
+
+# ---- our own limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "name", "category", "words"),
+    [
+        (
+            Limit.QUEUE,
+            "14-pt-suspend-create-at-3s",
+            Category.QUEUE,
+            "was not admitted by its queue after 60 s (queue_timeout)",
+        ),
+        (
+            Limit.SCHEDULE,
+            "18-pt-gpu-unschedulable-at-7s",
+            Category.SCHEDULING,
+            "(schedule_timeout): Master 0 finds no node: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu",
+        ),
+        (Limit.STARTUP, "17-pt-image-pull", Category.IMAGE, "(startup_timeout): Master 0: image registry"),
+        (
+            Limit.STARTUP,
+            "25d-pt-config-error-nosecret",
+            Category.CONFIGURATION,
+            "(startup_timeout): Master 0: a volume",
+        ),
+        (
+            Limit.EXECUTION,
+            "13b-pt-activedeadline-quiet",
+            Category.TIMEOUT,
+            "has not ended after 60 s (execution_timeout)",
+        ),
+        (
+            Limit.LOG_STALL,
+            "13b-pt-activedeadline-quiet",
+            Category.HANG,
+            "has written no log line after 60 s (log_stall_timeout)",
+        ),
+    ],
+)
+def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Category, words: str) -> None:
+    record = recording(name)
+    cause = limit_passed(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
+    assert cause.category is category
+    assert words in cause.summary
+    assert cause.resolution
+
+
+def test_too_many_restarts_are_told_with_what_failed() -> None:
+    record = recording("32c-mpi-launcher-fails-default")
+    cause = limit_passed(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
+    assert cause.category is Category.USER_CODE
+    assert cause.summary == (
+        "MPIJob lfail restarted more than 2 times (max_restarts): "
+        "Launcher failed with exit code 1; its last line: launcher fails"
+    )
+
+
+def test_a_cause_travels_as_json() -> None:
+    cause = cause_of(recording("22-pt-oom"))
+    again = json.loads(json.dumps(as_dict(cause)))
+    assert Cause(**{**again, "category": Category(again["category"])}) == cause
+
+
+@given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=200))
+def test_any_log_can_be_read(lines: list[str], message: str) -> None:
+    end = {"message": message}
+    tails = {log_key("train-master-0", "pytorch"): lines}
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end=end)], log_tails=tails)
+    assert cause.summary.startswith("Master 0")
+    assert "\n" not in cause.summary
+    assert len(cause.summary) <= 600
+
+
+def test_core_stays_light() -> None:
+    """core is imported by the webserver, the CLI and DAG files: it must not bring Airflow, clients or an event loop."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import airflow_provider_ktrain.core.manifest, airflow_provider_ktrain.core.checks\n"
+        "import airflow_provider_ktrain.core.diagnosis, airflow_provider_ktrain.core.usage\n"
+        "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"airflow", "kubernetes", "aiohttp", "asyncio", "socket", "jsonschema"} & set(
+        json.loads(out.replace("'", '"'))
+    )

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.usage import Usage, usage
+
+START = datetime(2026, 11, 21, 10, tzinfo=UTC)
+RECORDINGS = Path(__file__).parent / "recordings"
+
+
+def at(seconds: float | None) -> str | None:
+    return None if seconds is None else (START + timedelta(seconds=seconds)).isoformat()
+
+
+def pod(
+    created: float,
+    placed: float | None,
+    started: float | None,
+    ended: float | None,
+    *,
+    gpus: int = 1,
+    name: str = "p",
+    resource: str = "nvidia.com/gpu",
+) -> dict[str, Any]:
+    run = {"startedAt": at(started), "finishedAt": at(ended)}
+    state = {} if started is None else {"terminated": run} if ended is not None else {"running": run}
+    return {
+        "metadata": {"name": name, "creationTimestamp": at(created)},
+        "spec": {
+            "nodeName": "n" if placed is not None else None,
+            "containers": [{"name": "pytorch", "resources": {"limits": {resource: gpus}}}],
+        },
+        "status": {
+            "phase": "Succeeded" if ended is not None else "Running",
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at(placed)}]
+            if placed is not None
+            else [],
+            "containerStatuses": [{"state": state}],
+        },
+    }
+
+
+NOW = START + timedelta(seconds=1000)
+
+
+def test_a_pod_from_queue_to_end() -> None:
+    used = usage([pod(0, 10, 40, 100, gpus=2)], NOW)
+    assert used == Usage(asked=200, queued=20, held=180, wasted=60, gpus=2)
+
+
+def test_what_still_is_counts_until_now() -> None:
+    assert usage([pod(0, 10, 10, None)], NOW) == Usage(1000, 10, 990, 0, 1)
+    assert usage([pod(0, None, None, None)], NOW) == Usage(1000, 1000, 0, 0, 0)
+    assert usage([pod(0, 10, None, None)], NOW) == Usage(1000, 10, 990, 990, 1)
+
+
+def test_workers_that_linger_after_the_end_waste_what_they_hold() -> None:
+    used = usage([pod(0, 0, 0, 100), pod(0, 0, 0, None, name="w")], NOW, job_ended=START + timedelta(seconds=100))
+    assert used == Usage(1100, 0, 1100, 900, 2)
+
+
+def test_pods_without_gpus_cost_none_and_one_resource_can_be_chosen() -> None:
+    amd = pod(0, 0, 0, 10, resource="amd.com/gpu")
+    assert usage([amd], NOW).held == 10
+    assert usage([amd], NOW, gpu_resource="nvidia.com/gpu") == Usage()
+    assert usage([pod(0, 0, 0, 10, resource="rdma/hca")], NOW) == Usage()
+    assert usage([pod(0, 0, 0, 10, resource="rdma/hca")], NOW, gpu_resource="rdma/hca").held == 10
+
+
+def test_a_pod_made_anew_is_one_replica() -> None:
+    used = usage([pod(0, 0, 0, 10, gpus=4), pod(20, 20, 20, 30, gpus=4)], NOW)
+    assert (used.held, used.gpus) == (80, 4)
+
+
+def test_a_pod_deleted_while_it_ran_holds_until_its_deletion() -> None:
+    gone = pod(0, 0, 0, None)
+    gone["metadata"]["deletionTimestamp"] = at(60)
+    assert usage([gone], NOW).held == 60
+
+
+times = st.one_of(st.none(), st.floats(-100, 2000))
+pods = st.lists(
+    st.builds(
+        lambda c, p, s, e, g, n: pod(c, p, s, e, gpus=g, name=n),
+        st.floats(-100, 2000),
+        times,
+        times,
+        times,
+        st.integers(0, 8),
+        st.sampled_from("abc"),
+    ),
+    max_size=6,
+)
+
+
+@given(pods, times)
+def test_figures_hold_together_whatever_the_clocks_say(many: list[dict[str, Any]], ended: float | None) -> None:
+    job_ended = None if ended is None else START + timedelta(seconds=ended)
+    used = usage(many, NOW, job_ended=job_ended)
+    assert used.queued >= 0
+    assert 0 <= used.wasted <= used.held + 1e-6
+    assert used.asked == pytest.approx(used.queued + used.held)
+    alone = [usage([p], NOW, job_ended=job_ended) for p in many]
+    for name in ("asked", "queued", "held", "wasted"):
+        assert getattr(used, name) == pytest.approx(sum(getattr(u, name) for u in alone))
+    assert usage(reversed(many), NOW, job_ended=job_ended).as_dict() == pytest.approx(used.as_dict())
+
+
+@given(pods, st.floats(0, 1000))
+def test_time_only_adds(many: list[dict[str, Any]], later: float) -> None:
+    now, then = usage(many, NOW), usage(many, NOW + timedelta(seconds=later))
+    assert then.asked >= now.asked - 1e-6
+    assert then.held >= now.held - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("used", "line"),
+    [
+        (Usage(), "GPUs: none used"),
+        (Usage(100, 20, 80, 5, 2), "GPUs: 2; 80.0 GPU-seconds held, of these 5.0 wasted; 20.0 queued"),
+        (Usage(936, 186, 750, 48, 4), "GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued"),
+        (Usage(7200, 0, 7200, 0, 16), "GPUs: 16; 2.0 GPU-hours held, of these 0.0 wasted; 0.0 queued"),
+    ],
+)
+def test_one_line(used: Usage, line: str) -> None:
+    assert str(used) == line
+
+
+def test_a_recorded_job_that_waited_for_its_gpus() -> None:
+    record = json.loads((RECORDINGS / "18-pt-gpu-unschedulable.json").read_text())
+    used = usage(record["pods"], datetime.fromisoformat(record["job"]["status"]["completionTime"]))
+    assert used.gpus == 2
+    assert 0 < used.held < used.queued
