@@ -241,7 +241,10 @@ class Store:
         if finalizers:
             new_meta["finalizers"] = finalizers
         marked = self._commit("MODIFIED", resource, {**old, "metadata": new_meta}, old)
-        return marked if held or period else self._remove(resource, marked)
+        current = self.find(resource, namespace, name)  # a watcher, told within the commit, may have removed it already
+        if held or period or current is None or current["metadata"]["uid"] != meta["uid"]:
+            return marked
+        return self._remove(resource, current)
 
     @staticmethod
     def _grace(resource: Resource, obj: Obj, grace: int | None) -> int:
