@@ -11,6 +11,9 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-ktrain",
         "name": "Kubeflow training",
         "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks.",
+        "task-decorators": [
+            {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"}
+        ],
         "config": {
             "ktrain": {
                 "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob.",

@@ -1,0 +1,36 @@
+"""A training a day, each with checkpoints of its own; a retry resumes where the last try stood."""
+
+import os
+from datetime import timedelta
+
+import pendulum
+from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule
+
+from airflow_provider_ktrain.exceptions import TrainingUserCodeError
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
+CHECKPOINTS = os.environ.get("KTRAIN_CHECKPOINTS", "/checkpoints")  # on a volume that all nodes see
+
+with DAG(
+    "ktrain_daily",
+    schedule="@daily",
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    max_active_runs=1,
+    tags=["ktrain"],
+):
+    PyTorchJobOperator(
+        task_id="train",
+        namespace="default",
+        image=IMAGE,
+        command=["python3", "train.py"],
+        args=["--epochs", "4"],
+        env={"DATA_DATE": "{{ ds }}"},
+        workers=1,
+        gpus=1,
+        checkpoint_dir=CHECKPOINTS,
+        execution_timeout=timedelta(hours=6),
+        retries=2,
+        retry_policy=ExceptionRetryPolicy(rules=[RetryRule(TrainingUserCodeError, action=RetryAction.FAIL)]),
+    )

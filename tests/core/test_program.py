@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.program import PROGRAM_VARIABLE, cannot_travel, command, environment, program
+from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def f():\n    return torch.zeros(1)", "'torch', which is defined outside"),
+        ("def f(x=DEFAULT):\n    return x", "'DEFAULT'"),
+        ("def f():\n    def inner():\n        return helper()\n    return inner()", "'helper'"),
+        ("async def f():\n    return 1", "async"),
+        ("def f():\n    yield 1", "generator"),
+        ("f = lambda: 1", "lambda"),
+    ],
+)
+def test_what_cannot_travel(source: str, said: str) -> None:
+    assert said in "; ".join(cannot_travel(source, "f"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(a: Unknown, *b, c=1, **d) -> Model:\n    import os\n    return [os.getpid() for _ in range(len(b))]",
+        "@task.pytorchjob(image='x')\ndef f():\n    from math import pi\n    return {k: pi for k in 'ab'}",
+        "def f(n):\n    return n and f(n - 1)",
+        "def f():\n    class A:\n        x = 1\n    return A.x, __name__",
+        "    def f():\n        return '$(HOME) $$'\n",
+    ],
+)
+def test_what_can(source: str) -> None:
+    assert list(cannot_travel(source, "f")) == []
+
+
+def run(text: str, **env: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, *command(torchrun=False)[1:]], env={**environment(text), **env}, capture_output=True, text=True
+    )
+    return ran.stdout + ran.stderr
+
+
+def test_arguments_and_result_travel() -> None:
+    source = "@task.pytorchjob(\n    image='x'\n)\ndef f(a, b=None):\n    return {'a': a, 'b': b, 'rank': '$(X) $$'}"
+    said = run(program(source, "f", ["ü\n'\""], {"b": [1, None]}))
+    result, error = find_result(PYTORCHJOB, {}, [], said.strip())
+    assert (result, error) == ({"a": "ü\n'\"", "b": [1, None], "rank": "$(X) $$"}, "")
+
+
+def test_only_rank_0_hands_over() -> None:
+    assert run(program("def f():\n    return 1", "f", [], {}), RANK="1") == ""
+
+
+def test_a_result_that_is_no_json_is_said() -> None:
+    said = run(program("def f():\n    return {1, 2}", "f", [], {})).strip()
+    assert said.startswith(RESULT_MARKER)
+    result, error = find_result(PYTORCHJOB, {}, [], said)
+    assert result is None
+    assert "cannot travel" in error
+
+
+def test_a_failure_shows_the_line() -> None:
+    said = run(program("def f(n):\n    return 1 / n", "f", [0], {}))
+    assert "return 1 / n" in said
+    assert "ZeroDivisionError" in said
+
+
+def test_arguments_that_are_no_json() -> None:
+    with pytest.raises(ManifestError, match="arguments of f cannot travel"):
+        program("def f(x): pass", "f", [object()], {})
+
+
+def test_too_large() -> None:
+    with pytest.raises(ManifestError, match="too large"):
+        program("def f(x): pass", "f", ["x" * 100_000], {})
+
+
+def test_it_is_encoded() -> None:
+    text = program("def f():\n    return '$$'", "f", [], {})
+    assert base64.b64decode(environment(text)[PROGRAM_VARIABLE]).decode() == text
+    assert json.dumps(command(torchrun=True)).count("torch.distributed.run") == 1
