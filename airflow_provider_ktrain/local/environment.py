@@ -20,6 +20,7 @@ from pathlib import Path
 
 from airflow_provider_ktrain.local import quantity
 from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.images import binaries
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
 from airflow_provider_ktrain.local.volumes import LOOPBACK, decoded, field
@@ -158,9 +159,9 @@ def on_this_machine(env: Mapping[str, str], port: int) -> dict[str, str]:
     return here
 
 
-def base(hostname: str, tools: Path) -> dict[str, str]:
-    """What every container has: HOSTNAME, HOME and a PATH with the pod's tools and this cluster's Python first."""
-    path = [str(tools), str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath]
+def base(hostname: str, tools: Path, image: Path) -> dict[str, str]:
+    """What every container has: HOSTNAME, HOME and a PATH: the pod's tools, the image, this cluster's Python first."""
+    path = [str(tools), *binaries(image), str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath]
     return {
         **{k: os.environ[k] for k in PASSED_ON if k in os.environ},
         "PATH": ":".join(path),
@@ -169,5 +170,5 @@ def base(hostname: str, tools: Path) -> dict[str, str]:
 
 
 def command(container: Obj, env: Mapping[str, str], rewrite: Callable[[str], str]) -> list[str]:
-    """command and args as one list: references expanded, paths located. An image has no entrypoint of its own."""
+    """command and args as one list: references expanded, paths located."""
     return [rewrite(expand(a, env)) for a in (*(container.get("command") or ()), *(container.get("args") or ()))]

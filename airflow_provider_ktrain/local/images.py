@@ -1,7 +1,12 @@
-"""Images: names mapped to directories. There is no registry behind them."""
+"""Images: names mapped to directories. There is no registry behind them.
+
+A Dockerfile in such a directory is not built; only what it says at last of ENTRYPOINT and CMD is read.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +15,7 @@ from airflow_provider_ktrain.local.store import Obj
 #: images that the operators add by themselves, by the last part of their name: they need nothing but the pod's tools
 OPERATORS = ("alpine", "kubectl-delivery")
 ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"]}
+BINARIES = ("usr/local/bin", "usr/bin", "bin")  # of an image's directory, in the order of a PATH
 
 
 class ImageNotFound(Exception):
@@ -47,10 +53,34 @@ class Images:
         raise ImageNotFound(image)
 
     @staticmethod
-    def entrypoint(container: Obj) -> Obj:
-        """The container with the command that its image gives it, where the operators count on one."""
-        command = ENTRYPOINTS.get(_last(container["image"]))
-        return {**container, "command": command} if command and not container.get("command") else container
+    def entrypoint(container: Obj, directory: Path | None) -> Obj:
+        """The container with what its image runs where the manifest leaves it open: ENTRYPOINT, and CMD as its args."""
+        if container.get("command"):
+            return container
+        said = _dockerfile(directory)
+        command = ENTRYPOINTS.get(_last(container["image"])) or said.get("ENTRYPOINT", [])
+        return {**container, "command": command, "args": container.get("args") or said.get("CMD", [])}
+
+
+def binaries(directory: Path) -> list[str]:
+    """The directories of programs that an image brings along."""
+    return [str(directory / name) for name in BINARIES if (directory / name).is_dir()]
+
+
+def _dockerfile(directory: Path | None) -> dict[str, list[str]]:
+    """The last ENTRYPOINT and CMD; what is no list of words is a shell's."""
+    try:
+        text = (directory / "Dockerfile").read_text().replace("\\\n", " ") if directory else ""
+    except OSError:
+        return {}
+    found: dict[str, list[str]] = {}
+    for instruction, rest in re.findall(r"^\s*(ENTRYPOINT|CMD)\s+(.*?)\s*$", text, re.IGNORECASE | re.MULTILINE):
+        try:
+            words = [str(word) for word in json.loads(rest)]
+        except ValueError:
+            words = ["/bin/sh", "-c", rest]
+        found[instruction.upper()] = words
+    return found
 
 
 def _last(image: str) -> str:

@@ -322,7 +322,7 @@ class PodWorker:
     def _spec(self, container: Obj, image: Path | None) -> RunSpec:
         here, home = self._here, self.directory / container["name"]
         home.mkdir(parents=True, exist_ok=True)
-        container = here.images.entrypoint(container)
+        container = here.images.entrypoint(container, image)
         if image is None:
             image = home / "root"
             image.mkdir(exist_ok=True)
@@ -333,7 +333,7 @@ class PodWorker:
         env = environment.declared(here.store, self.pod, container, node)
         env = environment.on_this_machine(env, here.ports.of(self.pod))
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
-        env = {**environment.base(hostname, self._tools), **env}
+        env = {**environment.base(hostname, self._tools, image), **env}
         argv = environment.command(container, env, paths.rewrite)
         if not argv:
             raise ConfigError("no command specified", "CreateContainerError")

@@ -1,0 +1,57 @@
+"""Images: names mapped to directories, and what their Dockerfiles say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_ktrain.local.images import ImageNotFound, Images, binaries
+
+DOCKERFILE = """\
+FROM python:3.11-slim AS base
+CMD ["of", "the", "first", "stage"]
+FROM base
+RUN echo CMD is no instruction here
+ENTRYPOINT ["python3", \\
+  "train.py"]
+cmd ["--epochs", "5"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "runs"),
+    [
+        ({}, ["python3", "train.py", "--epochs", "5"]),
+        ({"args": ["--backend", "nccl"]}, ["python3", "train.py", "--backend", "nccl"]),
+        ({"command": ["true"]}, ["true"]),
+        ({"command": ["echo"], "args": ["a"]}, ["echo", "a"]),
+    ],
+)
+def test_the_manifest_wins_over_the_dockerfile(tmp_path: Path, said: dict[str, list[str]], runs: list[str]) -> None:
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    container = Images.entrypoint({"name": "c", "image": "mnist:1", **said}, tmp_path)
+    assert [*container.get("command", ()), *container.get("args", ())] == runs
+
+
+def test_a_command_that_is_no_list_is_for_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("CMD python3 train.py | tee log\n")
+    assert Images.entrypoint({"image": "i"}, tmp_path)["args"] == ["/bin/sh", "-c", "python3 train.py | tee log"]
+
+
+def test_a_directory_without_dockerfile_runs_nothing(tmp_path: Path) -> None:
+    assert not Images.entrypoint({"image": "i"}, tmp_path)["command"]
+    assert not Images.entrypoint({"image": "i"}, None)["args"]
+
+
+def test_programs_of_an_image(tmp_path: Path) -> None:
+    (tmp_path / "usr/local/bin").mkdir(parents=True)
+    assert binaries(tmp_path) == [str(tmp_path / "usr/local/bin")]
+
+
+def test_names(tmp_path: Path) -> None:
+    images = Images({"horovod/horovod": tmp_path, "exact:1": tmp_path})
+    assert images.directory("docker.io/horovod/horovod:0.20.0") == tmp_path
+    assert images.directory("exact:1") == tmp_path
+    with pytest.raises(ImageNotFound, match="--image exact:2=DIR"):
+        images.directory("exact:2")
