@@ -108,7 +108,7 @@ class Seen:
 
     @functools.cached_property
     def all_failures(self) -> list[Failure]:
-        return failures(self.kind, self.job, self.pods, self.logs)
+        return failures(self.kind, self.pods, self.logs)
 
     @property
     def failures(self) -> list[Failure]:
@@ -450,7 +450,7 @@ def _program_failed(f: Failure) -> Cause:
         summary = f"{who} failed with {_code(f)}; its last line: {f.tail.last}"
     else:
         summary = f"{who} failed with {_code(f)}" + (" and said nothing" if f.tail.heard else "")
-    return Cause(Category.USER_CODE, summary[:500], "", "see the log of this replica")
+    return Cause(Category.USER_CODE, summary, "", "see the log of this replica")
 
 
 # ---------------------------------------------------------------- rules about the job
@@ -489,19 +489,21 @@ def _gave_up(seen: Seen) -> Cause | None:
 
 
 def _pod_deleted(seen: Seen) -> Cause | None:
-    """Under Never a pod that is being deleted counts as failed at once, and the job with it (recorded)."""
-    failed_at = moment(seen.failed.since) if seen.failed else None
-    for pod in seen.pods:
-        deleted_at = deletion_of(pod)
-        if failed_at and deleted_at and deleted_at <= failed_at:
-            return Cause(
-                Category.INFRASTRUCTURE,
-                f"{seen.replica_of(pod)} was deleted by someone else, and the job failed with it",
-                seen.failed.message if seen.failed else "",
-                "find out who deletes pods in this namespace: kubectl, a drain, a cleanup tool",
-                seen.replica_of(pod),
-            )
-    return None
+    """A pod that is being deleted counts as failed at once, and under Never the job with it (recorded)."""
+    failed = seen.failed
+    match = re.search(r"(\w+) replica\(s\) failed", failed.message) if failed else None
+    deleted = [(at, seen.replica_of(pod)) for pod in seen.pods if (at := deletion_of(pod))]
+    told = [(at, replica) for at, replica in deleted if match and replica.startswith(match[1])]
+    if not failed or not told:
+        return None
+    replica = min(told)[1]
+    return Cause(
+        Category.INFRASTRUCTURE,
+        f"{replica} was deleted or killed from outside, and the job failed with it",
+        failed.message,
+        "find out who deletes pods in this namespace: kubectl, a drain, a cleanup tool; look at the node",
+        replica,
+    )
 
 
 def _failed_somehow(seen: Seen) -> Cause | None:

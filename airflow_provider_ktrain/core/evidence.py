@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.status import true_conditions
 from airflow_provider_ktrain.core.tails import Tail, read_tail
 
 Json = Mapping[str, Any]
@@ -66,14 +65,13 @@ class Failure:
         return self.tail.is_effect
 
 
-def failures(kind: Kind, job: Json, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[Failure]:
+def failures(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[Failure]:
     """All failures, the earliest first, those that only lost a peer last.
 
-    Left out are containers killed (SIGTERM, SIGKILL) because their pod was being deleted or the job had failed.
+    Left out is what the deletion of a pod did to its containers.
     """
-    ended = _failed_at(job)
     newest = {_name(pod): pod for pod in sorted(pods, key=lambda p: str(_meta(p).get("creationTimestamp")))}
-    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_name(pod)] is pod, ended, logs)]
+    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_name(pod)] is pod, logs)]
     return sorted(
         found, key=lambda f: (f.is_effect, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
     )
@@ -113,15 +111,13 @@ def deletion_of(pod: Json) -> datetime | None:
     return ends - timedelta(seconds=float(_meta(pod).get("deletionGracePeriodSeconds") or 0)) if ends else None
 
 
-def _of_pod(
-    kind: Kind, pod: Json, is_newest: bool, ended: datetime | None, logs: Mapping[str, Sequence[str]]
-) -> Iterator[Failure]:
+def _of_pod(kind: Kind, pod: Json, is_newest: bool, logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
     taken, taken_message, taken_at = _taken_away(status)
     told = False
     for is_init, container in _containers(status):
-        genuine = [t for t in _ends(container) if taken or not _is_collateral(t, pod, ended)]
+        genuine = [t for t in _ends(container) if taken or not _is_collateral(t, pod)]
         if not genuine:
             continue
         first, last = genuine[0], genuine[-1]
@@ -156,24 +152,39 @@ def _containers(status: Json) -> Iterator[tuple[bool, Json]]:
 
 
 def _ends(container: Json) -> list[Json]:
-    """The failed runs of a container, oldest first: the run before, if it also failed, and the present one.
+    """The failed runs of a container, oldest first: the run before and the present one.
 
-    A run before the present one is over and done with, unless the present one failed too or waits to be restarted.
+    A failure is over and done with when the container runs again, or has ended well since.
     """
     state, last = container.get("state") or {}, container.get("lastState") or {}
     ends = [s["terminated"] for s in (last, state) if s.get("terminated")]
-    failed = [t for t in ends if t.get("exitCode") not in (0, None) or t.get("reason") == "OOMKilled"]
-    return [] if state.get("running") or not failed else failed
+    healed = state.get("running") or (state.get("terminated") and not _failed(state["terminated"]))
+    return [] if healed else [end for end in ends if _failed(end)]
 
 
-def _is_collateral(end: Json, pod: Json, ended: datetime | None) -> bool:
-    """Whether a kill is what deletion, or the end of the job, does to a pod. A kill for memory never is."""
-    if end.get("exitCode") not in (SIGKILLED, SIGTERMED) or end.get("reason") == "OOMKilled":
+def _failed(end: Json) -> bool:
+    return end.get("exitCode") not in (0, None) or end.get("reason") == "OOMKilled"
+
+
+def _is_collateral(end: Json, pod: Json) -> bool:
+    """Whether a container ended because its pod was being deleted. A kill for memory never is.
+
+    Deletion sends SIGTERM at once and SIGKILL when the grace period is over; a program that handles SIGTERM may end
+    with any code. In the same second as the deletion an exit of its own may as well be the reason for it. The kubelet
+    removes the object with a grace period of 0, which overwrites when the deletion was asked for (recorded): then every
+    kill counts as the deletion's.
+    """
+    meta = _meta(pod)
+    over, grace = moment(meta.get("deletionTimestamp")), float(meta.get("deletionGracePeriodSeconds") or 0)
+    at, code = moment(end.get("finishedAt")), end.get("exitCode")
+    if over is None or end.get("reason") == "OOMKilled":
         return False
-    at, deleted = moment(end.get("finishedAt")), deletion_of(pod)
-    if deleted and (at is None or at >= deleted - _SLACK):
-        return True
-    return bool(ended and at and at >= ended - _SLACK)
+    if at is None or not grace:
+        return code in (SIGKILLED, SIGTERMED)
+    asked = over - timedelta(seconds=grace)
+    if code == SIGKILLED:
+        return at >= over - _SLACK
+    return at >= asked if code == SIGTERMED else at > asked
 
 
 def _taken_away(status: Json) -> tuple[str, str, datetime | None]:
@@ -182,18 +193,13 @@ def _taken_away(status: Json) -> tuple[str, str, datetime | None]:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
             return status.get("reason") or reason, message, moment(condition.get("lastTransitionTime"))
-    reason = str(status.get("reason") or "")
+    reason = str(status.get("reason") or "") if status.get("phase") == "Failed" else ""
     return (reason, str(status.get("message") or ""), _last_end(status)) if reason else ("", "", None)
 
 
 def _last_end(status: Json) -> datetime | None:
     ends = [moment(t.get("finishedAt")) for _, c in _containers(status) for t in _ends(c)]
     return max((at for at in ends if at), default=moment(status.get("startTime")))
-
-
-def _failed_at(job: Json) -> datetime | None:
-    failed = true_conditions(job).get("Failed")
-    return moment(failed.since) if failed else None
 
 
 def _meta(pod: Json) -> Json:

@@ -185,11 +185,13 @@ def is_gpu(resource: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9.-]+\.com/(gpu(\.shared)?|mig-.+)", resource))
 
 
-def gpus_of(manifest: Mapping[str, Any]) -> int:
+def gpus_of(source: object) -> int:
     """The GPUs that all replicas of a job ask for together: what it takes from a pool, as `pool_slots`.
 
-    :raises UnknownKindError: for what is no training job.
+    :param source: whatever :func:`load` takes.
+    :raises ManifestError: for what is no training job.
     """
+    manifest = load(source)
     kind = kind_of(str(manifest.get("kind")))
     return sum(kind.count(manifest, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(manifest).items())
 

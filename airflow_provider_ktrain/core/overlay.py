@@ -183,6 +183,8 @@ def overlay(manifest: Mapping[str, Json], options: Options) -> Manifest:
     """
     result: Manifest = plain(manifest)
     kind = kind_of(str(result.get("kind")))
+    if options == Options():
+        return result
     spec = _dict(result, "spec")
     _set_replicas(spec, kind, options)
     if options.nproc_per_node is not None:

@@ -56,12 +56,12 @@ _EFFECTS = re.compile(
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     """:param log: the last lines of a log, without timestamps, oldest first; None where nobody has it.
     :param message: the container's termination message: torchelastic's error file, or text."""
-    lines = log or ()
-    clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     told = _error_file(message)
+    lines = log or ([] if told else message.splitlines())
+    clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     found = [e for e in ([told] if told else []) + list(_exceptions(clean)) if not _WRAPPERS.search(e)]
     causes = [e for e in found if not _EFFECTS.search(e)]
-    last = next((line.strip() for line in reversed(clean) if line.strip()), "") or message.strip()[-200:]
+    last = next((line.strip() for line in reversed(clean) if line.strip()), "")
     child = next((int(m[1]) for line in clean if (m := _CHILD.search(line))), None)
     effect = not causes and any(_EFFECTS.search(text) for text in (found or clean[-SHOWN:]))
     return Tail(

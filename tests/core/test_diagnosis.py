@@ -222,6 +222,10 @@ def test_the_detail_holds_what_else_was_seen() -> None:
 # ---- what was not recorded: pods and logs made by hand
 
 
+def time(seconds: int) -> str:
+    return f"2026-11-21T10:{seconds // 60:02d}:{seconds % 60:02d}Z"
+
+
 def pod(role: str, index: int, *, code: int | None = None, at: int = 0, uid: str = "", **more: Any) -> dict[str, Any]:
     """A pod of a PyTorchJob; with an exit code, one that ended `at` seconds after the job's start."""
     state: dict[str, Any] = {"running": {"startedAt": time(0)}}
@@ -246,10 +250,6 @@ def pod(role: str, index: int, *, code: int | None = None, at: int = 0, uid: str
             **more,
         },
     }
-
-
-def time(seconds: int) -> str:
-    return f"2026-11-21T10:{seconds // 60:02d}:{seconds % 60:02d}Z"
 
 
 def failed(at: int = 600, reason: str = "PyTorchJobFailed", message: str = "job failed") -> dict[str, Any]:
@@ -310,7 +310,7 @@ def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> N
     pods = [
         pod("Worker", 0, code=1, at=100),
         pod("Master", 0, code=143, at=103, **copy.deepcopy(killed)),
-        pod("Worker", 1, code=137, at=104, **copy.deepcopy(killed)),
+        pod("Worker", 1, code=137, at=132, **copy.deepcopy(killed)),
     ]
     cause = diagnose(failed(at=101), pods, log_tails=logs(worker_0=TRACEBACK, master_0="epoch 1"))
     assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
@@ -373,10 +373,17 @@ def test_a_lost_node_is_infrastructure() -> None:
     assert diagnose(failed(), [lost]).summary == "Worker 0 lost its node (NodeLost): Node n was lost"
 
 
-def test_a_pod_deleted_by_hand_fails_the_job_under_never() -> None:
-    meta = {"deletionTimestamp": time(130), "deletionGracePeriodSeconds": 30}
-    cause = diagnose(failed(at=101), [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)])
-    assert cause.summary == "Worker 1 was deleted by someone else, and the job failed with it"
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"deletionTimestamp": time(131), "deletionGracePeriodSeconds": 30},
+        {"deletionTimestamp": time(104), "deletionGracePeriodSeconds": 0},  # as the kubelet removes it
+    ],
+)
+def test_a_pod_deleted_by_hand_fails_the_job_under_never(meta: dict[str, Any]) -> None:
+    job = failed(at=101, message="PyTorchJob train is failed because 1 Worker replica(s) failed.")
+    cause = diagnose(job, [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)])
+    assert cause.summary == "Worker 1 was deleted or killed from outside, and the job failed with it"
     assert cause.category is Category.INFRASTRUCTURE
 
 
@@ -384,6 +391,19 @@ def test_killed_from_outside() -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=137, at=5)], log_tails=logs(master_0="epoch 1"))
     assert cause.summary == "Master 0 was killed from outside by SIGKILL (exit code 137)"
     assert cause.category is Category.INFRASTRUCTURE
+
+
+def test_a_kill_that_made_the_operator_delete_the_pod_is_the_cause() -> None:
+    """SIGKILL by deletion comes when the grace period is over, not before."""
+    meta = {"deletionTimestamp": time(131), "deletionGracePeriodSeconds": 30}
+    cause = diagnose(failed(at=101), [pod("Worker", 1, code=137, at=100, metadata=meta), pod("Master", 0)])
+    assert cause.summary == "Worker 1 was killed from outside by SIGKILL (exit code 137)"
+
+
+def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
+    meta = {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}
+    pods = [pod("Worker", 0, code=1, at=104, metadata=meta), pod("Master", 0, code=3, at=105)]
+    assert diagnose(failed(at=106), pods).replica == "Master 0"
 
 
 def test_a_child_that_torchrun_lost_by_sigkill_was_out_of_memory() -> None:
@@ -438,7 +458,9 @@ def test_signals_have_names() -> None:
 def test_a_restart_that_healed_is_no_failure() -> None:
     healed = pod("Worker", 0)
     healed["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
-    cause = diagnose(failed(), [healed, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad"))
+    done = pod("Worker", 1, code=0, at=9)
+    done["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
+    cause = diagnose(failed(), [healed, done, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad"))
     assert cause.replica == "Master 0"
 
 

@@ -329,6 +329,12 @@ def test_gpus_of_all_replicas(manifest: dict[str, Any], gpus: int) -> None:
     assert gpus_of(manifest) == gpus
 
 
+def test_gpus_of_a_file() -> None:
+    assert gpus_of(DATA / "pytorch-guide.yaml") == 2
+    with pytest.raises(ManifestError, match="TFJob"):
+        gpus_of({"kind": "TFJob"})
+
+
 def test_gpus_of_init_containers_count_where_they_are_more() -> None:
     manifest = pytorchjob(workers=0, resources={"limits": {"nvidia.com/gpu": 1}})
     pod_of(manifest, "Master")["initContainers"] = [container("warm", resources={"limits": {"nvidia.com/gpu": 4}})]
