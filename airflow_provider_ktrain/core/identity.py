@@ -106,7 +106,7 @@ class Action(enum.Enum):
     TAKE_RESULT = "take its result"  #: it succeeded for an earlier try of this run: do not train again
     REPLACE = "replace"  #: release it, then create
     WAIT = "wait"  #: it is being deleted: wait until it is gone, then create
-    REFUSE = "refuse"  #: it is not ours
+    REFUSE = "refuse"  #: it is not ours, or a later try's
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,10 @@ def decide(
         return Decision(Action.REFUSE, "it has no owner annotation: somebody else created it")
     if owner.key != me.key:
         return Decision(Action.REFUSE, f"it belongs to {owner.key}")
+    if owner.try_number > me.try_number:  # a worker that was cut off for long, or a run deleted and created again
+        return Decision(
+            Action.REFUSE, f"it belongs to try {owner.try_number} of this task, and this is {me.try_number}"
+        )
     if (found.get("metadata") or {}).get("deletionTimestamp"):
         return Decision(Action.WAIT, "it is being deleted")
     cleared = owner.try_number < first_try

@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.core.manifest import pod_gpus
+from airflow_provider_ktrain.core.status import phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 
 Object = dict[str, Any]
 T = TypeVar("T")
 POLL = 0.5  # seconds between looks at what is going away
+COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
+HANG = 0.2  # seconds beyond the timeout at which a request without an answer is given up
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -76,16 +79,18 @@ async def release(
     began = time.monotonic()
     end = began + timeout
     try:
-        before = await _patiently(lambda: job_pods(api, ref), end)
-        accepted = await _patiently(lambda: _ask(api, ref, mode, before), end)
-        if not accepted:
-            return Released(False, 0, 0, 0.0, f"{ref} belongs to another try by now: nothing was deleted")
-        left = await _wait_gone(api, ref, mode, end) if verify else []
+        async with asyncio.timeout(timeout + HANG):
+            before = await _pods_before(api, ref)
+            done = await patiently(lambda: _ask(api, ref, mode, before), end)
+            if done is None:
+                return Released(False, 0, 0, 0.0, f"{ref} belongs to another try by now: nothing was deleted")
+            left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released: {e}") from e
-    except ApiUnavailable as e:
+    except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
-            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached ({e}). "
+            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached "
+            f"({e or 'it does not answer'}). "
             f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
         ) from e
     seconds = time.monotonic() - began
@@ -98,7 +103,7 @@ async def release(
     held = [p for p in before if not _ended(p)]
     gpus = sum(map(_gpus, held))
     total = sum(map(_gpus, before))
-    what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[mode]
+    what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[done]
     free = f"its {len(before)} pods are gone, {total} GPUs are free" if verify else "its pods are asked to end"
     text = f"{ref} {what}: {free} (held until now: {gpus}); took {seconds:.1f} s"
     return Released(True, len(before), gpus, round(seconds, 3), text)
@@ -109,8 +114,8 @@ def passing(error: ApiUnavailable | ApiStatusError) -> bool:
     return isinstance(error, ApiUnavailable) or error.transient
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
-    """Ask again while the API server is away or overloaded, until `end`."""
+async def patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
+    """Ask again while the API server is away or overloaded, until `end` of `time.monotonic`."""
     delay = 0.2
     while True:
         try:
@@ -120,6 +125,15 @@ async def _patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
                 raise
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5)
+
+
+async def _pods_before(api: Api, ref: JobRef) -> list[Object]:
+    """The job's pods, for the count of what is freed; none where they cannot be read: the deletion must not wait."""
+    try:
+        async with asyncio.timeout(COUNT_PATIENCE):
+            return await job_pods(api, ref)
+    except (ApiUnavailable, ApiStatusError, TimeoutError):
+        return []
 
 
 async def job_pods(api: Api, ref: JobRef) -> list[Object]:
@@ -159,16 +173,18 @@ def fence(job: Mapping[str, Any]) -> dict[str, str]:
     return {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
 
 
-async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> bool:
-    """Make the request until it is accepted; False where another try owns the job."""
+async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> Mode | None:
+    """Make the request until it is accepted; the mode that fitted the job, or None where another try owns it."""
     while True:
         job = await read(api, ref)
         if job is None:
-            await _delete_pods(api, ref, pods)  # what an orphaning deletion left
-            return True
+            await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
+            return Mode.DELETE
         owner = Owner.of(job)
         if ref.owner and owner is not None and owner.ti_id != ref.owner:
-            return False
+            return None
+        if mode is Mode.SUSPEND and phase_of(job).ended:
+            mode = Mode.DELETE_PODS  # it ended meanwhile: suspending would free nothing
         try:
             if mode is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
                 options = {"propagationPolicy": "Foreground", "preconditions": fence(job)}
@@ -176,8 +192,8 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> bool:
             elif mode is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif mode is Mode.DELETE_PODS:
-                await _delete_pods(api, ref, [p for p in pods if not _ended(p)])
-            return True
+                await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not _ended(p)])
+            return mode
         except ApiStatusError as e:
             if e.status not in (404, 409):
                 raise
@@ -210,8 +226,8 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
     delay = 0.05
     while True:
-        left = [p for p in await _patiently(lambda: job_pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
-        if not left and (mode is not Mode.DELETE or await _patiently(lambda: read(api, ref), end) is None):
+        left = [p for p in await patiently(lambda: job_pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
+        if not left and (mode is not Mode.DELETE or await patiently(lambda: read(api, ref), end) is None):
             return []
         if time.monotonic() + delay > end:
             return left

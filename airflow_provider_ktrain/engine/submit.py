@@ -36,7 +36,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, passing, read, release
+from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, passing, patiently, read, release
 
 Object = dict[str, Any]
 
@@ -62,22 +62,29 @@ class Submitted:
     created: bool
 
 
-async def served_version(api: Api, kind: Kind) -> str:
+async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
     """The API version in which this cluster serves the kind: discovered, never guessed.
 
+    :param patience: seconds that an unreachable or overloaded API server is asked again.
     :raises OperatorMissingError: no version that we know is served.
+    :raises AccessError, UnreachableError, ClusterError: other ends of a request.
     """
-    try:
-        group = await api.request("GET", f"/apis/{kind.group}")
-    except ApiStatusError as e:
-        if e.status != 404:
-            raise explain(e, "GET", f"/apis/{kind.group}") from e
-        group = {"versions": []}
-    except ApiUnavailable as e:
-        raise unreachable(e) from e
+    end = time.monotonic() + patience
+
+    async def discover(path: str) -> Object:
+        try:
+            return await patiently(lambda: api.request("GET", path), end)
+        except ApiStatusError as e:
+            if e.status == 404:
+                return {}
+            raise explain(e, "GET", path) from e
+        except ApiUnavailable as e:
+            raise unreachable(e) from e
+
+    group = await discover(f"/apis/{kind.group}")
     offered = [v["version"] for v in group.get("versions") or ()]
     for version in [v for v in kind.versions if v in offered]:
-        served = await api.request("GET", f"/apis/{kind.group}/{version}")
+        served = await discover(f"/apis/{kind.group}/{version}")
         if any(r["name"] == kind.plural for r in served.get("resources") or ()):
             return version
     raise OperatorMissingError(
@@ -115,35 +122,31 @@ async def submit(
     namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     collection = paths.jobs(kind, version, namespace)
     query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-    end, delay = time.monotonic() + patience, 0.5
+    end, delay, verb = time.monotonic() + patience, 0.5, "create"
     while True:
         try:
-            job = await api.request("POST", collection, body=manifest, query=query)
-            return Submitted(_ref(kind, version, job, me), job, created=True)
-        except (ApiStatusError, ApiUnavailable) as e:
-            if isinstance(e, ApiStatusError) and e.status == 409 and e.reason == "AlreadyExists":
-                if dry_run:
-                    return Submitted(_ref(kind, version, manifest, me), manifest, created=False)
-            elif not passing(e):
-                raise explain(e, "create", f"{kind.plural}.{kind.group}", namespace) from e
-            elif time.monotonic() + delay > end:
-                raise _ended(e, kind, namespace) from e
-            else:
-                log.warning(f"The API server cannot take {kind.name} {namespace}/{name} now ({e}); trying again")
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 10)
-                continue  # it may have been created all the same: then the next create says 409
-        try:
+            verb = "create"
+            try:
+                job = await api.request("POST", collection, body=manifest, query=query)
+                return Submitted(_ref(kind, version, job, me), job, created=True)
+            except ApiStatusError as e:
+                if e.status != 409 or e.reason != "AlreadyExists":
+                    raise
+            if dry_run:
+                return Submitted(_ref(kind, version, manifest, me), manifest, created=False)
+            verb = "patch"
             taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, log)
-        except ApiUnavailable as e:
-            if time.monotonic() + delay > end:
-                raise unreachable(e) from e
+            if taken is not None:
+                return taken
+            end, delay = time.monotonic() + patience, 0.5  # it answers
+        except (ApiStatusError, ApiUnavailable) as e:
+            again = passing(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota that changed meanwhile
+            if not again or time.monotonic() + delay > end:
+                raise explain(e, verb, f"{kind.plural}.{kind.group}", namespace) from e
+            # it may have been carried out all the same: then the next create says 409
+            log.warning(f"The API server cannot take {kind.name} {namespace}/{name} now ({e}); trying again")
             await asyncio.sleep(delay)
-            continue
-        except ApiStatusError as e:
-            raise explain(e, "patch", f"{kind.plural}.{kind.group}", namespace) from e
-        if taken is not None:
-            return taken
+            delay = min(delay * 2, 10)
 
 
 async def _take(
@@ -173,9 +176,9 @@ async def _take(
     match decision.action:
         case Action.REFUSE:
             raise ForeignJobError(
-                f"{there} exists and is not this task's: {decision.reason}. Expected: no job of that name, or this "
-                f"task's own. Give this task another `name`, or delete the job: kubectl delete -n {namespace} "
-                f"{kind.plural} {name}"
+                f"{there} exists and is not for this try to take: {decision.reason}. Expected: no job of that name, or "
+                f"one of an earlier try of this task. Give this task another `name`, or delete the job: kubectl delete "
+                f"-n {namespace} {kind.plural} {name}"
             )
         case Action.WAIT:
             ref = _ref(kind, version, found, me)
@@ -210,11 +213,18 @@ async def _take(
                 if e.status in (404, 409):  # it changed since the read: look and decide again
                     return await _take(api, kind, version, namespace, name, wanted, me, first_try, reattach, log)
                 raise
-            return Submitted(_ref(kind, version, job, me), job, created=False)
+            # the answer to our own create may have been lost
+            created = _label(found, SUBMISSION_LABEL) == _label(wanted, SUBMISSION_LABEL)
+            return Submitted(_ref(kind, version, job, me), job, created)
 
 
 def _annotation(job: Mapping[str, Any], name: str) -> str | None:
     value = (job["metadata"].get("annotations") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def _label(job: Mapping[str, Any], name: str) -> str | None:
+    value = (job["metadata"].get("labels") or {}).get(name)
     return None if value is None else str(value)
 
 
@@ -230,12 +240,6 @@ def _ref(kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobR
         deployment=owner.key.deployment,
         submission=(meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
     )
-
-
-def _ended(error: ApiStatusError | ApiUnavailable, kind: Kind, namespace: str) -> Exception:
-    if isinstance(error, ApiUnavailable):
-        return unreachable(error)
-    return explain(error, "create", f"{kind.plural}.{kind.group}", namespace)
 
 
 def unreachable(error: ApiUnavailable) -> UnreachableError:

@@ -69,6 +69,7 @@ class WorkerHost:
         self._runner = asyncio.Runner()
         self._running = False
         self._ref: JobRef | None = None  # of a job that we have to release
+        self._submitting: Submitting | None = None  # while there may be a job that we do not know yet
         self._mode_of_kill = Mode.DELETE
 
     def __enter__(self) -> Self:
@@ -89,17 +90,25 @@ class WorkerHost:
     def kill(self, reason: str) -> None:
         """Release the job now, whatever is going on."""
         self._stop.request(reason)
-        if not self._running and self._ref is not None:
-            ref, self._ref = self._ref, None
-            with contextlib.suppress(ReleaseError):
-                self._log.info(asyncio.run(self._release(ref, self._mode_of_kill, KILL_SECONDS, verify=False)).text)
+        if not self._running and (self._ref or self._submitting):
+            asyncio.run(self._release_now())
+
+    def check(self) -> None:
+        """TrainingKilledError where a kill was asked for: Airflow lets a task go on after `on_kill`."""
+        if self._stop.reason is not None:
+            self.kill(self._stop.reason)
+            raise TrainingKilledError(self._stop.reason)
 
     # submit
 
     def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
         """Create or adopt the job (or, for a dry run, ask whether it could be created)."""
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
+        self.check()
+        self._submitting = None if submission.dry_run else submission
         submitted: Submitted = self._run(self._submit(submission))
+        self._ref, self._submitting = None if submission.dry_run else submitted.ref, None
+        self.check()
         return submitted
 
     async def _submit(self, submission: Submitting) -> Submitted:
@@ -113,16 +122,25 @@ class WorkerHost:
             if not working.done():  # killed while a request may be on its way
                 await asyncio.wait([working], timeout=1)
             if working.done():
-                submitted = await working
-                if not submission.dry_run:
-                    self._ref = submitted.ref
-                return submitted
+                return await working
             working.cancel()
-            with contextlib.suppress(KtrainError):
-                ref = await submission.find(api)
+            await asyncio.wait([working])
+        await self._release_now()
+        raise TrainingKilledError(f"{self._stop.reason}; the job was just being submitted")
+
+    async def _release_now(self) -> None:
+        """In the seconds that a kill leaves: what this try has created, known or not."""
+        ref, self._ref = self._ref, None
+        submission, self._submitting = self._submitting, None
+        try:
+            async with self._hook.api() as api:
+                if ref is None and submission is not None:
+                    ref = await submission.find(api)
                 if ref is not None:
-                    self._log.info((await release(api, ref, self._mode_of_kill, timeout=1, verify=False)).text)
-            raise TrainingKilledError(f"{self._stop.reason}; the job was just being submitted")
+                    done = await release(api, ref, self._mode_of_kill, timeout=KILL_SECONDS, verify=False)
+                    self._log.info(done.text)
+        except KtrainError as e:
+            self._log.warning(f"The job could not be released as the task was killed: {e}")
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run one coroutine function with the API and the connection's namespace."""
@@ -146,15 +164,17 @@ class WorkerHost:
         """Follow to the end: the outcome. With `until`: None where the job goes on, and `cursor` is set."""
         try:
             ended: Outcome | Handover = self._run(self._follow(ref, options, until))
-        except KtrainError as e:
+        except Exception as e:
             self._log.warning(f"{ref} cannot be followed any more: {e}")
-            self._log.info(self.release(ref, options.on_finish_action).text)
+            try:
+                self._log.info(self.release(ref, options.on_finish_action).text)
+            except ReleaseError as unreleased:
+                self._log.warning(str(unreleased))
+                e.add_note(str(unreleased))
             raise
         if isinstance(ended, Handover):
             self.cursor = ended.cursor
-            if self._stop.reason is not None:
-                self.kill(self._stop.reason)
-                raise TrainingKilledError(self._stop.reason)
+            self.check()
             return None
         self._ref = None
         return ended
@@ -179,7 +199,3 @@ class WorkerHost:
             return await release(
                 api, ref, mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
             )
-
-    async def _release(self, ref: JobRef, mode: Mode, timeout: float, *, verify: bool) -> Released:
-        async with self._hook.api() as api:
-            return await release(api, ref, mode, timeout=timeout, verify=verify)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.operators.training import TrainingJobOperator
 
 
+DISCOVERY_PATIENCE = 15.0  #: seconds; a cluster that is not there at all should be told soon
+
+
 class Submission:
     """Prepared in the worker before an event loop runs; `carry_out` is then free of questions to Airflow.
 
@@ -88,7 +91,7 @@ class Submission:
     async def carry_out(self, api: Api, log: Log) -> Submitted:
         """Find out what the cluster serves; create or adopt."""
         operator = self._operator
-        self.version = await served_version(api, operator.kind)
+        self.version = await served_version(api, operator.kind, patience=DISCOVERY_PATIENCE)
         served = f"{operator.kind.group}/{self.version}"
         built = operator.build_manifest(self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir)
         hashed = source_hash(built)

@@ -281,6 +281,7 @@ class TrainingJobOperator(BaseOperator):
                 outcome = host.follow(submitted.ref, options, until)
             if outcome is not None:
                 return self._finish(outcome, context)
+            host.check()  # a kill while this worker was about to defer
             self._defer(submitted.ref, options, host.cursor)
 
     def _defer(self, ref: JobRef, options: Options, cursor: Mapping[str, Any]) -> None:
