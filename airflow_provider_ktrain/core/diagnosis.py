@@ -10,7 +10,7 @@ import enum
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -241,20 +241,32 @@ def _replica_failed(seen: Seen) -> Cause | None:
         # it could not wait for a replica that never came
         meanwhile = f"{obstacle.summary}; meanwhile {failure.replica} failed ({_code(failure)})"
         cause = replace(obstacle, summary=meanwhile)
-    others = [f.replica for f in found[1:] if f.replica != failure.replica]
-    anew = sum(not f.final and f.pod == failure.pod for f in seen.all_failures)
-    told = [
-        seen.failed.message.strip() if seen.failed else "",
-        f"{failure.replica} is pod {failure.pod}"
-        + (f", container {failure.container}" if failure.container else "")
-        + (f", restarted {failure.restarts} times" if failure.restarts else "")
-        + (f", made anew {anew} times" if anew else ""),
-        f"later failed: {', '.join(dict.fromkeys(others))}" if others else "",
-        _quoted(failure.tail.lines),
-    ]
     return replace(
-        cause, replica=cause.replica or failure.replica, detail="\n".join(t for t in (cause.detail, *told) if t)
+        cause,
+        summary=" ".join(cause.summary.split())[:500],
+        replica=cause.replica or failure.replica,
+        detail="\n".join(text for text in (cause.detail, *_surroundings(seen, failure)) if text),
     )
+
+
+def _surroundings(seen: Seen, failure: Failure) -> Iterator[str]:
+    """What else was seen of and around a failure."""
+    yield seen.failed.message.strip() if seen.failed else ""
+    anew = sum(not f.final and f.pod == failure.pod for f in seen.all_failures)
+    yield ", ".join(
+        text
+        for text in (
+            f"{failure.replica} is pod {failure.pod}",
+            f"container {failure.container}" if failure.container else "",
+            f"restarted {failure.restarts} times" if failure.restarts else "",
+            f"made anew {anew} times" if anew else "",
+        )
+        if text
+    )
+    others = dict.fromkeys(f.replica for f in seen.failures[1:] if f.replica != failure.replica)
+    yield f"later failed: {', '.join(others)}" if others else ""
+    if failure.tail.lines:
+        yield "\n".join(["last lines:", *(f"  {line}" for line in failure.tail.lines)])
 
 
 def _taken_away(f: Failure) -> Cause | None:
@@ -739,10 +751,6 @@ def _code(f: Failure) -> str:
 def _first_line(text: str) -> str:
     line = text.strip().partition("\n")[0]
     return line if len(line) <= 300 else line[:297] + "..."
-
-
-def _quoted(lines: Sequence[str]) -> str:
-    return "last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
 def as_dict(cause: Cause) -> dict[str, Any]:
