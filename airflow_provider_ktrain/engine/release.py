@@ -43,7 +43,7 @@ class Mode(enum.Enum):
 class Released:
     """What a release did.
 
-    :param done: False where the job belongs to another owner by now: nothing was touched.
+    :param done: False where the job has another owner by now, or none: nothing was touched.
     :param pods: pods that are gone or have ended.
     :param gpus: GPUs of those that had not ended before.
     :param seconds: from the first request until the last pod was seen to be gone.
@@ -83,7 +83,7 @@ async def release(
             before = await _pods_before(api, ref)
             done = await patiently(lambda: _ask(api, ref, mode, before), end)
             if done is None:
-                return Released(False, 0, 0, 0.0, f"{ref} belongs to another try by now: nothing was deleted")
+                return Released(False, 0, 0, 0.0, f"{ref} is not this try's any more: nothing was touched")
             left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released: {e}") from e
@@ -181,7 +181,7 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> Mode | 
             await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
             return Mode.DELETE
         owner = Owner.of(job)
-        if ref.owner and owner is not None and owner.ti_id != ref.owner:
+        if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None
         if mode is Mode.SUSPEND and phase_of(job).ended:
             mode = Mode.DELETE_PODS  # it ended meanwhile: suspending would free nothing

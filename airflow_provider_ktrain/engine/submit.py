@@ -182,9 +182,10 @@ async def _take(
             )
         case Action.WAIT:
             ref = _ref(kind, version, found, me)
-            while await read(api, ref) is not None:
+            while True:
+                if await read(api, ref) is None:
+                    return None
                 await asyncio.sleep(0.5)
-            return None
         case Action.REPLACE:
             owner = Owner.of(found)
             old = _ref(kind, version, found, owner or me)

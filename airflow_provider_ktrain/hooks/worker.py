@@ -132,14 +132,15 @@ class WorkerHost:
         """In the seconds that a kill leaves: what this try has created, known or not."""
         ref, self._ref = self._ref, None
         submission, self._submitting = self._submitting, None
+        seconds = KILL_SECONDS if ref is not None else KILL_SECONDS / 2
         try:
             async with self._hook.api() as api:
                 if ref is None and submission is not None:
                     ref = await submission.find(api)
                 if ref is not None:
-                    done = await release(api, ref, self._mode_of_kill, timeout=KILL_SECONDS, verify=False)
+                    done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False)
                     self._log.info(done.text)
-        except KtrainError as e:
+        except Exception as e:  # it must not hide the kill
             self._log.warning(f"The job could not be released as the task was killed: {e}")
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:

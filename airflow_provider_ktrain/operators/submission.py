@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
 from airflow_provider_ktrain.engine import paths
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.submit import Log, Submitted, served_version, submit
 from airflow_provider_ktrain.operators.training import STATE_KEY, source_hash
 
@@ -118,7 +118,14 @@ class Submission:
         if self.version is None:
             return None
         kind = self._operator.kind
-        job = await api.request("GET", paths.jobs(kind, self.version, self.namespace, self.name), timeout=1)
+        try:
+            job = await api.request("GET", paths.jobs(kind, self.version, self.namespace, self.name), timeout=1)
+        except ApiStatusError as e:
+            if e.not_found:
+                return None
+            raise
+        if Owner.of(job) != self.owner:  # that there is one is no proof that it is ours
+            return None
         meta = job["metadata"]
         return JobRef(
             kind.name, self.version, self.namespace, self.name, meta["uid"], self.owner.ti_id,
