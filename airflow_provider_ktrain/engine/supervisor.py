@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.usage import usage
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
-from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, read, release
+from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
@@ -163,6 +163,7 @@ class _Supervisor:
         self.stop = stop
         self.phase: Phase | None = None
         self.gone = False
+        self.unsure = False  # whether it is there could not be asked
         self.job: Object | None = None  # as last seen; kept when it is gone
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
         self.phase_since = time.monotonic()
@@ -231,6 +232,8 @@ class _Supervisor:
     async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
         due = min((clock.due - time.time() for clock in self._clocks()), default=3600.0)
+        if self.unsure:
+            due = min(due, 1.0)
         if until is not None:
             due = min(due, until - time.monotonic())
         if self._not_started:
@@ -277,8 +280,13 @@ class _Supervisor:
         job = jobs.objects.get(self.ref.uid)
         if self.ref.uid and job is None and not self.gone and jobs.synced:
             # a watch that ran before the job was created may not have heard of it
-            job = await read(self.api, self.ref)
-            self.gone = job is None
+            try:
+                job = await read(self.api, self.ref)
+                self.gone, self.unsure = job is None, False
+            except (ApiUnavailable, ApiStatusError) as e:
+                if not passing(e):
+                    raise
+                self.unsure = True
         if job is not None:
             if self.job is None:
                 self.chosen = chooser(self.options.logs, self.kind, job)
