@@ -180,7 +180,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         wanted = listing.options(resource, request.query, watch=False)
         page = await listing.page(self._store, resource, _namespace(resource, info), wanted)
-        metadata = page.metadata(resource)
+        metadata = page.metadata()
         if form.kind == "Table":
             include = request.query.get("includeObject", "Metadata")
             return negotiation.answer(tables.table(resource, page.items, metadata, include=include), media=form.media)
@@ -218,11 +218,7 @@ class ApiServer:
             obj = tables.table(resource, [obj], version, include=request.query.get("includeObject", "Metadata"))
         elif obj["kind"] == resource.kind and form.kind == "PartialObjectMetadata":
             obj = tables.partial(obj)
-        response = negotiation.answer(obj, code, media=form.media)
-        for warning in dict.fromkeys(warnings):
-            quoted = warning.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-            response.headers.add("Warning", f'299 - "{quoted}"')
-        return response
+        return _warned(negotiation.answer(obj, code, media=form.media), warnings)
 
     async def _subresource(self, request: web.Request, info: RequestInfo, resource: Resource) -> web.StreamResponse:
         """Subresources that are not a view of the object: log, token, eviction."""
@@ -303,7 +299,15 @@ def _not_allowed() -> ApiError:
 
 def _failed(e: ApiError) -> web.Response:
     retry = (e.details or {}).get("retryAfterSeconds")
-    return negotiation.answer(e.status(), e.code, headers={"Retry-After": str(retry)} if retry else {})
+    headers = {"Retry-After": str(retry)} if retry else {}
+    return _warned(negotiation.answer(e.status(), e.code, headers=headers), e.warnings)
+
+
+def _warned(response: web.Response, warnings: Iterable[str]) -> web.Response:
+    for warning in dict.fromkeys(warnings):
+        quoted = warning.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        response.headers.add("Warning", f'299 - "{quoted}"')
+    return response
 
 
 def _abort(request: web.Request) -> None:

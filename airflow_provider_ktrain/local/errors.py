@@ -13,7 +13,7 @@ REASONS = {
 
 
 class ApiError(Exception):
-    """A request that fails: `code` and `reason` go into the Status object of the answer."""
+    """A request that fails: `code` and `reason` go into the Status object of the answer, `warnings` beside it."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class ApiError(Exception):
         self.reason = REASONS.get(code, "") if reason is None else reason
         self.details = details
         self.metadata = metadata or {}
+        self.warnings: list[str] = []
 
     def status(self) -> dict[str, Any]:
         """The Status object of this error."""

@@ -117,8 +117,9 @@ class Page:
     continue_: str = ""
     remaining: int = 0
 
-    def metadata(self, resource: Resource) -> Obj:
-        meta: Obj = {"continue": self.continue_} if resource.custom or self.continue_ else {}
+    def metadata(self, *, whole: bool = False) -> Obj:
+        """The list's metadata; with `whole`, continue is there though it is empty, as in lists of custom resources."""
+        meta: Obj = {"continue": self.continue_} if whole or self.continue_ else {}
         return {
             **meta,
             **({"remainingItemCount": self.remaining} if self.remaining else {}),
@@ -153,7 +154,7 @@ async def page(store: Store, resource: Resource, namespace: str | None, wanted: 
 
 def wrapped(resource: Resource, found: Page) -> Obj:
     """The List object of a page. Only items of custom resources say their kind."""
-    head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": found.metadata(resource)}
+    head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": found.metadata(whole=resource.custom)}
     if resource.custom:
         return {**head, "items": found.items}
     return {**head, "items": [{k: v for k, v in o.items() if k not in ("kind", "apiVersion")} for o in found.items]}

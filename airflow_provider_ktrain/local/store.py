@@ -182,7 +182,7 @@ class Store:
                     new["status"] = old["status"]
             kept = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
             new["metadata"].update({k: old["metadata"][k] for k in kept if k in old["metadata"]})
-            if "generation" in new["metadata"] and new.get("spec") != old.get("spec"):
+            if "generation" in new["metadata"] and _wanted(new) != _wanted(old):
                 new["metadata"]["generation"] += 1
         new["metadata"] = {**new["metadata"], "resourceVersion": old["metadata"]["resourceVersion"]}
         if new == old or dry_run:
@@ -309,6 +309,11 @@ def _finalizers(resource: Resource, obj: Obj) -> list[str]:
     """What holds an object back; of a namespace also `spec.finalizers`, which its controller empties with it."""
     own = (obj.get("spec") or {}).get("finalizers") if resource == r.NAMESPACE else None
     return [*(obj["metadata"].get("finalizers") or ()), *(own or ())]
+
+
+def _wanted(obj: Obj) -> Obj:
+    """What counts as another generation: the spec, but for the node that a pod is bound to."""
+    return {k: v for k, v in (obj.get("spec") or {}).items() if k != "nodeName"}
 
 
 def details(resource: Resource, name: str) -> Obj:

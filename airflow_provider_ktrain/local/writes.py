@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.local import admission, decoding, negotiation, patch, schema
@@ -50,15 +51,16 @@ class Writes:
         """Add the object of a body. ApiError 400, 403, 404, 409, 422."""
         validation = decoding.options("CreateOptions", query)
         obj, warnings = decoding.decode(resource, body, media, validation)
-        _place(resource, namespace, obj)
-        meta = obj["metadata"]
-        if name:
-            meta.setdefault("name", name)
-        if meta.get("resourceVersion"):
-            raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
-        admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
-        warnings += admission.validate(self._store, resource, obj, None)
-        made = self._store.create(resource, obj, dry_run=bool(query.get("dryRun")))
+        with _told(warnings):
+            _place(resource, namespace, obj)
+            meta = obj["metadata"]
+            if name:
+                meta.setdefault("name", name)
+            if meta.get("resourceVersion"):
+                raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
+            admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
+            warnings += admission.validate(self._store, resource, obj, None)
+            made = self._store.create(resource, obj, dry_run=bool(query.get("dryRun")))
         return Written(made, 201, tuple(warnings))
 
     def update(
@@ -138,13 +140,15 @@ class Writes:
     ) -> Written:
         status = subresource == "status"
         name, version = old["metadata"]["name"], obj["metadata"].get("resourceVersion")
-        if version and version != old["metadata"]["resourceVersion"]:
-            raise conflict(resource, name)
-        if status:
-            # the rest of what was sent does not count
-            obj = {**old, "status": obj.get("status", {})}
-        warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
-        return Written(self._store.update(resource, obj, status=status, dry_run=dry_run), 200, tuple(warnings))
+        with _told(warnings):
+            if version and version != old["metadata"]["resourceVersion"]:
+                raise conflict(resource, name)
+            if status:
+                # the rest of what was sent does not count
+                obj = {**old, "status": obj.get("status", {})}
+            warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
+            updated = self._store.update(resource, obj, status=status, dry_run=dry_run)
+        return Written(updated, 200, tuple(warnings))
 
     def _scale(self, resource: Resource, namespace: str, name: str, wanted: Obj, dry_run: bool) -> Written:
         old = self._store.get(resource, namespace, name)
@@ -184,6 +188,16 @@ class Writes:
         if still is None and resource not in RETURNS_DELETED:
             return Written(_deleted(resource, gone), 200, warnings)
         return Written(gone, 202 if still is not None and options.cascade else 200, warnings)
+
+
+@contextmanager
+def _told(warnings: list[str]) -> Iterator[None]:
+    """Errors take the warnings so far with them."""
+    try:
+        yield
+    except ApiError as e:
+        e.warnings += warnings
+        raise
 
 
 def _place(resource: Resource, namespace: str, obj: Obj) -> None:
