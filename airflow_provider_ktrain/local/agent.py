@@ -2,7 +2,8 @@
 
 Standard library only. `nslookup` asks the kubelet whether a name resolves; `ssh` and `kubectl exec` run a command in
 another pod, below that pod's shim, with this process's own standard input, output and error; `sshd` waits, as its work
-is done by the shim; `deliver-kubectl` is what the launcher's init container does in an MPIJob v1.
+is done by the shim; `mpirun` is the real one, and tells of lost hosts; `deliver-kubectl` is what the launcher's init
+container does in an MPIJob v1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+KILLED = 137  # the exit code of what was killed
 SSH_WITH_VALUE = set("BbcDEeFIiJLlmOopQRSWw")  # options of ssh that take a value
 KUBECTL_WITH_VALUE = {"-n", "--namespace", "-c", "--container"}
 
@@ -46,7 +49,15 @@ class Agent:
             sent = socket.send_fds(shim, [request], [0, 1, 2])
             shim.sendall(request[sent:])
             answer: dict[str, int] = json.loads(shim.makefile("rb").readline() or b'{"exit": 137}')
-        return 126 if "error" in answer else answer["exit"]
+        code = 126 if "error" in answer else answer["exit"]
+        if code == KILLED:
+            self._lost.touch()
+        return code
+
+    @property
+    def _lost(self) -> Path:
+        """A file that is there when a command in another pod was killed."""
+        return Path(os.environ["PATH"].partition(":")[0], "lost")
 
     # the tools
 
@@ -62,7 +73,7 @@ class Agent:
         rest = list(arguments)
         while rest and rest[0].startswith("-"):
             option = rest.pop(0)
-            if option[1:] and option[1] in SSH_WITH_VALUE and len(option) == 2 and rest:
+            if len(option) == 2 and option[1] in SSH_WITH_VALUE and rest:
                 rest.pop(0)
         host = rest.pop(0).rpartition("@")[2] if rest else ""
         found = self.ask(host, "dns") if host else {}
@@ -102,10 +113,26 @@ class Agent:
         return code
 
     def sshd(self, *_: str) -> int:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._leave)
         say("Server listening on 0.0.0.0 port 22.\nServer listening on :: port 22.")
-        caught = signal.sigwait({signal.SIGTERM, signal.SIGINT})
-        say(f"Received signal {int(caught)}; terminating.")
+        signal.pause()
         return 0
+
+    @staticmethod
+    def _leave(signum: int, _: Any) -> NoReturn:
+        say(f"Received signal {signum}; terminating.")
+        sys.exit(0)
+
+    def mpirun(self, *arguments: str) -> int:
+        """The real mpirun, but for one thing: Open MPI 5 ends with 0 when a host is lost, where 4 ended with 1."""
+        real = shutil.which("mpirun", path=os.environ["PATH"].partition(":")[2]) or "mpirun"
+        self._lost.unlink(missing_ok=True)
+        process = subprocess.Popen([real, *arguments])
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, lambda caught, _: process.send_signal(caught))
+        code = process.wait()
+        return 128 - code if code < 0 else code or int(self._lost.exists())
 
     def deliver_kubectl(self, hostfile: str) -> int:
         """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run."""
@@ -133,7 +160,6 @@ def say(text: str, file: Any = None) -> None:
 
 
 def main(tool: str, root: str, address: str, namespace: str, *arguments: str) -> NoReturn:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if tool == "sshd" else ())
     agent = Agent(root, address, namespace, tool)
     sys.exit(getattr(agent, tool.replace("-", "_"))(*arguments))
 

@@ -32,6 +32,7 @@ OPEN_MPI = {
     "OMPI_MCA_orte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "PRTE_MCA_prte_keep_fqdn_hostnames",
 }
+MPIRUN = Path(sys.executable).with_name("mpirun")
 PROC = Path("/proc/self/fd").is_dir()  # by it a path of any length can be bound; an address has a hundred bytes
 HOSTNAME = """#!/bin/sh
 case "$1" in '') echo "$HOSTNAME";; -i|-I) echo 127.0.0.1;; *) exec env PATH="${PATH#*:}" hostname "$@";; esac
@@ -123,7 +124,8 @@ class Tools:
     def install(self, pod: Obj, directory: Path) -> None:
         """Write the tools of a pod: scripts that start the agent with what it needs to know."""
         directory.mkdir(parents=True, exist_ok=True)
-        for name, tool in TOOLS.items():
+        tools = {**TOOLS, "mpirun": "mpirun", "mpiexec": "mpirun"} if MPIRUN.exists() else TOOLS
+        for name, tool in tools.items():
             words = [sys.executable, "-I", "-S", AGENT, tool, self._root, self._address, pod["metadata"]["namespace"]]
             script = f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n'
             _executable(directory / name, script)

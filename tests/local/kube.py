@@ -15,6 +15,7 @@ from airflow_provider_ktrain.local.podworker import Timing
 from airflow_provider_ktrain.local.store import Obj, Store
 
 FAST = Timing(backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, keep_logs=0.2)
+SLEEP = "trap 'exit 143' TERM; sleep 60 & wait"  # ends at SIGTERM, to which a container's command is deaf otherwise
 
 
 class Small:
@@ -24,6 +25,7 @@ class Small:
         self.root = root
         self.store = Store()
         self.kubelets: list[Kubelet] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.history: dict[str, list[Obj]] = {}
         self.store.subscribe(r.POD, lambda change: self._note(change.object))
 
@@ -80,6 +82,7 @@ class Small:
         try:
             async with asyncio.timeout(timeout):
                 while not holds():  # noqa: ASYNC110 (also of files and processes)
+                    assert not any(t.done() for t in self.tasks), [t.exception() for t in self.tasks if t.done()]
                     await asyncio.sleep(0.005)
         except TimeoutError:
             states = {p["metadata"]["name"]: p.get("status") for p in self.store.list(r.POD)}
@@ -105,7 +108,8 @@ async def small(
         cluster.kubelets.append(
             Kubelet(cluster.store, obj["metadata"]["name"], root, {"demo": None, **(images or {})}, timing=timing)
         )
-    tasks = [asyncio.create_task(run) for run in (scheduler.run(cluster.store), *(k.run() for k in cluster.kubelets))]
+    runs = (scheduler.run(cluster.store), *(k.run() for k in cluster.kubelets))
+    tasks = cluster.tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield cluster
     finally:

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.podworker import Timing, backoff
 from airflow_provider_ktrain.local.store import Obj
-from tests.local.kube import FAST, Small, small
+from tests.local.kube import FAST, SLEEP, Small, small
 
 PRESENT = ("Pulled", 'Container image "demo" already present on machine and can be accessed by the pod')
 CREATED, STARTED = ("Created", "Container created"), ("Started", "Container started")
@@ -353,7 +353,7 @@ async def test_a_pod_that_never_started_is_deleted(tmp_path: Path) -> None:
 
 async def test_a_pod_with_a_finalizer_goes_when_that_goes(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
-        cluster.create("one", "exec sleep 60", metadata={"finalizers": ["batch.kubernetes.io/job-tracking"]})
+        cluster.create("one", SLEEP, metadata={"finalizers": ["batch.kubernetes.io/job-tracking"]})
         await cluster.runs("one")
         cluster.store.delete(r.POD, "default", "one")
         await cluster.until(lambda: cluster.phase("one") == "Failed")
@@ -364,7 +364,7 @@ async def test_a_pod_with_a_finalizer_goes_when_that_goes(tmp_path: Path) -> Non
 
 async def test_an_eviction(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
-        cluster.create("one", "exec sleep 60")
+        cluster.create("one", SLEEP)
         await cluster.runs("one")
         message = "The node was low on resource: memory."
         cluster.kubelets[0].evict(cluster.pod("one") or {}, message)
@@ -377,8 +377,8 @@ async def test_an_eviction(tmp_path: Path) -> None:
 
 async def test_a_node_that_is_lost_and_found(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
-        cluster.create("one", "exec sleep 60", restartPolicy="OnFailure")
-        cluster.create("two", "exec sleep 60")
+        cluster.create("one", SLEEP, restartPolicy="OnFailure")
+        cluster.create("two", SLEEP)
         await cluster.runs("one")
         await cluster.runs("two")
         kubelet = cluster.kubelets[0]
@@ -399,7 +399,7 @@ async def test_a_node_that_is_lost_and_found(tmp_path: Path) -> None:
 
 async def test_pods_of_a_node_that_stays_lost_are_terminating(tmp_path: Path) -> None:
     async with small(tmp_path, timing=Timing(unreachable=0.1)) as cluster:
-        cluster.create("one", "exec sleep 60")
+        cluster.create("one", SLEEP)
         await cluster.runs("one")
         cluster.kubelets[0].lose()
         await cluster.until(lambda: "deletionTimestamp" in (cluster.pod("one") or {})["metadata"])

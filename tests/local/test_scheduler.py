@@ -14,7 +14,7 @@ from airflow_provider_ktrain.local import scheduler
 from airflow_provider_ktrain.local.node import node_objects
 from airflow_provider_ktrain.local.scheduler import Host, decide
 from airflow_provider_ktrain.local.store import Obj, Store
-from tests.local.kube import small
+from tests.local.kube import SLEEP, small
 
 GPU = "nvidia.com/gpu"
 
@@ -36,7 +36,7 @@ def affinity(*expressions: Obj) -> Obj:
 
 
 UNHELPFUL = (
-    "no new claims to deallocate, preemption: 0/{n} nodes are available: {n} Preemption is not helpful for scheduling."
+    "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
 )
 
 
@@ -181,7 +181,7 @@ def gpus(count: int) -> dict[str, Any]:
 
 async def test_a_pod_waits_until_gpus_are_free(tmp_path: Path) -> None:
     async with small(tmp_path, gpus=2) as cluster:
-        cluster.create("first", "exec sleep 60", **gpus(2))
+        cluster.create("first", SLEEP, **gpus(2))
         await cluster.runs("first")
         cluster.create("second", "echo mine", **gpus(1))
         message = (

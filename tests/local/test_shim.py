@@ -163,6 +163,13 @@ async def test_stop_is_sigterm_first(tmp_path: Path) -> None:
     assert content((tmp_path / "0.log").read_bytes()) == b"up\nbye\n"
 
 
+async def test_a_command_without_a_handler_is_deaf_to_sigterm_as_process_1_is(tmp_path: Path) -> None:
+    run = Run(spec(tmp_path, ["sleep", "60"]))
+    await run.started()
+    run.stop(0.1)
+    assert await run.ended() == Ended(137)
+
+
 async def test_what_is_deaf_to_sigterm_is_killed_when_the_grace_is_over(tmp_path: Path) -> None:
     run = Run(shell(tmp_path, "trap '' TERM; echo up; sleep 60"))
     await run.started()
