@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from airflow_provider_ktrain.local.server import Config
+from airflow_provider_ktrain.local.config import Config
 
+COMMAND = (sys.executable, "-m", "airflow_provider_ktrain.local.server", "--config")
 START_TIMEOUT = 60.0  # seconds until the server must be ready
 STOP_TIMEOUT = 60.0  # seconds that it has to end its containers
 
@@ -44,10 +45,13 @@ def start(config: Config, *, timeout: float = START_TIMEOUT) -> tuple[subprocess
     """
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    command = [sys.executable, "-m", "airflow_provider_ktrain.local.server", *config.arguments()]
     with open(directory / "server.log", "ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            [*COMMAND, config.dump()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         line = _first_line(process, timeout)
@@ -142,7 +146,7 @@ class EmbeddedCluster:
         named = {name: str(Path(path).resolve()) if path else "" for name, path in (images or {}).items()}
         self._config = Config(
             str(state_dir or ""), port=port, images=named, nodes=nodes, gpus_per_node=gpus_per_node,
-            resources=dict(resources or {}), mpi_api=mpi_api, die_with_parent=True,
+            resources=dict(resources or {}), mpi_api=mpi_api, parent=os.getpid(),
         )  # fmt: skip
         self._temporary = state_dir is None
         self._process: subprocess.Popen[bytes] | None = None

@@ -154,7 +154,11 @@ async def page(store: Store, resource: Resource, namespace: str | None, wanted: 
 
 def wrapped(resource: Resource, found: Page) -> Obj:
     """The List object of a page. Only items of custom resources say their kind."""
-    head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": found.metadata(whole=resource.custom)}
+    head = {
+        "kind": f"{resource.kind}List",
+        "apiVersion": resource.api_version,
+        "metadata": found.metadata(whole=resource.custom),
+    }
     if resource.custom:
         return {**head, "items": found.items}
     return {**head, "items": [{k: v for k, v in o.items() if k not in ("kind", "apiVersion")} for o in found.items]}

@@ -1,6 +1,6 @@
 """The embedded cluster's process: one event loop with API server, controllers, scheduler and kubelets.
 
-`python -m airflow_provider_ktrain.local.server --state-dir DIR` serves until SIGTERM (or until its parent has gone) and
+`python -m airflow_provider_ktrain.local.server --config JSON` serves until SIGTERM (or until its parent has gone) and
 prints one line of JSON when it is ready. Everything that it started ends with it.
 """
 
@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -26,6 +25,7 @@ from aiohttp import web
 from airflow_provider_ktrain.local import controllers, crds, credentials, rbac, scheduler
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.apiserver import ApiServer
+from airflow_provider_ktrain.local.config import Config
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.faults import Faults
 from airflow_provider_ktrain.local.kubelet import Kubelet
@@ -40,34 +40,6 @@ PARENT_LOOK = 0.5  # seconds between looks whether the parent is still there
 STATE_FILE = "cluster.json"
 ANSWER_FIRST = 0.05  # seconds that the answer to a fault switch has before connections are cut
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
-
-
-@dataclass(frozen=True)
-class Config:
-    """How an embedded cluster is set up.
-
-    :param state_dir: holds `kubeconfig`, `cluster.json`, logs and the files of pods.
-    :param kubeconfig: where the kubeconfig is written; "" is `<state_dir>/kubeconfig`.
-    :param port: 0 for any free one.
-    :param images: directory by image name; "" for an empty scratch directory.
-    :param resources: more resources of each node, such as {"cpu": "96"}.
-    :param mpi_api: v1 or v2beta1, the version in which MPIJob is served.
-    :param die_with_parent: end when the process that started this one has ended.
-    """
-
-    state_dir: str
-    kubeconfig: str = ""
-    port: int = 0
-    images: dict[str, str] = field(default_factory=dict)
-    nodes: int = 1
-    gpus_per_node: int = 0
-    resources: dict[str, str] = field(default_factory=dict)
-    mpi_api: str = "v1"
-    die_with_parent: bool = False
-
-    def arguments(self) -> list[str]:
-        """The command line that `parse_args` turns back into this."""
-        return ["--config", json.dumps(asdict(self))]
 
 
 class Cluster:
@@ -221,12 +193,6 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def parse_args(arguments: list[str]) -> Config:
-    parser = argparse.ArgumentParser(prog="python -m airflow_provider_ktrain.local.server", description=__doc__)
-    parser.add_argument("--config", required=True, help="the Config as JSON")
-    return Config(**json.loads(parser.parse_args(arguments).config))
-
-
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the state directory's lock, which tells that a cluster is up. ApiError 409 where another one holds it."""
@@ -251,7 +217,7 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    watcher = asyncio.create_task(_parent_gone(stop, os.getppid())) if config.die_with_parent else None
+    watcher = asyncio.create_task(_parent_gone(stop, config.parent)) if config.parent else None
     try:
         await Cluster(config).run(stop)
     finally:
@@ -260,7 +226,9 @@ async def serve(config: Config) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    config = parse_args(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="python -m airflow_provider_ktrain.local.server", description=__doc__)
+    parser.add_argument("--config", required=True, type=Config.load, help="the Config as JSON")
+    config: Config = parser.parse_args(arguments).config
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         with locked(Path(config.state_dir)):

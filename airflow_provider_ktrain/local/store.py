@@ -62,6 +62,8 @@ class Store:
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = 1  # watches from before this version get 410
         self._watchers: dict[Resource, set[Callable[[Change], None]]] = {}
+        self._untold: deque[Change] = deque()
+        self._telling = False
 
     # reading
 
@@ -274,9 +276,21 @@ class Store:
         if kind != "DELETED":
             latest[key] = change
         self._history.append(change)
-        for tell in list(self._watchers.get(resource, ())):
-            tell(change)
+        self._untold.append(change)
+        if not self._telling:
+            self._tell()
         return obj
+
+    def _tell(self) -> None:
+        """Tell watchers of changes in their order: what one of them changes when told, all hear of after that."""
+        self._telling = True
+        try:
+            while self._untold:
+                change = self._untold.popleft()
+                for tell in list(self._watchers.get(change.resource, ())):
+                    tell(change)
+        finally:
+            self._telling = False
 
     # watching
 
