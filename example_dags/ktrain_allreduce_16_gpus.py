@@ -1,0 +1,29 @@
+"""The practitioner's job: sixteen pods with one GPU each on chosen hosts, and the GPUs free again at the end.
+
+See docs/seeds.md.
+"""
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+with DAG(
+    "ktrain_allreduce_16_gpus",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    params={
+        "hosts": ["gpu-node-1", "gpu-node-2"],
+        "mnt": "/mnt",
+        "nccl": "/opt/nccl-2.4.8-1/lib/libnccl.so",
+    },
+    render_template_as_native_obj=True,  # hosts is a list
+    tags=["ktrain", "seeds"],
+):
+    PyTorchJobOperator(
+        task_id="train",
+        manifest="manifests/main_allreduce.yaml",
+        namespace="default",
+        gpus=1,
+        hosts="{{ params.hosts }}",
+    )

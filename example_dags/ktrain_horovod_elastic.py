@@ -1,0 +1,25 @@
+"""The MPI-Operator guide: elastic Horovod, scaled from 2 Workers to 3 and to 1 while it trains. See docs/seeds.md."""
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.life import ScaleTrainingJobOperator
+from airflow_provider_ktrain.operators.training import MPIJobOperator
+from airflow_provider_ktrain.sensors.training import MPIJobSensor
+
+with DAG(
+    "ktrain_horovod_elastic",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    default_args={"namespace": "default"},
+    tags=["ktrain", "seeds"],
+):
+    train = MPIJobOperator(
+        task_id="train",
+        manifest="manifests/tensorflow-mnist-elastic.yaml",
+        env={"STAND_IN_SIZES": "2 3 1"},  # for examples/horovod: train until there were so many Workers
+    )
+    runs = MPIJobSensor(task_id="runs", job_name=train.job_name, conditions=["Running"])
+    grow = ScaleTrainingJobOperator(task_id="grow", job_name=train.job_name, kind="MPIJob", workers=3)
+    shrink = ScaleTrainingJobOperator(task_id="shrink", job_name=train.job_name, kind="MPIJob", workers=1)
+    runs >> grow >> shrink

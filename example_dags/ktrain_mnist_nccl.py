@@ -1,0 +1,23 @@
+"""The PyTorch-Operator guides: their manifest, one Master and one Worker with a GPU each, NCCL.
+
+Without GPUs give it another backend: {"backend": "gloo"}, as the guides say. See docs/seeds.md.
+"""
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+with DAG(
+    "ktrain_mnist_nccl",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    params={"image": "pytorch-mnist", "backend": "nccl"},
+    tags=["ktrain", "seeds"],
+):
+    PyTorchJobOperator(
+        task_id="train",
+        manifest="manifests/pytorch_job_mnist_nccl.yaml",
+        namespace="default",
+        args=["--backend", "{{ params.backend }}"],
+    )

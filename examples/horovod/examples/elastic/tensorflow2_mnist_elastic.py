@@ -1,0 +1,57 @@
+"""A stand-in for Horovod's example of this name: elastic training that is averaged over however many workers there are.
+
+It fits a line instead of MNIST. The state is committed after each batch, so that a worker that joins goes on from there.
+STAND_IN_SIZES (`2 3 1`): train until there were so many workers, in this order, for some batches each.
+"""
+
+import json
+import os
+import random
+import socket
+import time
+
+BATCHES, PAUSE, RATE = 20, 0.05, 0.1  # for each size; seconds between two batches; of learning
+
+
+def main():
+    host, _, port = os.environ["STAND_IN_ADDRESS"].rpartition(":")
+    sizes = [int(n) for n in os.environ.get("STAND_IN_SIZES", "").split()]
+    driver = socket.create_connection((host, int(port))).makefile("rw")
+
+    def exchange(**report):
+        driver.write(json.dumps(report) + "\n")
+        driver.flush()
+        if not (line := driver.readline()):
+            raise SystemExit("the launcher has let go of this worker")
+        return json.loads(line)
+
+    answer = exchange(slot=os.environ["STAND_IN_SLOT"])
+    while True:
+        if "rank" in answer:  # a new round
+            rank, size = answer["rank"], answer["size"]
+            state = answer["state"] or {"batch": 0, "weights": [0.0, 0.0], "sizes": sizes, "left": BATCHES}
+            print(f"rank {rank} of {size}: from batch {state['batch']}", flush=True)
+        else:
+            step = [RATE * g / answer["size"] for g in answer["sum"]]
+            state["weights"] = [w - s for w, s in zip(state["weights"], step, strict=True)]
+            state["batch"] += 1
+            if not state["sizes"] or state["sizes"][0] == size:
+                state["left"] -= 1
+            if state["batch"] % BATCHES == 0 and rank == 0:
+                print(f"batch {state['batch']} on {size}: y = {state['weights'][0]:.2f} x + {state['weights'][1]:.2f}",
+                      flush=True)  # fmt: skip
+            if not state["left"]:
+                state["sizes"], state["left"] = state["sizes"][1:], BATCHES
+                if not state["sizes"]:
+                    break
+        time.sleep(PAUSE)
+        x = [random.uniform(-1, 1) for _ in range(64)]
+        errors = [state["weights"][0] * v + state["weights"][1] - (3 * v + 1) for v in x]
+        gradient = [2 * sum(e * v for e, v in zip(errors, x, strict=True)) / 64, 2 * sum(errors) / 64]
+        answer = exchange(gradient=gradient, state=state)
+    if rank == 0:
+        print(f"trained: y = {state['weights'][0]:.2f} x + {state['weights'][1]:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
