@@ -155,9 +155,9 @@ class WorkerHost:
 
     # follow
 
-    def watch(self, ref: JobRef, options: Options) -> Outcome:
-        """Follow a job that others submitted: nothing is ever released."""
-        ended: Outcome | Handover = self._run(self._follow(ref, options, None))
+    def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
+        """Follow a job that others submitted: nothing is ever released. TimeoutError after `timeout` seconds."""
+        ended: Outcome | Handover = self._run(asyncio.wait_for(self._follow(ref, options, None), timeout))
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 

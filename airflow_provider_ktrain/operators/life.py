@@ -1,4 +1,4 @@
-"""Operators for jobs that run: scale, suspend, resume, delete. What people do by `kubectl edit` and `kubectl delete`."""
+"""Operators for jobs that run: scale, suspend, resume, delete; what people do by `kubectl edit` and `delete`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class _JobVerbOperator(BaseOperator):
     """Base of the verbs: find a job by kind and name, act on it, wait for the effect.
 
-    :param job_name: name of the job; of a job that a task of ours submitted: its XCom `job`, key `name`.
+    :param job_name: name of the job. Of a job that a task `train` of the same DAG submits: `train.job_name`, which is
+        known before there is a job and makes this task no successor of `train`. Templated.
     :param kind: PyTorchJob (default) or MPIJob.
     :param namespace: Default: the connection's, else `default`.
     :param timeout: how long the effect may take; seconds or timedelta. Default: 5 minutes.
@@ -72,13 +73,14 @@ class _JobVerbOperator(BaseOperator):
 
         kind = kind_of(self.kind)
         namespace = self.namespace or default_namespace
-        found = await find(api, kind, await served_version(api, kind), namespace, self.job_name)
+        seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
+        version = await served_version(api, kind)
+        found = await find(api, kind, version, namespace, self.job_name, timeout=seconds)
         if found is None:
             missing = f"{kind.name} {namespace}/{self.job_name} does not exist"
             if self.missing_ok:
                 return missing
             raise KtrainError(f"job_name: {missing}. See: kubectl get {kind.plural} -n {namespace}")
-        seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
         return await self.act(api, found[0], seconds)
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:

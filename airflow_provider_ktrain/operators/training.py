@@ -334,8 +334,8 @@ class TrainingJobOperator(BaseOperator):
         ti = context["ti"]
         if outcome.usage:
             ti.xcom_push(key="usage", value=outcome.usage)
-            for name, seconds in outcome.usage.items():
-                compat.gauge(f"ktrain.{name}", seconds, dag_id=ti.dag_id, task_id=ti.task_id)
+        for name, value in {**{f"gpu_seconds.{k}": v for k, v in outcome.usage.items()}, **outcome.metrics}.items():
+            compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
         unreleased = outcome.release_error and self._release_what_is_left(context)
@@ -366,6 +366,19 @@ class TrainingJobOperator(BaseOperator):
         return ""
 
     # what is submitted
+
+    @property
+    def job_name(self) -> str:
+        """A template of the job's name, for tasks beside this one: `ScaleTrainingJobOperator(job_name=train.job_name)`.
+
+        The name is known before the job exists, so that such a task need not come after this one.
+        """
+        return f"{{{{ dag.get_task({self.task_id!r}).job_name_of(ti) }}}}"
+
+    def job_name_of(self, ti: Any) -> str:
+        """The job's name in the run of `ti`, which may be of any task of this DAG. Not for mapped tasks."""
+        prefix = self.render_template(self.name, ti.get_template_context())
+        return TaskKey(compat.deployment_id(), self.dag_id, self.task_id, ti.run_id).job_name(prefix)
 
     def job_owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the try number with which the task's present life began."""

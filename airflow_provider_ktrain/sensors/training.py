@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
+from airflow_provider_ktrain.core.status import phase_of, true_conditions
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -72,14 +73,10 @@ class TrainingJobSensor(BaseSensorOperator):
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        if not self.deferrable and self.reschedule:
-            return super().execute(context)
-        with as_airflow_errors():
-            hook = self._hook()
-            with WorkerHost(hook, self.log) as host:
-                ref = host.call(self._ref)
-                if not self.deferrable:
-                    return self._finish(host.watch(ref, self._options()))
+        if not self.deferrable:
+            return super().execute(context) if self.reschedule else self._watch()
+        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+            ref = host.call(self._ref)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
@@ -91,6 +88,23 @@ class TrainingJobSensor(BaseSensorOperator):
             method_name="execute_complete",
             timeout=timedelta(seconds=self.timeout),
         )
+
+    def _watch(self) -> None:
+        """Wait in this process: one watch instead of looking again and again."""
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+
+        try:
+            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                self._finish(host.watch(host.call(self._ref), self._options(), self.timeout))
+        except TimeoutError:
+            self._give_up(AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s"))
+        except AirflowException as e:
+            self._give_up(e)
+
+    def _give_up(self, error: AirflowException) -> NoReturn:
+        if self.soft_fail or self.never_fail:
+            raise AirflowSkipException(f"Skipped instead of failed: {error}") from error
+        raise error
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
@@ -112,8 +126,8 @@ class TrainingJobSensor(BaseSensorOperator):
                 return False
             if set(self.conditions) & true_conditions(job).keys():
                 return True
-            if (phase := phase_of(job)) in (Phase.SUCCEEDED, Phase.FAILED):
-                raise KtrainError(f"{self.kind.name} {self.job_name} is {phase}, not {' or '.join(self.conditions)}")
+            if phase_of(job).ended:  # to say why it did takes a watch
+                self._finish(host.watch(host.call(self._ref), self._options(), self.timeout))
             return False
 
     def _hook(self) -> TrainingHook:
@@ -148,10 +162,16 @@ class TrainingJobSensor(BaseSensorOperator):
         if outcome.cause is not None:
             raise failure(outcome.cause)
         if not outcome.succeeded:
-            raise KtrainError(
-                f"{self.kind.name} {self.job_name} is {outcome.phase}, not {' or '.join(self.conditions)}"
-            )
-        self.log.info("%s %s is %s", self.kind.name, self.job_name, outcome.phase)
+            raise KtrainError(f"{self._title} is {outcome.phase}, not {self._wanted}")
+        self.log.info("%s is %s", self._title, outcome.phase)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.kind.name} {self.job_name}"
+
+    @property
+    def _wanted(self) -> str:
+        return " or ".join(self.conditions)
 
 
 class PyTorchJobSensor(TrainingJobSensor):
