@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -129,7 +130,7 @@ def _restart(pod: Obj, container: str, previous: bool) -> int:
 async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[bytes]:
     """The bytes of a log. With follow: until the run has ended, or the pod is gone, and all is read."""
     try:
-        file = open(run.path, "rb")  # noqa: SIM115, ASYNC230: closed below; local and short
+        file: BinaryIO = _open(run.path)
     except FileNotFoundError:
         if wanted.follow and not _ended(store, run):
             file = await _created(store, run)
@@ -137,12 +138,13 @@ async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[byte
             identity = (container_status(run.pod, run.container)).get("containerID", "containerd://")
             yield f"unable to retrieve container logs for {identity}".encode()
             return
-    with file:
+    try:
         if wanted.tail is not None:
             file.seek(tail_offset(file, wanted.tail))
         shown = Shown(wanted)
         while True:
             ended = not wanted.follow or _ended(store, run)
+            successor = _successor(file, run.path) if wanted.follow else None
             while block := file.read(BLOCK):
                 data = b"".join(shown.lines(block))
                 if data:
@@ -150,18 +152,36 @@ async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[byte
                 if shown.full:
                     return
                 await asyncio.sleep(0)
-            if ended:
+            if successor:
+                file.close()
+                file = successor
+            elif ended:
                 return
-            await asyncio.sleep(POLL)
+            else:
+                await asyncio.sleep(POLL)
+    finally:
+        file.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _successor(file: BinaryIO, path: Path) -> BinaryIO | None:
+    """The file that took the place of this one when the log was rotated; nothing more is written to this one then."""
+    with contextlib.suppress(FileNotFoundError):
+        if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return _open(path)
+    return None
 
 
 async def _created(store: Store, run: Run) -> BinaryIO:
     """The run's file as soon as it is there; an empty one where the run ends without."""
     while not run.path.exists():
         if _ended(store, run):
-            return open(os.devnull, "rb")
+            return _open(Path(os.devnull))
         await asyncio.sleep(POLL)
-    return open(run.path, "rb")
+    return _open(run.path)
 
 
 def _ended(store: Store, run: Run) -> bool:

@@ -81,7 +81,7 @@ class Small:
         """Wait for a condition; AssertionError with the pods' statuses where it does not come."""
         try:
             async with asyncio.timeout(timeout):
-                while not holds():  # noqa: ASYNC110 (also of files and processes)
+                while not holds():
                     assert not any(t.done() for t in self.tasks), [t.exception() for t in self.tasks if t.done()]
                     await asyncio.sleep(0.005)
         except TimeoutError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.local import logapi, shim
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.podworker import Timing, backoff
 from airflow_provider_ktrain.local.store import Obj
@@ -529,3 +530,27 @@ async def test_many_pods_at_once(tmp_path: Path) -> None:
         ends = await asyncio.gather(*(cluster.ended(f"p-{i}", 60) for i in range(40)))
         assert set(ends) == {"Succeeded"}
         assert [cluster.log(cluster.pod(f"p-{i}") or {}) for i in range(40)] == [f"{i}\n" for i in range(40)]
+
+
+async def test_a_follower_goes_on_after_rotation(tmp_path: Path) -> None:
+    """And one who comes later reads what is there, as with a real kubelet."""
+    async with small(tmp_path) as cluster:
+        pod = cluster.create("one", SLEEP)
+        await cluster.runs("one")
+        pod = cluster.pod("one") or {}
+        run = logapi.find_run(tmp_path, pod, logapi.LogOptions(follow=True))
+        assert run
+        log = shim.Log(str(run.path))
+        log.write(b"stdout", [b"first"])
+        follower = logapi.read(cluster.store, run, logapi.LogOptions(follow=True))
+        assert await anext(follower) == b"first\n"
+        log.write(b"stdout", [b"last of the old file"])
+        run.path.rename(run.path.with_suffix(".log.rotated"))
+        log = shim.Log(str(run.path))
+        log.write(b"stdout", [b"first of the new file"])
+        assert await anext(follower) == b"last of the old file\n"
+        assert await anext(follower) == b"first of the new file\n"
+        cluster.store.delete(r.POD, "default", "one")
+        assert [block async for block in follower] == []
+        late = [block async for block in logapi.read(cluster.store, run, logapi.LogOptions())]
+        assert late == [b"first of the new file\n"]

@@ -71,7 +71,8 @@ def test_projected_sources_share_a_directory(tmp_path: Path, store: Store) -> No
     [
         ({"configMap": {"name": "no"}}, 'configmap "no" not found'),
         ({"secret": {"secretName": "no"}}, 'secret "no" not found'),
-        ({"configMap": {"name": "c", "items": [{"key": "no", "path": "x"}]}}, "references non-existent configmap key: no"),
+        ({"configMap": {"name": "c", "items": [{"key": "no", "path": "x"}]}},
+         "references non-existent configmap key: no"),
         ({"hostPath": {"path": "/no/such", "type": "Directory"}},
          "hostPath type check failed: /no/such is not a directory"),
     ],
@@ -143,7 +144,7 @@ async def test_a_config_map_that_changes_is_seen(tmp_path: Path) -> None:
         })  # fmt: skip
         pod = cluster.create(
             "one",
-            "echo up; until grep -q worker /etc/mpi/discover_hosts.sh; do sleep 0.05; done; sh /etc/mpi/discover_hosts.sh",
+            "cd /etc/mpi; echo up; until grep -q worker discover_hosts.sh; do sleep 0.05; done; sh discover_hosts.sh",
             container={"volumeMounts": [{"name": "v", "mountPath": "/etc/mpi"}]},
             volumes=[{"name": "v", "configMap": {"name": "c"}}],
         )
