@@ -1,0 +1,264 @@
+"""Names, owners, and what a task may do with a job that it finds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.identity import (
+    DEPLOYMENT_LABEL,
+    OWNER_ANNOTATION,
+    SUBMISSION_LABEL,
+    Action,
+    JobRef,
+    Owner,
+    TaskKey,
+    decide,
+    differences,
+    first_try_since_clear,
+    label_value,
+)
+
+KEY = TaskKey("prod", "mnist", "train", "manual__2026-11-21T10:00:00+00:00")
+DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")
+keys = st.builds(
+    TaskKey, st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.integers(-1, 9999)
+)
+
+
+# names and labels
+
+
+@given(keys, st.none() | st.text())
+def test_a_name_is_a_host_name_with_room_for_what_operators_append(key: TaskKey, prefix: str | None) -> None:
+    name = key.job_name(prefix)
+    assert DNS_1035.fullmatch(name)
+    assert len(f"{name}-worker-9999") <= 63
+    assert len(f"{name}-launcher-xxxxx") <= 63
+    assert name == key.job_name(prefix), "deterministic"
+
+
+@given(keys, keys)
+def test_two_tasks_never_have_one_name(one: TaskKey, other: TaskKey) -> None:
+    assert (one.job_name("same") == other.job_name("same")) == (one == other)
+
+
+@pytest.mark.parametrize("field", ["deployment", "dag_id", "task_id", "run_id", "map_index"])
+def test_every_part_of_the_key_counts(field: str) -> None:
+    other = replace(KEY, **{field: 7 if field == "map_index" else "other"})
+    assert other.job_name("same") != KEY.job_name("same")
+
+
+@pytest.mark.parametrize(
+    ("task_id", "readable"),
+    [
+        ("train", "train-"),
+        ("group.Train_Model", "group-train-model-"),
+        ("1st", "job-1st-"),
+        ("тренировка", "job-"),
+        ("-", "job-"),
+        ("x" * 250, "x" * 35 + "-"),
+    ],
+)
+def test_the_readable_part(task_id: str, readable: str) -> None:
+    name = replace(KEY, task_id=task_id).job_name()
+    assert name.startswith(readable)
+    assert DNS_1035.fullmatch(name)
+
+
+@given(keys)
+def test_labels_are_valid(key: TaskKey) -> None:
+    for value in key.labels("0123456789ab").values():
+        assert len(value) <= 63
+        assert LABEL.fullmatch(value)
+
+
+@given(st.text(), st.text())
+def test_label_values_stay_distinct(one: str, other: str) -> None:
+    assert (label_value(one) == label_value(other)) == (one == other)
+
+
+def test_labels_name_deployment_submission_and_mapped_index() -> None:
+    labels = replace(KEY, map_index=3).labels("abc")
+    assert labels[DEPLOYMENT_LABEL] == "prod"
+    assert labels[SUBMISSION_LABEL] == "abc"
+    assert labels["ktrain.airflow/map-index"] == "3"
+    assert "ktrain.airflow/map-index" not in KEY.labels("abc")
+
+
+# owners
+
+
+def job(owner: Owner | None = None, condition: str = "Running", deleting: bool = False) -> dict[str, Any]:
+    meta: dict[str, Any] = {"annotations": {OWNER_ANNOTATION: owner.annotation()} if owner else {}}
+    if deleting:
+        meta["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    return {"metadata": meta, "status": {"conditions": [{"type": condition, "status": "True"}]}}
+
+
+@given(keys, st.integers(1, 99), st.uuids())
+def test_an_owner_survives_its_annotation(key: TaskKey, number: int, ti_id: object) -> None:
+    owner = Owner(key, number, str(ti_id))
+    assert Owner.of(job(owner)) == owner
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1"])
+def test_what_cannot_be_read_is_no_owner(text: str) -> None:
+    assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: text}}}) is None
+
+
+def test_no_annotations_no_owner() -> None:
+    assert Owner.of({}) is None
+    assert Owner.of({"metadata": {"annotations": None}}) is None
+
+
+# decisions
+
+
+@pytest.mark.parametrize(
+    ("owner_try", "first_try", "condition", "changed", "action"),
+    [
+        # this life of the task began with try 1: an owner of try 1 or 2 was an earlier try, a retry follows it
+        (1, 1, "Running", False, Action.ADOPT),
+        (1, 1, "Running", True, Action.ADOPT),
+        (2, 1, "Created", False, Action.ADOPT),
+        (1, 1, "Suspended", False, Action.ADOPT),
+        (1, 1, "Restarting", False, Action.ADOPT),
+        (1, 1, "Succeeded", False, Action.TAKE_RESULT),
+        (2, 1, "Succeeded", True, Action.TAKE_RESULT),
+        (1, 1, "Failed", False, Action.REPLACE),
+        # a clear has begun another life with try 3
+        (1, 3, "Running", False, Action.REPLACE),
+        (2, 3, "Suspended", False, Action.REPLACE),
+        (2, 3, "Succeeded", False, Action.REPLACE),
+        (2, 3, "Failed", False, Action.REPLACE),
+    ],
+)
+def test_what_is_done_with_an_earlier_tries_job(
+    owner_try: int, first_try: int, condition: str, changed: bool, action: Action
+) -> None:
+    me = Owner(KEY, 3, "me")
+    assert decide(job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action is action
+
+
+CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_what_is_being_deleted_is_waited_for(condition: str) -> None:
+    found = job(Owner(KEY, 1, "before"), condition, deleting=True)
+    assert decide(found, Owner(KEY, 2, "me"), 1).action is Action.WAIT
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("deleting", [False, True])
+@pytest.mark.parametrize(
+    "owner",
+    [
+        None,
+        Owner(replace(KEY, deployment="staging"), 1, "x"),
+        Owner(replace(KEY, run_id="other"), 1, "x"),
+        Owner(replace(KEY, map_index=0), 1, "x"),
+        Owner(KEY, 3, "a later try"),
+    ],
+    ids=["nobody", "deployment", "run", "mapped", "later try"],
+)
+def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, deleting: bool, condition: str) -> None:
+    decision = decide(job(owner, condition, deleting), Owner(KEY, 2, "me"), 1)
+    assert decision.action is Action.REFUSE
+    assert decision.reason
+    if owner is not None and owner.key != KEY:
+        assert str(owner.key) in decision.reason
+
+
+@pytest.mark.parametrize("condition", ["Created", "Running", "Suspended"])
+def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) -> None:
+    found, me = job(Owner(KEY, 1, "before"), condition), Owner(KEY, 2, "me")
+    assert decide(found, me, 1, reattach="if_unchanged", changed=True).action is Action.REPLACE
+    assert decide(found, me, 1, reattach="if_unchanged", changed=False).action is Action.ADOPT
+
+
+def test_a_try_finds_what_it_created_itself() -> None:
+    """The answer to a create can get lost: the second create then says that it exists."""
+    me = Owner(KEY, 2, "me")
+    assert decide(job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
+    assert decide(job(me), me, 2).action is Action.ADOPT
+
+
+def test_every_combination_is_decided() -> None:
+    for owner_try, first, condition, deleting, changed, reattach in itertools.product(
+        (1, 2, 3), (1, 2, 3), CONDITIONS, (False, True), (False, True), ("always", "if_unchanged")
+    ):
+        found = job(Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deleting)
+        decision = decide(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)
+        if decision.action in (Action.ADOPT, Action.TAKE_RESULT):
+            assert owner_try >= first, "never across a clear"
+            assert not deleting
+            assert (decision.action is Action.TAKE_RESULT) == (condition == "Succeeded")
+        if decision.action is Action.REPLACE:
+            assert owner_try <= 2
+            assert not deleting
+
+
+# retry or clear
+
+
+@pytest.mark.parametrize(
+    ("max_tries", "retries", "first"),
+    [
+        (0, 0, 1),  # no retries
+        (2, 2, 1),  # tries 1 to 3 are one life
+        (3, 2, 2),  # cleared after try 1: max_tries = 1 + 2
+        (5, 2, 4),  # cleared after try 3
+        (4, 0, 5),
+    ],
+)
+def test_the_try_that_began_this_life(max_tries: int, retries: int, first: int) -> None:
+    assert first_try_since_clear(max_tries, retries) == first
+
+
+def test_a_clear_while_running_looks_like_a_retry() -> None:
+    """Airflow leaves max_tries as it was: the job, if the kill has not released it, is adopted. Documented."""
+    retries, max_tries = 2, 2
+    first = first_try_since_clear(max_tries, retries)
+    assert decide(job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Action.ADOPT
+
+
+# differences and references
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "paths"),
+    [
+        ({"a": 1}, {"a": 1, "defaulted": 2}, []),
+        ({"a": 1}, {"a": 2}, ["$.spec.a"]),
+        ({"a": 1}, {}, ["$.spec.a"]),
+        ({"a": None, "b": {}, "c": []}, {}, []),
+        ({"a": [{"x": 1}]}, {"a": [{"x": 1, "y": 2}]}, []),
+        ({"a": [{"x": 1}, 2]}, {"a": [{"x": 2}, 2]}, ["$.spec.a[0].x"]),
+        ({"a": [1]}, {"a": [1, 2]}, ["$.spec.a"]),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 0}}}, ["$.spec.a.b.c"]),
+    ],
+)
+def test_differences(wanted: dict[str, Any], found: dict[str, Any], paths: list[str]) -> None:
+    assert list(differences(wanted, found)) == paths
+
+
+def test_a_reference_travels_as_json() -> None:
+    ref = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", "ti-1", "prod", "abc")
+    assert JobRef.from_dict(json.loads(json.dumps(ref.to_dict()))) == ref
+    assert ref.owned_by("ti-2").owner == "ti-2"
+
+
+def test_pods_are_found_by_our_label_or_the_operators() -> None:
+    ours = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", submission="abc")
+    assert ours.pod_selector == "ktrain.airflow/submission=abc"
+    assert replace(ours, submission="").pod_selector == "training.kubeflow.org/job-name=train-1"

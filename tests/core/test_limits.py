@@ -1,0 +1,69 @@
+"""The clocks that run in each state of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis import Limit
+from airflow_provider_ktrain.core.limits import Limits, clocks, epoch, restarts
+from airflow_provider_ktrain.core.status import Phase
+
+CREATED, SUSPENDED, SCHEDULED = "2026-11-21T10:00:00Z", "2026-11-21T10:00:10Z", "2026-11-21T10:01:00Z"
+ALL = Limits(queue=60, schedule=120, startup=300, log_stall=600)
+T0 = epoch(CREATED) or 0.0
+
+
+def job(*conditions: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "metadata": {"creationTimestamp": CREATED},
+        "status": {"conditions": [{"type": t, "status": "True", "lastTransitionTime": at} for t, at in conditions]},
+    }
+
+
+def pod(node: str = "", phase: str = "Pending", **more: Any) -> dict[str, Any]:
+    scheduled = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": SCHEDULED}] if node else []
+    return {
+        "metadata": {"creationTimestamp": CREATED, **more},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": phase, "conditions": scheduled},
+    }
+
+
+def due(*args: Any, deadline: float | None = None, last_line: float = T0) -> dict[Limit, float]:
+    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line)}
+
+
+def test_a_suspended_job_only_queues() -> None:
+    assert due(job(("Suspended", SUSPENDED)), [pod()], Phase.QUEUED, ALL) == {Limit.QUEUE: 70}
+    assert due(job(), [], Phase.SUSPENDED, ALL) == {Limit.QUEUE: 60}, "without a condition: since it was created"
+
+
+def test_a_pod_without_a_node_waits_since_it_was_created() -> None:
+    assert due(job(), [pod()], Phase.PENDING, ALL) == {Limit.SCHEDULE: 120}
+
+
+def test_a_pod_with_a_node_starts_since_it_was_scheduled() -> None:
+    assert due(job(), [pod("n1")], Phase.STARTING, ALL) == {Limit.STARTUP: 360}
+
+
+def test_a_running_job_may_be_silent_for_so_long() -> None:
+    assert due(job(), [pod("n1", "Running")], Phase.RUNNING, ALL, last_line=T0 + 5) == {Limit.LOG_STALL: 605}
+
+
+def test_pods_that_run_or_go_have_no_clock() -> None:
+    assert not due(job(), [pod("n1", "Running"), pod(deletionTimestamp=CREATED)], Phase.PENDING, ALL)
+
+
+def test_the_deadline_runs_in_every_phase() -> None:
+    for phase in Phase:
+        assert due(job(), [], phase, Limits(), deadline=T0 + 99) == {Limit.EXECUTION: 99}
+
+
+def test_no_limit_no_clock() -> None:
+    for phase in Phase:
+        assert not due(job(("Suspended", SUSPENDED)), [pod(), pod("n1")], phase, Limits())
+
+
+def test_restarts_of_all_containers_are_counted() -> None:
+    statuses = {"containerStatuses": [{"restartCount": 2}], "initContainerStatuses": [{"restartCount": 1}, {}]}
+    assert restarts([{"status": statuses}, {"status": {}}, {}]) == 3
