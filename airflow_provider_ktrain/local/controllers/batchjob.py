@@ -8,15 +8,8 @@ from collections.abc import Iterable
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import job_common as c
-from airflow_provider_ktrain.local.controllers.runtime import (
-    Clock,
-    Controller,
-    Key,
-    controlled_by,
-    is_controlled_by,
-    itself,
-    owner_reference,
-)
+from airflow_provider_ktrain.local.controllers.owners import is_controlled_by, owner_reference
+from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller, Key, controlled_by, itself
 from airflow_provider_ktrain.local.events import EventRecorder
 from airflow_provider_ktrain.local.store import Obj, Objects, Store
 

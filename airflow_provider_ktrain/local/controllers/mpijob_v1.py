@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import time
+
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import job_common as c
-from airflow_provider_ktrain.local.controllers.runtime import ReconcileError, is_controlled_by
+from airflow_provider_ktrain.local.controllers.mpi_common import (
+    CONFIG_DIR,
+    CONFIG_MOUNT,
+    DISCOVER,
+    HOSTFILE,
+    KUBEXEC,
+    NO_GPUS,
+    JobObjects,
+    config_volume,
+    mount,
+    worker_names,
+)
+from airflow_provider_ktrain.local.controllers.owners import child
+from airflow_provider_ktrain.local.controllers.runtime import Clock
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
 from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Objects
+from airflow_provider_ktrain.local.store import Obj, Objects, Store
 
 KUBECTL_DELIVERY = "mpioperator/kubectl-delivery:latest"  # the operator's default for --mpi-kubectl-delivery-image
-KUBECTL_DIR, CONFIG_DIR = "/opt/kube", "/etc/mpi"
-DELIVERY_RESOURCES = {"cpu": "100m", "ephemeral-storage": "5Gi", "memory": "512Mi"}
+KUBECTL_DIR = "/opt/kube"
 KUBECTL_MOUNT = {"name": "mpi-job-kubectl", "mountPath": KUBECTL_DIR}
-CONFIG_MOUNT = {"name": "mpi-job-config", "mountPath": CONFIG_DIR}
-READ_EXECUTE, READ = 0o555, 0o444
-KUBEXEC, HOSTFILE, DISCOVER = "kubexec.sh", "hostfile", "discover_hosts.sh"
-NO_GPUS = [("NVIDIA_VISIBLE_DEVICES", ""), ("NVIDIA_DRIVER_CAPABILITIES", "")]
+DELIVERY_RESOURCES = {"cpu": "100m", "ephemeral-storage": "5Gi", "memory": "512Mi"}
 INTEL_DEFAULTS = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{CONFIG_DIR}/{KUBEXEC}"}
 
 
@@ -29,6 +39,10 @@ class MPIJobV1Controller(TrainingOperator):
     restart_policy = "Never"
     deleted_reason = "SuccessfulDeleteJob"
     owns = (r.POD, r.CONFIG_MAP, r.ROLE, r.ROLE_BINDING, r.SERVICE_ACCOUNT)
+
+    def __init__(self, store: Store, clock: Clock = time.time) -> None:
+        super().__init__(store, clock)
+        self.objects = JobObjects(store, self.recorder)
 
     def invalid(self, job: Obj) -> str | None:
         specs = job["spec"].get(self.specs_field)
@@ -43,7 +57,7 @@ class MPIJobV1Controller(TrainingOperator):
             for field, told in (("image", "Image"), ("name", "ContainerName")):
                 if not all(container.get(field) for container in containers):
                     return f"MPIReplicaSpec is not valid: {told} is undefined in the container of {type_}"
-            if type_ == "Launcher" and spec.get("replicas", 1) != 1:
+            if type_ == "Launcher" and spec.get("replicas") not in (None, 1):
                 return "MPIReplicaSpec is not valid: There must be only 1 launcher replica"
         return None if "Launcher" in specs else "MPIReplicaSpec is not valid: Master ReplicaSpec must be present"
 
@@ -76,21 +90,14 @@ class MPIJobV1Controller(TrainingOperator):
         """Make what misses until the launcher has ended; the launcher, and the workers while it has not."""
         meta, specs = job["metadata"], self.specs(job)
         name, full_name = f"{meta['name']}-launcher", f"{meta['namespace']}/{meta['name']}"
-        launcher = self.mine(job, r.POD, name)
+        launcher = self.objects.mine(job, r.POD, name)
         workers: Objects = []
         if launcher is None or c.phase(launcher) not in ("Succeeded", "Failed"):
             account = specs["Launcher"]["template"]["spec"].get("serviceAccountName") or name
-            self.ensure(
-                job, r.SERVICE_ACCOUNT, account, {}, "ServiceAccount is exist", "ServiceAccount", any_owner=True
-            )
-            self.ensure(job, r.CONFIG_MAP, f"{meta['name']}-config", {"data": self.config(job, pods)})
-            self.ensure(job, r.ROLE, name, {"rules": self.rules(job)}, "LauncherRole is exist", "LauncherRole")
-            binding = {
-                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": meta["namespace"]}],
-                "roleRef": {"apiGroup": r.ROLE.group, "kind": "Role", "name": name},
-            }
-            self.ensure(job, r.ROLE_BINDING, name, binding, "RoleBinding is exist", "RoleBinding")
-            workers = self.sync_workers(job)
+            self.ensure_access(job, name, account, pods)
+            known = self.store.list(r.POD, meta["namespace"], self.labels(job, "Worker"))
+            if "Worker" in specs:
+                workers = self.objects.workers(job, known, lambda n, index: self.create_worker(job, n, index))
             if launcher is None:
                 launcher = self.store.create(r.POD, self.launcher(job, name, account))
                 self.event(job, "Normal", "Running", f"launcher pod created success: {name}")
@@ -104,33 +111,20 @@ class MPIJobV1Controller(TrainingOperator):
             self.event(job, "Normal", "Running", f"MPIJob {full_name} is running")
         return launcher, workers
 
-    def mine(self, job: Obj, resource: Resource, name: str) -> Obj | None:
-        """The job's object of that name; an object of somebody else's is an error."""
-        found = self.store.find(resource, job["metadata"]["namespace"], name)
-        if found is not None and not is_controlled_by(found, job):
-            message = f'Resource "{name}" of Kind "{resource.kind}" already exists and is not managed by MPIJob'
-            self.recorder.event(job, "Warning", "ErrResourceExists", message)
-            raise ReconcileError(message)
-        return found
-
-    def ensure(
-        self, job: Obj, resource: Resource, name: str, fields: Obj, reason: str = "", what: str = "",
-        any_owner: bool = False,
-    ) -> None:  # fmt: skip
-        """Create an object or give it the wanted fields; `reason` is of the event that says it was there."""
+    def ensure_access(self, job: Obj, name: str, account: str, pods: Objects) -> None:
+        """What the launcher needs to reach the workers. Each event about it costs the job's budget of events."""
         namespace = job["metadata"]["namespace"]
-        found = self.store.find(resource, namespace, name) if any_owner else self.mine(job, resource, name)
-        if found is None:
-            self.store.create(resource, self.child(job, name, {"app": job["metadata"]["name"]}, **fields))
-            return
-        if reason:
-            self.recorder.event(job, "Normal", reason, f"{what}: {name}")
-        if not fields.items() <= found.items():
-            self.store.update(resource, {**found, **fields})
-
-    def worker_names(self, job: Obj) -> list[str]:
-        replicas = self.specs(job).get("Worker", {}).get("replicas", 0)
-        return [f"{job['metadata']['name']}-worker-{index}" for index in range(replicas)]
+        if self.store.find(r.SERVICE_ACCOUNT, namespace, account) is not None:  # whoever's it is
+            self.recorder.event(job, "Normal", "ServiceAccount is exist", f"ServiceAccount: {account}")
+        else:
+            self.store.create(r.SERVICE_ACCOUNT, child(job, account, {"app": job["metadata"]["name"]}))
+        self.objects.ensure(job, r.CONFIG_MAP, f"{job['metadata']['name']}-config", data=self.config(job, pods))
+        if self.objects.ensure(job, r.ROLE, name, rules=self.rules(job)):
+            self.recorder.event(job, "Normal", "LauncherRole is exist", f"LauncherRole: {name}")
+        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+        role = {"apiGroup": r.ROLE.group, "kind": "Role", "name": name}
+        if self.objects.ensure(job, r.ROLE_BINDING, name, subjects=subjects, roleRef=role):
+            self.recorder.event(job, "Normal", "RoleBinding is exist", f"RoleBinding: {name}")
 
     def config(self, job: Obj, pods: Objects) -> dict[str, str]:
         """hostfile, kubexec.sh and discover_hosts.sh; the last names the workers that run now."""
@@ -144,7 +138,7 @@ class MPIJobV1Controller(TrainingOperator):
             if c.phase(pod) == "Running" and pod["metadata"]["labels"].get(c.REPLICA_TYPE) == "worker"
         )
         return {
-            HOSTFILE: "".join(f"{name} slots={slots}\n" for name in [*launcher, *self.worker_names(job)]),
+            HOSTFILE: "".join(f"{name} slots={slots}\n" for name in [*launcher, *worker_names(job)]),
             KUBEXEC: f'#!/bin/sh\nset -x\nPOD_NAME=$1\nshift\n{kubectl} -- /bin/sh -c "$*"',
             DISCOVER: "#!/bin/sh"
             + "".join(f"\necho {name}:{slots}\n" for name in launcher)
@@ -156,7 +150,7 @@ class MPIJobV1Controller(TrainingOperator):
             {"verbs": ["get", "list", "watch"], "apiGroups": [""], "resources": ["pods"]},
             {
                 "verbs": ["create"], "apiGroups": [""], "resources": ["pods/exec"],
-                **({"resourceNames": names} if (names := self.worker_names(job)) else {}),
+                **({"resourceNames": names} if (names := worker_names(job)) else {}),
             },
         ]  # fmt: skip
 
@@ -164,40 +158,21 @@ class MPIJobV1Controller(TrainingOperator):
         containers = self.specs(job)["Launcher"]["template"]["spec"]["containers"]
         return any("gpu" in key for x in containers for key in (x.get("resources") or {}).get("limits") or ())
 
-    def sync_workers(self, job: Obj) -> Objects:
-        """The worker pods; those that miss are made, those beyond the replicas deleted."""
-        namespace, names = job["metadata"]["namespace"], self.worker_names(job)
-        if "Worker" not in self.specs(job):
-            return []
-        known = self.store.list(r.POD, namespace, self.labels(job, "Worker"))
-        if len(known) > len(names):
-            for pod in known:
-                if pod["metadata"]["name"] not in names and not c.is_terminating(pod):
-                    self.store.delete(r.POD, namespace, pod["metadata"]["name"])
-        workers = []
-        for index, name in enumerate(names):
-            worker = self.mine(job, r.POD, name)
-            if worker is None:
-                try:
-                    worker = self.store.create(r.POD, self.worker(job, name, index))
-                except ApiError as error:
-                    self.event(job, "Warning", "Failed", f"worker pod created failed: {error}")
-                    raise
-                self.recorder.event(job, "Normal", "SuccessfulCreatePod", f"Created worker pod: {name}")
-            workers.append(worker)
-        return workers
-
-    def worker(self, job: Obj, name: str, index: int) -> Obj:
+    def create_worker(self, job: Obj, name: str, index: int) -> Obj:
         spec = self.specs(job)["Worker"]
         spec["template"]["spec"].pop("restartPolicy", None)  # overridden without a word, unlike the launcher's
         pod = self.pod(job, name, spec, self.labels(job, "Worker", index))
         main = pod["spec"]["containers"][0]
         if not main.get("command"):
             main.update(command=["sleep"], args=["365d"])
-        main["volumeMounts"] = [*(main.get("volumeMounts") or ()), CONFIG_MOUNT]
-        volume = config_volume(f"{job['metadata']['name']}-config", {KUBEXEC: READ_EXECUTE})
-        pod["spec"]["volumes"] = [*(pod["spec"].get("volumes") or ()), volume]
-        return pod
+        mount(pod["spec"], config_volume(job, KUBEXEC), CONFIG_MOUNT)
+        try:
+            worker = self.store.create(r.POD, pod)
+        except ApiError as error:
+            self.event(job, "Warning", "Failed", f"worker pod created failed: {error}")
+            raise
+        self.recorder.event(job, "Normal", "SuccessfulCreatePod", f"Created worker pod: {name}")
+        return worker
 
     def launcher(self, job: Obj, name: str, account: str) -> Obj:
         labels = {**self.labels(job, "Launcher"), c.JOB_ROLE: "master"}
@@ -216,17 +191,11 @@ class MPIJobV1Controller(TrainingOperator):
         c.add_env(main, [
             ("OMPI_MCA_plm_rsh_agent", f"{CONFIG_DIR}/{KUBEXEC}"),
             ("OMPI_MCA_orte_default_hostfile", f"{CONFIG_DIR}/{HOSTFILE}"),
-            # a launcher that asked for no GPU shall not see those of its node
             *([] if self.launcher_has_gpu(job) else NO_GPUS),
             *((k, v) for k, v in INTEL_DEFAULTS.items() if k not in given),
         ])  # fmt: skip
-        main["volumeMounts"] = [*(main.get("volumeMounts") or ()), KUBECTL_MOUNT, CONFIG_MOUNT]
-        modes = {KUBEXEC: READ_EXECUTE, HOSTFILE: READ, DISCOVER: READ_EXECUTE}
-        spec["volumes"] = [
-            *(spec.get("volumes") or ()),
-            {"name": KUBECTL_MOUNT["name"], "emptyDir": {}},
-            config_volume(f"{job['metadata']['name']}-config", modes),
-        ]
+        mount(spec, {"name": KUBECTL_MOUNT["name"], "emptyDir": {}}, KUBECTL_MOUNT)
+        mount(spec, config_volume(job, KUBEXEC, HOSTFILE, DISCOVER), CONFIG_MOUNT)
         return pod
 
     def update_status(self, job: Obj, status: Obj) -> None:
@@ -249,9 +218,3 @@ class MPIJobV1Controller(TrainingOperator):
                 status.setdefault("completionTime", c.timestamp(self.clock()))
                 self.condition(status, "Failed", message, reason="MPIJobFailed")  # so: MPIJobMPIJobFailed
         return None
-
-
-def config_volume(config_map: str, modes: dict[str, int]) -> Obj:
-    """The volume mpi-job-config: those files of the ConfigMap, with their modes."""
-    items = [{"key": key, "path": key, "mode": mode} for key, mode in modes.items()]
-    return {"name": CONFIG_MOUNT["name"], "configMap": {"name": config_map, "items": items}}

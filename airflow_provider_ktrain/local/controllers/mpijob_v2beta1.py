@@ -12,21 +12,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import job_common as c
-from airflow_provider_ktrain.local.controllers.mpijob_v1 import CONFIG_DIR, CONFIG_MOUNT, NO_GPUS, config_volume
-from airflow_provider_ktrain.local.controllers.runtime import (
-    Clock,
-    Controller,
-    Key,
-    ReconcileError,
-    controlled_by,
-    controller_of,
-    is_controlled_by,
-    itself,
-    owner_reference,
+from airflow_provider_ktrain.local.controllers.mpi_common import (
+    CONFIG_DIR,
+    CONFIG_MOUNT,
+    DISCOVER,
+    HOSTFILE,
+    NO_GPUS,
+    JobObjects,
+    config_volume,
+    mount,
+    worker_names,
 )
+from airflow_provider_ktrain.local.controllers.owners import child, controller_of, is_controlled_by, owner_reference
+from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller, Key, controlled_by, itself
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Change, Obj, Objects, Store
 
 LABELS = {c.OPERATOR_NAME: "mpi-operator"}
@@ -38,21 +38,21 @@ SSH_ITEMS = [
     {"key": "ssh-publickey", "path": "authorized_keys"},
 ]
 SSH_ARGUMENTS = "-o ConnectionAttempts=10"
-HOSTFILE = f"{CONFIG_DIR}/hostfile"
+HOSTFILE_PATH = f"{CONFIG_DIR}/{HOSTFILE}"
 IMPLEMENTATIONS = {  # launcher environment by mpiImplementation, and the variable that takes slotsPerWorker
     "OpenMPI": (
         {
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-            "OMPI_MCA_orte_default_hostfile": HOSTFILE,
+            "OMPI_MCA_orte_default_hostfile": HOSTFILE_PATH,
             "OMPI_MCA_plm_rsh_args": SSH_ARGUMENTS,
         },
         "OMPI_MCA_orte_set_default_slots",
     ),
     "Intel": (
-        {"I_MPI_HYDRA_HOST_FILE": HOSTFILE, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGUMENTS},
+        {"I_MPI_HYDRA_HOST_FILE": HOSTFILE_PATH, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGUMENTS},
         "I_MPI_PERHOST",
     ),
-    "MPICH": ({"HYDRA_HOST_FILE": HOSTFILE, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGUMENTS}, None),
+    "MPICH": ({"HYDRA_HOST_FILE": HOSTFILE_PATH, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGUMENTS}, None),
 }
 TEMPLATE_RESTART_POLICY = "Restart policy in pod template overridden by restart policy in replica spec"
 MESSAGE_LIMIT = 1024  # of an event's message
@@ -65,6 +65,7 @@ class MPIJobV2Controller:
         self._store = store
         self._clock = clock
         self._recorder = EventRecorder(store, "mpi-job-controller")
+        self._objects = JobObjects(store, self._recorder)
 
     def controller(self) -> Controller[Key]:
         controller = Controller(self._store, self.reconcile, self._clock)
@@ -117,16 +118,21 @@ class MPIJobV2Controller:
         suspended = bool(spec["runPolicy"].get("suspend"))
         if not suspended:
             status.setdefault("startTime", c.timestamp(self._clock()))
-        launcher = self._mine(job, r.BATCH_JOB, f"{meta['name']}-launcher")
+        launcher = self._objects.mine(job, r.BATCH_JOB, f"{meta['name']}-launcher")
         workers: Objects = []
         if launcher is None or not c.has(launcher.get("status", {}), "Complete", "Failed"):
-            self._ensure(job, r.SERVICE, meta["name"], service(job))
+            if self._objects.mine(job, r.SERVICE, meta["name"]) is None:
+                self._objects.ensure(job, r.SERVICE, meta["name"], spec=service_spec(job))
             pods = self._store.list(r.POD, meta["namespace"], labels(job, "worker"))
-            self._ensure(job, r.CONFIG_MAP, f"{meta['name']}-config", {"data": config(job, pods)}, update=True)
-            if self._mine(job, r.SECRET, f"{meta['name']}-ssh") is None:
-                self._ensure(job, r.SECRET, f"{meta['name']}-ssh", ssh_keys())
+            self._objects.ensure(job, r.CONFIG_MAP, f"{meta['name']}-config", data=config(job, pods))
+            if self._objects.mine(job, r.SECRET, f"{meta['name']}-ssh") is None:
+                self._objects.ensure(
+                    job, r.SECRET, f"{meta['name']}-ssh", type="kubernetes.io/ssh-auth", data=ssh_keys()
+                )
             if not suspended:
-                workers = self._workers(job, pods)
+                workers = self._objects.workers(
+                    job, pods, lambda name, index: self._store.create(r.POD, worker(job, name, index))
+                )
             at_once = spec["launcherCreationPolicy"] == "AtStartup"
             if launcher is None and (at_once or all(c.has(w.get("status", {}), "Ready") for w in workers)):
                 launcher = self._create_launcher(job, suspended)
@@ -203,42 +209,11 @@ class MPIJobV2Controller:
         stored = self._store.get(r.MPIJOB_V2BETA1, job["metadata"]["namespace"], job["metadata"]["name"])
         self._store.update_status(r.MPIJOB_V2BETA1, stored, job["status"])
 
-    # the job's objects
-
-    def _mine(self, job: Obj, resource: Resource, name: str) -> Obj | None:
-        """The job's object of that name; an object of somebody else's is an error."""
-        found = self._store.find(resource, job["metadata"]["namespace"], name)
-        if found is not None and not is_controlled_by(found, job):
-            message = f'Resource "{name}" of Kind "{resource.kind}" already exists and is not managed by MPIJob'
-            self._recorder.event(job, "Warning", "ErrResourceExists", message)
-            raise ReconcileError(message)
-        return found
-
-    def _ensure(self, job: Obj, resource: Resource, name: str, fields: Obj, update: bool = False) -> None:
-        found = self._mine(job, resource, name)
-        if found is None:
-            self._store.create(resource, child(job, name, {"app": job["metadata"]["name"]}, **fields))
-        elif update and not fields.items() <= found.items():
-            self._store.update(resource, {**found, **fields})
-
-    def _workers(self, job: Obj, pods: Objects) -> Objects:
-        """The worker pods; those that miss are made, those beyond the replicas deleted."""
-        names = worker_names(job)
-        if len(pods) > len(names):
-            for pod in pods:
-                if pod["metadata"]["name"] not in names and not c.is_terminating(pod):
-                    self._store.delete(r.POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
-        workers = []
-        for index, name in enumerate(names):
-            found = self._mine(job, r.POD, name)
-            workers.append(found or self._store.create(r.POD, worker(job, name, index)))
-        return workers
-
     def _clean_workers(self, job: Obj) -> None:
         """Delete the workers; under cleanPodPolicy Running those that have ended stay."""
         policy = job["spec"]["runPolicy"]["cleanPodPolicy"]
         for name in worker_names(job):
-            pod = self._mine(job, r.POD, name)
+            pod = self._objects.mine(job, r.POD, name)
             if pod is None or c.is_terminating(pod):
                 continue
             if policy != "Running" or c.phase(pod) in ("Running", "Pending"):
@@ -313,24 +288,10 @@ def labels(job: Obj, role: str | None = None) -> dict[str, str]:
     return {**LABELS, c.JOB_NAME: job["metadata"]["name"], **({c.JOB_ROLE: role} if role else {})}
 
 
-def child(job: Obj, name: str, labels: dict[str, str], **fields: object) -> Obj:
-    """An object that the job controls, to be created."""
-    meta = {
-        "name": name, "namespace": job["metadata"]["namespace"], "labels": labels,
-        "ownerReferences": [owner_reference(job)],
-    }  # fmt: skip
-    return {"metadata": meta, **fields}
-
-
-def worker_names(job: Obj) -> list[str]:
-    replicas = (job["spec"]["mpiReplicaSpecs"].get("Worker") or {}).get("replicas", 0)
-    return [f"{job['metadata']['name']}-worker-{index}" for index in range(replicas)]
-
-
-def service(job: Obj) -> Obj:
+def service_spec(job: Obj) -> Obj:
     """The headless service that gives launcher and workers their host names."""
     early = {"publishNotReadyAddresses": True} if job["spec"].get("runLauncherAsWorker") else {}
-    return {"spec": {"clusterIP": "None", "selector": labels(job), **early}}
+    return {"clusterIP": "None", "selector": labels(job), **early}
 
 
 def config(job: Obj, pods: Objects) -> dict[str, str]:
@@ -342,23 +303,20 @@ def config(job: Obj, pods: Objects) -> dict[str, str]:
     running = sorted(pod["metadata"]["name"] for pod in pods if c.phase(pod) == "Running")
     hosts = [*launcher, *worker_names(job)]
     return {
-        "hostfile": "".join(line.format(host, domain, spec["slotsPerWorker"]) for host in hosts),
-        "discover_hosts.sh": "#!/bin/sh\n" + "".join(f"echo {host}.{domain}\n" for host in [*launcher, *running]),
+        HOSTFILE: "".join(line.format(host, domain, spec["slotsPerWorker"]) for host in hosts),
+        DISCOVER: "#!/bin/sh\n" + "".join(f"echo {host}.{domain}\n" for host in [*launcher, *running]),
     }
 
 
-def ssh_keys() -> Obj:
-    """A new key pair (ECDSA P-521) in the form of a Secret of type kubernetes.io/ssh-auth."""
+def ssh_keys() -> dict[str, str]:
+    """A new key pair (ECDSA P-521) as data of a Secret of type kubernetes.io/ssh-auth."""
     key = ec.generate_private_key(ec.SECP521R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     data = {"ssh-privatekey": private, "ssh-publickey": public + b"\n"}
-    return {
-        "type": "kubernetes.io/ssh-auth",
-        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
-    }
+    return {name: base64.b64encode(value).decode() for name, value in data.items()}
 
 
 def pod_template(job: Obj, type_: str, hostname: str, labels_: dict[str, str]) -> Obj:
@@ -374,7 +332,7 @@ def pod_template(job: Obj, type_: str, hostname: str, labels_: dict[str, str]) -
     secret: Obj = {"secretName": f"{job['metadata']['name']}-ssh", "items": SSH_ITEMS}
     if path == ROOT_SSH:
         secret["defaultMode"] = 0o600
-    _mount(spec, {"name": "ssh-auth", "secret": secret}, {"name": "ssh-auth", "mountPath": path})
+    mount(spec, {"name": "ssh-auth", "secret": secret}, {"name": "ssh-auth", "mountPath": path})
     return {
         "metadata": {
             "labels": {**(meta.get("labels") or {}), **labels_},
@@ -410,19 +368,11 @@ def launcher_template(job: Obj) -> Obj:
     c.add_env(template["spec"]["containers"][0], [
         *variables.items(),
         *([(slots, spec["slotsPerWorker"])] if slots else []),
-        *([] if as_worker else NO_GPUS),  # a launcher that only launches shall not see its node's GPUs
+        *([] if as_worker else NO_GPUS),
     ])  # fmt: skip
-    modes = {"hostfile": 0o444, "discover_hosts.sh": 0o555}
-    _mount(template["spec"], config_volume(f"{job['metadata']['name']}-config", modes), CONFIG_MOUNT)
+    mount(template["spec"], config_volume(job, HOSTFILE, DISCOVER), CONFIG_MOUNT)
     template["metadata"]["ownerReferences"] = [owner_reference(job)]
     return template
-
-
-def _mount(spec: Obj, volume: Obj, mount: Obj) -> None:
-    """Add a volume to the pod and mount it in the first container."""
-    spec["volumes"] = [*(spec.get("volumes") or ()), volume]
-    main = spec["containers"][0]
-    main["volumeMounts"] = [*(main.get("volumeMounts") or ()), mount]
 
 
 def _unsupported(path: str, value: str, supported: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import job_common as c
+from airflow_provider_ktrain.local.controllers.owners import child
 from airflow_provider_ktrain.local.controllers.runtime import ReconcileError
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
 from airflow_provider_ktrain.local.errors import ApiError
@@ -65,7 +66,7 @@ class PyTorchJobController(TrainingOperator):
         known = self.store.find(r.HPA, meta["namespace"], meta["name"])
         if known is None:
             status = {"desiredReplicas": 0, "currentMetrics": None}
-            wanted = self.child(job, meta["name"], {}, spec=spec, status=status)
+            wanted = child(job, meta["name"], {}, spec=spec, status=status)
             del wanted["metadata"]["labels"]
             self.store.create(r.HPA, wanted)
         elif known["spec"] != spec:
@@ -206,7 +207,7 @@ class PyTorchJobController(TrainingOperator):
             )
             self.recorder.event(job, "Warning", "FailedCreateService", f"Error creating: {message}")
             raise ApiError(422, message)
-        self.create(job, r.SERVICE, self.child(job, name, labels, spec=spec))
+        self.create(job, r.SERVICE, child(job, name, labels, spec=spec))
 
     def update_status(self, job: Obj, status: Obj) -> None:
         specs, meta = self.specs(job), job["metadata"]

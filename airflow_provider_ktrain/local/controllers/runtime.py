@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
+from airflow_provider_ktrain.local.controllers.owners import controller_of
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Change, Obj, Store
+from airflow_provider_ktrain.local.store import Change, Store
 
 log = logging.getLogger(__name__)
 
@@ -141,21 +142,3 @@ def controlled_by(resource: Resource) -> Callable[[Change], Iterable[Key]]:
         return []
 
     return keys
-
-
-def controller_of(obj: Obj) -> Obj | None:
-    """The owner reference that has `controller: true`, or None."""
-    return next((r for r in obj["metadata"].get("ownerReferences") or () if r.get("controller")), None)
-
-
-def is_controlled_by(obj: Obj, owner: Obj) -> bool:
-    reference = controller_of(obj)
-    return reference is not None and reference["uid"] == owner["metadata"]["uid"]
-
-
-def owner_reference(owner: Obj) -> Obj:
-    """A reference that makes `owner` the controller, as client-go's NewControllerRef."""
-    return {
-        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
-    }  # fmt: skip

@@ -12,15 +12,14 @@ from typing import ClassVar
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import job_common as c
+from airflow_provider_ktrain.local.controllers.owners import child, is_controlled_by
 from airflow_provider_ktrain.local.controllers.runtime import (
     Clock,
     Controller,
     Key,
     ReconcileError,
     controlled_by,
-    is_controlled_by,
     itself,
-    owner_reference,
 )
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import EventRecorder
@@ -246,14 +245,6 @@ class TrainingOperator(abc.ABC):
         found = self.store.list(r.POD, job["metadata"]["namespace"], self.labels(job))
         return [pod for pod in found if is_controlled_by(pod, job)]
 
-    def child(self, job: Obj, name: str, labels: dict[str, str], **fields: object) -> Obj:
-        """An object that the job controls, to be created."""
-        meta = {
-            "name": name, "namespace": job["metadata"]["namespace"], "labels": labels,
-            "ownerReferences": [owner_reference(job)],
-        }  # fmt: skip
-        return {"metadata": meta, **fields}
-
     def pod(self, job: Obj, name: str, spec: Obj, labels: dict[str, str]) -> Obj:
         """A pod after the template of a replica spec, its restartPolicy the replica's."""
         template = copy.deepcopy(spec["template"])
@@ -262,7 +253,7 @@ class TrainingOperator(abc.ABC):
             self.recorder.event(job, "Warning", "SetPodTemplateRestartPolicy", TEMPLATE_RESTART_POLICY)
         policy = spec["restartPolicy"]
         template["spec"]["restartPolicy"] = "Never" if policy == "ExitCode" else policy
-        pod = self.child(job, name, {**(meta.get("labels") or {}), **labels}, spec=template["spec"])
+        pod = child(job, name, {**(meta.get("labels") or {}), **labels}, spec=template["spec"])
         if meta.get("annotations"):
             pod["metadata"]["annotations"] = meta["annotations"]
         return pod
