@@ -146,6 +146,9 @@ class Options:
 def build(kind: str, options: Options, api_version: str | None = None) -> Manifest:
     """The manifest of a job that is told by options alone: Master or Launcher, and `options.workers` Workers.
 
+    Its containers are not restarted (the operators' default for a PyTorchJob, OnFailure, restarts a broken program
+    without end): a failure ends the job, and trying again is the task's business.
+
     :param api_version: what the cluster serves; the newest that we can write by default.
     :raises ManifestError: without an image; an MPIJob without Workers.
     """
@@ -162,18 +165,30 @@ def build(kind: str, options: Options, api_version: str | None = None) -> Manife
             expected="workers >= 1",
             remedy="give workers",
         )
+    version = api_version or known.api_versions[0]
     manifest: Manifest = {
-        "apiVersion": api_version or known.api_versions[0],
+        "apiVersion": version,
         "kind": kind,
         "metadata": {},
         "spec": {
+            "runPolicy": {"cleanPodPolicy": "Running", **_no_more_launchers(version)},
             known.replica_specs: {
-                role: {"replicas": 1, "template": {"spec": {"containers": [{"name": known.container or role.lower()}]}}}
+                role: {
+                    "replicas": 1,
+                    "restartPolicy": "Never",
+                    "template": {"spec": {"containers": [{"name": known.container or role.lower()}]}},
+                }
                 for role in roles
-            }
+            },
         },
     }
     return overlay(manifest, options)
+
+
+def _no_more_launchers(version: str) -> dict[str, int]:
+    """mpi-operator's launcher is a batch Job, which makes new pods under Never, six by default. Under training-operator
+    the limit must not be set: it deletes the pods, with their logs, when it is reached."""
+    return {"backoffLimit": 0} if version.endswith("/v2beta1") else {}
 
 
 def overlay(manifest: Mapping[str, Json], options: Options) -> Manifest:

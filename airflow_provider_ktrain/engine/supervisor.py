@@ -25,11 +25,12 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
-from airflow_provider_ktrain.engine.submit import Log
+from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]
 TAIL = 50  # last lines kept of every container: operators delete pods with their logs
+EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
 PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
 LOOK_EVERY = 15.0  # seconds between looks at the events of a job that does not start
 
@@ -95,6 +96,9 @@ class Outcome:
     :param cause: why it failed, of `core.diagnosis.Cause`, as a dict.
     :param released: the release's line for the log; empty where nothing was released.
     :param release_error: why the release failed, or empty; the caller must try again.
+    :param usage: GPU-seconds, of `core.usage`.
+    :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
+    :param metrics: seconds per phase, log lines and bytes, watch reconnects: of the host that saw the end.
     """
 
     phase: str
@@ -106,6 +110,7 @@ class Outcome:
     usage: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     result_error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -167,9 +172,11 @@ class _Supervisor:
         self.job: Object | None = None  # as last seen; kept when it is gone
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
         self.phase_since = time.monotonic()
+        self.metrics: dict[str, float] = {}
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.last_line = time.time()
+        self.began = time.monotonic()
         self.refused_since: float | None = None
         self.looked = time.monotonic()
         self.chosen: Callable[[Object], bool] = lambda pod: False
@@ -214,7 +221,8 @@ class _Supervisor:
         if self.stop.reason is not None:
             return await self._killed(self.stop.reason)
         if self.phase is None:
-            return None
+            cause = await self._overdue()
+            return None if cause is None else await self._release(cause)
         if self._superseded():
             self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
             return Outcome(self.phase, False, superseded=True)
@@ -257,8 +265,9 @@ class _Supervisor:
             if self.refused_since is None:
                 self.refused_since = now
                 self.log.warning(f"{self.ref} cannot be watched now: {error}")
-            if self.phase is None or now - self.refused_since > PATIENCE:
-                raise error
+            forbidden = isinstance(error, ApiStatusError) and error.status == 403 and now - self.began < EARLY
+            if self.phase is None or forbidden or now - self.refused_since > PATIENCE:
+                raise self._explained(error)
             return
         self.refused_since = None
         for seen in changes.result():
@@ -269,6 +278,11 @@ class _Supervisor:
                 else:
                     self.pods[uid] = seen.object
                     self.logs.observe(seen.object, deleted=True)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if isinstance(error, ApiStatusError | ApiUnavailable):
+            return explain(error, "watch", f"{self.kind.plural}.{self.kind.group} and pods", self.ref.namespace)
+        return error
 
     def _is_mine(self, pod: Mapping[str, Any]) -> bool:
         return bool(self.ref.submission) or belongs(pod, self.ref)
@@ -299,6 +313,7 @@ class _Supervisor:
             phase = Phase.GONE if self.gone else phase_of(self.job, pods.objects.values())
             if phase is not self.phase:
                 self._say(phase)
+                self._count_phase()
                 self.phase, self.phase_since = phase, time.monotonic()
 
     def _say(self, phase: Phase) -> None:
@@ -307,6 +322,11 @@ class _Supervisor:
         condition = conditions.get(names.get(phase, phase.value))
         why = f": {condition.message or condition.reason}" if condition else ""
         self.log.info(f"{self.ref} is {phase}{why}", phase=phase.value)
+
+    def _count_phase(self) -> None:
+        if self.phase is not None:
+            name = f"seconds.{self.phase.lower()}"
+            self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
 
     def _superseded(self) -> bool:
         owner = Owner.of(self.job or {})
@@ -317,11 +337,9 @@ class _Supervisor:
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
     def _clocks(self) -> list[Clock]:
-        if self.job is None or self.phase is None:
-            return []
         options, pods = self.options, [p for p in self.pods.values() if not p["metadata"].get("deletionTimestamp")]
-        found = clocks(self.job, pods, self.phase, options.limits, deadline=options.deadline, last_line=self.last_line)
-        return list(found)
+        job, phase = self.job or {}, self.phase or Phase.PENDING
+        return list(clocks(job, pods, phase, options.limits, deadline=options.deadline, last_line=self.last_line))
 
     async def _overdue(self) -> Cause | None:
         """The limit that has passed, as a cause."""
@@ -403,6 +421,7 @@ class _Supervisor:
         if self.options.release and self.ref.uid:
             ended = self.phase is not None and self.phase.ended
             mode = mode_of(self.options.on_finish_action, succeeded=succeeded, ended=ended)
+            began = time.monotonic()
             try:
                 done = await release(
                     self.api, self.ref, mode, verify=verify, timeout=timeout or self.options.release_timeout
@@ -412,9 +431,17 @@ class _Supervisor:
             except ReleaseError as e:
                 error = str(e)
                 self.log.warning(error)
+            self.metrics["seconds.release"] = round(time.monotonic() - began, 3)
         ended_at = (self.job or {}).get("status", {}).get("completionTime")
         spent = usage(self.pods.values(), _now(), job_ended=moment(ended_at))
         self.log.info(str(spent))
+        report = self.logs.report()
+        self._count_phase()
+        self.metrics |= {
+            "log.lines": report.lines,
+            "log.bytes": report.bytes,
+            "watch.requests": self.api.stats["watches"],
+        }
         result, result_error = find_result(self.kind, self.job or {}, self.pods.values(), self.marked)
         return Outcome(
             self.phase or Phase.PENDING,
@@ -425,6 +452,7 @@ class _Supervisor:
             usage=spent.as_dict(),
             result=result,
             result_error=result_error,
+            metrics=self.metrics,
         )
 
     async def _events(self) -> list[Object]:

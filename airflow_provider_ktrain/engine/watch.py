@@ -273,7 +273,8 @@ class Hub:
         return max(pause, wait or 0)
 
     def _refused(self, error: Exception) -> None:
-        log.warning("Watch of %s: %s", self._path, error)
+        if self.failure is None:
+            log.warning("Watch of %s: %s", self._path, error)
         self.failure = error
         self._everyone(lambda listener: listener._fail(error))
 

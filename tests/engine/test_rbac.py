@@ -1,0 +1,127 @@
+"""The whole life of a job under exactly the Role that `ktrain rbac` prints, on a cluster that enforces it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_asyncio import client as aio
+from kubernetes_asyncio import config as aio_config
+
+from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.core.identity import Owner, TaskKey
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest import Options as Overlay
+from airflow_provider_ktrain.core.manifest import build, stamp
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.submit import Submitted, served_version, submit
+from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+NAMESPACE = "default"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(images={"scratch": None}, gpus_per_node=2) as embedded:
+        yield embedded
+
+
+class Lines:
+    """A log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> None:
+        self.said.append(str(event))
+
+    warning = info
+
+
+@contextlib.asynccontextmanager
+async def api_of(cluster: EmbeddedCluster, token: str = "") -> AsyncIterator[Api]:
+    async def make_client() -> aio.ApiClient:
+        configuration = aio.Configuration()
+        await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+        if token:
+            configuration.api_key = {"BearerToken": f"Bearer {token}"}
+        return aio.ApiClient(configuration)
+
+    api = Api(make_client, token)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+async def token_with(cluster: EmbeddedCluster, name: str, *verbs_left_out: str) -> str:
+    """A token of a service account that has the printed Role, less some verbs."""
+    printed = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", NAMESPACE, "--name", name,
+         "--service-account", name],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    role, binding = yaml.safe_load_all(printed.stdout)
+    for rule in role["rules"]:
+        rule["verbs"] = [verb for verb in rule["verbs"] if verb not in verbs_left_out]
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    async with api_of(cluster) as admin:
+        await admin.request("POST", accounts, body={"metadata": {"name": name}})
+        await admin.request("POST", f"{rbac}/roles", body=role)
+        await admin.request("POST", f"{rbac}/rolebindings", body=binding)
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        answer = await admin.request("POST", f"{accounts}/{name}/token", body=asked)
+    return str(answer["status"]["token"])
+
+
+async def submit_one(api: Api, run_id: str, program: str, log: Lines) -> Submitted:
+    owner = Owner(TaskKey("rbac", "dag", "task", run_id), 1, run_id)
+    manifest = build("PyTorchJob", Overlay(image="scratch", command=["sh", "-c", program], gpus=1))
+
+    def stamped(submission: str) -> dict[str, Any]:
+        notes = {"ktrain.airflow/owner": owner.annotation()}
+        return stamp(manifest, owner.key.job_name(), NAMESPACE, owner.key.labels(submission), notes)
+
+    version = await served_version(api, PYTORCHJOB)
+    return await submit(api, PYTORCHJOB, version, stamped, owner, 1, log=log)
+
+
+@pytest.mark.parametrize(("program", "phase"), [("echo trained", "Succeeded"), ("echo broken >&2; exit 3", "Failed")])
+async def test_the_whole_life_under_the_least_role(cluster: EmbeddedCluster, program: str, phase: str) -> None:
+    log = Lines()
+    async with api_of(cluster, await token_with(cluster, f"least-{phase.lower()}")) as api:
+        submitted = await submit_one(api, phase, program, log)
+        outcome = await follow(submitted.ref, api, Options(), log=log, stop=Stop())
+        assert isinstance(outcome, Outcome)
+        assert outcome.phase == phase
+        assert outcome.released
+        assert not outcome.release_error
+        assert "[Master 0] " + ("trained" if phase == "Succeeded" else "broken") in log.said
+        assert not [line for line in log.said if "cannot" in line or "forbidden" in line]
+        if outcome.cause:
+            assert "exit code 3" in outcome.cause["summary"]
+
+
+@pytest.mark.parametrize("verb", ["create", "watch"])
+async def test_a_missing_right_is_named_with_its_remedy(cluster: EmbeddedCluster, verb: str) -> None:
+    log = Lines()
+    async with api_of(cluster, await token_with(cluster, f"without-{verb}", verb)) as api:
+        if verb == "create":
+            with pytest.raises(AccessError) as error:
+                await submit_one(api, verb, "true", log)
+            said = str(error.value)
+            assert "create pytorchjobs.kubeflow.org in namespace 'default'" in said
+            assert "ktrain rbac --namespace default" in said
+            return
+        submitted = await submit_one(api, verb, "sleep 60", log)
+        with pytest.raises(AccessError, match=r"no right to watch .*ktrain rbac --namespace default"):
+            await follow(submitted.ref, api, Options(), log=log, stop=Stop())
