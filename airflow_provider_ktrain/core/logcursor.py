@@ -75,20 +75,25 @@ class Position:
         """The sinceTime to go on from, in whole seconds; None: from the beginning."""
         return f"{self.base.second}Z" if self.last else None
 
+    def rebase(self) -> None:
+        """Forget the windows: what comes next does not follow what was seen, in the file that is served."""
+        self.base = self.newest = Window("", "", 0)
+
     def advance(self, time: str) -> None:
         """Count one line, whose time is normal."""
         second = time[:_SECOND]
         if second == self.newest.second:
             self.newest.count += 1
             self.base.count += 1
-        elif self.last and self.base.second <= second < self.newest.second:
+        elif self.base.second <= second < self.newest.second:
             self.base.count += 1
-        elif not self.last or second < self.base.second:
+        elif not self.newest.second or second < self.base.second:
             # the first line, or a clock that was set back: begin a second before, for lines written out of order
+            if self.newest.second:
+                self.last = ""
             before = datetime.fromisoformat(second) - timedelta(seconds=1)
             self.base = Window(before.isoformat(), time, 1)
             self.newest = Window(second, time, 1)
-            self.last = ""
         else:
             self.base = self.newest
             self.base.count += 1
@@ -143,7 +148,9 @@ class Replay:
         else:
             seen = time < position.last or self._again > 0
             self._again -= time == position.last
-        self.live = not seen
+        if not seen:
+            self.live = True
+            position.rebase()
         return seen
 
 

@@ -32,6 +32,7 @@ Pod = Mapping[str, Any]
 
 SILENCE = 300.0  #: seconds without a byte until a followed stream is asked for anew: it may be dead
 NO_LOG = b"unable to retrieve container logs"  #: what a kubelet says, with 200, when it has no such log
+DOUBTS = 3  #: answers without what was seen before until that is believed to be gone
 BACKOFF = (0.1, 10.0)  #: seconds: the first and the longest pause
 
 
@@ -89,24 +90,39 @@ class Run:
     :param started: there is a log to ask for.
     :param ended: this run writes no more.
     :param final: the pod has ended: no other run will come.
+    :param restarting: it has just ended, and another run will come.
+    :param backing_off: the same, somewhat later: it is the previous run already, as it will be when the next has begun.
     """
 
     restart: int = 0
     started: bool = False
     ended: bool = False
     final: bool = False
+    restarting: bool = False
+    backing_off: bool = False
 
 
 def run_of(pod: Pod, container: str) -> Run:
     """The newest run of a container. While it backs off (waiting, with a lastState), that is the one that ended."""
-    status = pod.get("status") or {}
+    status, spec = pod.get("status") or {}, pod.get("spec") or {}
     final = status.get("phase") in ("Succeeded", "Failed")
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
     state = found.get("state") or {}
-    running = "running" in state
-    started = running or "terminated" in state or bool(found.get("lastState"))
-    return Run(found.get("restartCount") or 0, started, final or (started and not running), final)
+    running, terminated = "running" in state, state.get("terminated")
+    started = running or terminated is not None or bool(found.get("lastState"))
+    policy = spec.get("restartPolicy", "Always")
+    init = any(c.get("name") == container for c in spec.get("initContainers") or ())
+    failed = bool((terminated or {}).get("exitCode"))
+    again = failed if init or policy == "OnFailure" else True
+    return Run(
+        restart=found.get("restartCount") or 0,
+        started=started,
+        ended=final or (started and not running),
+        final=final,
+        restarting=terminated is not None and again and policy != "Never" and not final,
+        backing_off=started and not running and terminated is None,
+    )
 
 
 class LogFollower:
@@ -197,12 +213,14 @@ class _End(enum.Enum):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came of a request: how it ended, how many lines came and were new, and what followed the last line end."""
+    """What came of a request: how it ended, how many lines came and were new, what followed the last line end, and
+    whether all that was seen before came again."""
 
     end: _End
     lines: int = 0
     fresh: int = 0
     rest: bytes = b""
+    caught_up: bool = False
 
 
 class _Container:
@@ -224,7 +242,8 @@ class _Container:
         self._news = asyncio.Event()
         self._interrupt: Callable[[], None] | None = None  # ends the stream that is followed
         self._tail = follower.tail
-        self._rest = b""  # what the last request after the end of a run left without a line end
+        self._rest: bytes | None = None  # what the last answer that seemed whole left without a line end
+        self._doubts = 0  # answers in a row that brought nothing new
         self._failures = 0
         self._finished = False
         self.task = asyncio.get_running_loop().create_task(self._follow(), name=f"log of {self.pod}/{name}")
@@ -238,7 +257,7 @@ class _Container:
     def drain(self) -> None:
         self._draining = True
         self._news.set()
-        if self._interrupt is not None:
+        if self._interrupt is not None and not self._ends:
             self._interrupt()
 
     def tally(self) -> Tally:
@@ -246,6 +265,11 @@ class _Container:
         return Tally(
             out.lines, out.bytes, out.dropped, out.dropped_bytes, tuple(out.gaps), self._finished or self._at.complete
         )
+
+    @property
+    def _ends(self) -> bool:
+        """Whether a followed stream comes to its end by itself."""
+        return self._run.ended or self._deleted
 
     @property
     def _at(self) -> Position:
@@ -311,13 +335,19 @@ class _Container:
         elif not over:
             answer = await self._ask(follow="true")
             self._finished = answer.end is _End.WHOLE
+            self._rest = answer.rest if self._finished else None
             if answer.end in (_End.WHOLE, _End.NO_LOG):  # has it ended? the watch will say, or else the pod
                 if self._run == run:
                     await self._pause(1)
                 if self._run == run:
                     await self._look()
+        elif run.restarting and not self._draining:
+            # what is current may be another run any moment: wait until this one can be asked for as the previous one
+            await self._pause(5)
+            if self._run == run:
+                await self._look()
         else:
-            answer = await self._ask()
+            answer = await (self._ask(previous="true") if run.backing_off else self._ask())
             if answer.end is _End.NO_LOG or await self._settled(answer, once=not run.ended):
                 self._finished = True
                 at.complete = run.ended
@@ -327,15 +357,15 @@ class _Container:
     async def _settled(self, answer: _Answer, *, once: bool = False) -> bool:
         """Whether an answer that was asked for after the end of a run shows that nothing is left to read.
 
-        A server that loses its kubelet ends an answer as if it were whole: only a second one that brings nothing new
-        proves it, except where the run goes on and `once` has to do.
+        A server that loses its kubelet ends an answer as if it were whole: only one that repeats what is known and
+        brings nothing new proves it, except where the run goes on and `once` has to do.
         """
         if answer.end is not _End.WHOLE:
             return False
-        if not once and (answer.fresh or answer.rest != self._rest):
-            self._rest = answer.rest
+        same, self._rest = answer.rest == self._rest and not answer.fresh, answer.rest
+        self._doubts = 0 if answer.fresh else self._doubts + 1
+        if not once and not (same and (answer.caught_up or self._doubts > DOUBTS)):
             return False
-        self._rest = b""
         if answer.rest:
             replay = Replay(self._at)
             replay.live = True
@@ -344,7 +374,7 @@ class _Container:
 
     def _begin(self, restart: int) -> None:
         self._follower.cursor.begin(self._uid, self.name, restart)
-        self._rest = b""
+        self._rest, self._doubts = None, 0
 
     # requests
 
@@ -375,7 +405,7 @@ class _Container:
                     if "follow" in query:
                         self._interrupt = response.close
                         slot.on_revoke(response.close)
-                        if self._draining:
+                        if self._draining and not self._ends:
                             response.close()
                     async for chunk in response.content.iter_any():
                         block = lines.feed(chunk)
@@ -393,7 +423,8 @@ class _Container:
                     raise
             finally:
                 self._interrupt = None
-        return _Answer(end, count, fresh, lines.rest)
+                self._outlet.dropped_bytes += lines.cut
+        return _Answer(end, count, fresh, lines.rest, replay.live)
 
     async def _look(self) -> None:
         """Read the pod: is it still the one that is followed, and which run is its newest?"""

@@ -65,6 +65,22 @@ def test_after_a_rotation_no_line_comes_twice_and_a_gap_is_told(file: list[Line]
         assert replay.gap == Gap(seen[-1][0], left[0][0])
 
 
+@given(st.lists(st.integers(1, 3_000), max_size=60), st.lists(st.tuples(*[st.integers(0, 60)] * 3), max_size=12))
+def test_what_is_missing_lies_in_gaps_that_are_told(steps: list[int], requests: list[tuple[int, int, int]]) -> None:
+    """Requests that are cut, after rotations, for the last lines only: none twice, and no silent loss."""
+    file = [(at(sum(steps[: n + 1]) / 4000), n) for n in range(len(steps))]
+    position, rotated, got, gaps = Position(), 0, [], []
+    for cut, rotation, tail in [*requests, (1000, 0, 1000)]:
+        rotated = max(rotated, rotation if rotation < 40 else 0)
+        served = file[rotated:][-tail - 1 :]
+        new, replay = read(served, position, cut)
+        gaps += [replay.gap] if replay.gap else []
+        got += new
+    assert got == sorted(set(got))
+    for number in set(range(got[0], got[-1]) if got else ()) - set(got):
+        assert any(gap.after < file[number][0] < gap.until for gap in gaps)
+
+
 def test_a_thousand_lines_of_one_time() -> None:
     file = [(at(1), number) for number in range(1000)]
     position = Position()

@@ -75,6 +75,7 @@ class FakeKube:
         self.queries: list[dict[str, str]] = []
         self.token = "t0"
         self.away = False
+        self.turned_away: Counter[str] = Counter()
         self.refusal: tuple[int, str] | None = None
         self.streams: dict[int, web.BaseRequest] = {}
         self.cut_after: Callable[[], int | None] = lambda: None  # bytes of a stream until it is cut
@@ -133,14 +134,18 @@ class FakeKube:
         containers: Iterable[str] = ("main",), labels: dict[str, str] | None = None, last: bool | None = None,
     ) -> Object:  # fmt: skip
         """Create a pod or set its status: every container in the same state and run."""
-        status = {"restartCount": restart, "state": {state: {}}}
+        status = {"restartCount": restart, "state": {state: {"exitCode": 1} if state == "terminated" else {}}}
         if restart if last is None else last:
-            status["lastState"] = {"terminated": {}}
+            status["lastState"] = {"terminated": {"exitCode": 1}}
         containers, init = list(containers), list(init)
         return self.put(
             name,
             labels or {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "0"},
-            spec={"containers": [{"name": c} for c in containers], "initContainers": [{"name": c} for c in init]},
+            spec={
+                "restartPolicy": "OnFailure",
+                "containers": [{"name": c} for c in containers],
+                "initContainers": [{"name": c} for c in init],
+            },
             status={
                 "phase": phase,
                 "containerStatuses": [{"name": c, **status} for c in containers],
@@ -155,12 +160,18 @@ class FakeKube:
 
     # HTTP
 
+    @property
+    def open(self) -> int:
+        """Streams that the client has not left."""
+        return sum(r.transport is not None and not r.transport.is_closing() for r in self.streams.values())
+
     def _selected(self, query: Any) -> Callable[[Object], bool]:
         wanted = [tuple(term.split("=")) for term in query.get("labelSelector", "").split(",") if term]
         return lambda obj: all(obj["metadata"]["labels"].get(k) == v for k, v in wanted)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.away:
+            self.turned_away[request.path] += 1
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
@@ -246,15 +257,15 @@ class FakeKube:
             at = max(0, len(records) - int(query["tailLines"])) if "tailLines" in query else 0
             while True:
                 file.grown.clear()
-                out, new = b"", records[at:]
+                out, new = bytearray(), records[at:]
                 at += len(new)
                 for record in new:
                     if record.time[:19] >= since:
-                        out += (record.time.encode() + b" " if new_line else b"") + record.text
+                        out += (record.time.encode() + b" " if new_line and record.time else b"") + record.text
                         out += b"" if record.partial else b"\n"
                     new_line = not record.partial
                 if out:
-                    await write(out)
+                    await write(bytes(out))
                 elif records is not file.files[-1]:  # it goes on with the newest file, whatever lay between
                     records, at = file.files[-1], 0
                 elif "follow" not in query or file.ended:

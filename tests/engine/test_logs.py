@@ -1,0 +1,539 @@
+"""Logs: every line once and in order, for each container, whatever happens to the connection or the container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.engine.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs import LogFollower, LogLine, Rate, Run, run_of
+
+from .fakekube import PODS, FakeKube, LogFile, cutter, serving, stamp, until
+
+
+class Sink:
+    """Takes lines, and keeps apart what the containers wrote and what the follower noted."""
+
+    def __init__(self) -> None:
+        self.lines: list[LogLine] = []
+        self.notes: list[str] = []
+
+    def __call__(self, line: LogLine) -> None:
+        if line.note:
+            self.notes.append(line.text)
+        else:
+            self.lines.append(line)
+
+    @property
+    def texts(self) -> list[str]:
+        return [line.text for line in self.lines]
+
+    def by_run(self) -> dict[tuple[str, str, int], list[str]]:
+        found = defaultdict(list)
+        for line in self.lines:
+            found[line.pod, line.container, line.restart].append(line.text)
+        return dict(found)
+
+
+@contextlib.asynccontextmanager
+async def following(kube: FakeKube, sink: Sink, **options: Any) -> AsyncIterator[LogFollower]:
+    async with serving(kube) as api:
+        follower = LogFollower(api, sink, **{"kind": PYTORCHJOB, **options})
+        for pod in list(kube.objects.values()):
+            follower.observe(pod)
+        try:
+            yield follower
+        finally:
+            await follower.close()
+
+
+def write(log: LogFile, start: int, stop: int, rate: float = 100, begin: float = 0) -> None:
+    """Numbered lines at a rate a second."""
+    for n in range(start, stop):
+        log.write(stamp(begin + n / rate), f"line {n}")
+
+
+def numbered(start: int, stop: int) -> list[str]:
+    return [f"line {n}" for n in range(start, stop)]
+
+
+async def test_lines_come_live_and_as_they_were_written() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    log.write("2026-11-21T10:06:08.6Z", "first")
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.texts == ["first"])
+        odd = ["", "  indented\ttab", "progress 1\rprogress 2", "\x1b[31mred\x1b[0m", "héllo ✓", "a\x85b\u2028c"]
+        for n, text in enumerate(odd):
+            log.write(stamp(1000 + n), text)
+        log.write(stamp(2000), b"bytes \xff\xfe")
+        await until(lambda: len(sink.lines) == 8)
+        assert sink.texts[1:] == [*odd, "bytes \ufffd\ufffd"]
+        assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
+        report = await follower.drain(5)
+    assert (report.lines, report.dropped, report.gaps, report.unread) == (8, 0, {}, [])
+    assert sink.notes == []
+
+
+async def test_a_thousand_cuts_lose_and_repeat_nothing() -> None:
+    kube, sink, rng = FakeKube(), Sink(), random.Random(5)
+    kube.pod("p", containers=["a", "b"])
+    logs = [kube.log("p", "a"), kube.log("p", "b")]
+    kube.cut_after = cutter(rng, 8000, 1000)
+    total = 0
+    async with following(kube, sink) as follower, asyncio.timeout(60):
+        while kube.cuts < 1000:
+            for log in logs:
+                for n in range(total, total + 20):
+                    text = f"line {n} " + "é✓x"[n % 3] * rng.randrange(1, 40)
+                    log.write(stamp(n // 3), text)
+            total += 20
+            await until(lambda wanted=2 * total - 400: len(sink.lines) >= wanted)
+        for log in logs:
+            log.end()
+        kube.pod("p", containers=["a", "b"], state="terminated", phase="Succeeded")
+        follower.observe(kube.objects["p"])
+        report = await follower.drain(20)
+    for container in "ab":
+        texts = sink.by_run()["p", container, 0]
+        assert [int(text.split()[1]) for text in texts] == list(range(total))
+    assert report.unread == []
+    assert sink.notes == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_lives_of_containers(seed: int) -> None:
+    """Restarts, cuts, ends that look whole, a server that is away, pods that join: every line of every run once."""
+    rng = random.Random(seed)
+    kube, sink = FakeKube(), Sink()
+    kube.clean_cuts = seed % 2 == 0
+    written: dict[tuple[str, str, int], list[str]] = defaultdict(list)
+    time = 0.0
+
+    def say(pod: str, restart: int, ends: bool = False) -> None:
+        nonlocal time
+        log = kube.log(pod, restart=restart)
+        for _ in range(rng.randrange(1, 30)):
+            time += rng.choice([0, 0, 1e-6, 0.01, 0.4, 1.3])
+            text = f"{pod} {restart} {len(written[pod, 'main', restart])} " + "z" * rng.choice([5, 50, 20_000])
+            written[pod, "main", restart].append(text)
+            for at in range(0, len(text), 16384):
+                log.write(stamp(time), text[at : at + 16384], partial=at + 16384 < len(text) or (ends and at < 0))
+        if ends:
+            log.end()
+
+    async with following(kube, sink) as follower, asyncio.timeout(60):
+
+        def observe(pod: str, **state: Any) -> None:
+            follower.observe(kube.pod(pod, **state))
+
+        pods: dict[str, int] = {}
+        for _ in range(25):
+            kube.cut_after = cutter(rng, 40_000, rng.randrange(3))
+            pod = f"p{rng.randrange(4)}"
+            if pod not in pods:
+                pods[pod] = 0
+                kube.pod(pod)
+                say(pod, 0)
+                observe(pod)
+            elif rng.random() < 0.3:
+                restart, key = pods[pod], f"{kube.objects[pod]['metadata']['uid']}/main"
+                pods[pod] += 1
+                await until(lambda p=pod, r=restart: (p, "main", r) in sink.by_run())
+                kube.away = rng.random() < 0.5  # the restart is seen, or only found later
+                if kube.away:
+                    kube.turned_away.clear()
+                    kube.cut()
+                    await until(lambda p=pod: kube.turned_away[f"{PODS}/{p}"])
+                say(pod, restart, ends=True)
+                if not kube.away:
+                    observe(pod, restart=restart, state="waiting", last=True)
+                    await until(lambda p=pod, r=restart: len(sink.by_run()[p, "main", r]) == len(written[p, "main", r]))
+                kube.pod(pod, restart=pods[pod])
+                say(pod, pods[pod])
+                if not kube.away or rng.random() < 0.5:
+                    follower.observe(kube.objects[pod])
+                kube.away = False
+                # until the new run is read: of two that are missed, the kubelet would keep one
+                await until(lambda k=key, r=restart: follower.cursor.positions[k].restart > r)
+            else:
+                say(pod, pods[pod])
+            for _ in range(rng.choice([0, 5, 50])):
+                await asyncio.sleep(0)
+        for pod, restart in pods.items():
+            say(pod, restart, ends=True)
+            observe(pod, restart=restart, state="terminated", phase="Succeeded")
+        report = await follower.drain(30)
+    read = {run: [text.rstrip("z") for text in texts] for run, texts in sink.by_run().items()}
+    for run, texts in written.items():
+        assert read.get(run) == [text.rstrip("z") for text in texts], run
+    assert len(read) == len(written)
+    assert {len(line.text) for line in sink.lines} == {len(text) for texts in written.values() for text in texts}
+    assert report.unread == []
+    assert report.gaps == {}
+
+
+async def test_a_last_line_without_an_end_comes_too() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    log.write(stamp(1), "first")
+    log.write(stamp(2), "no newline at the end", partial=True)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.texts == ["first"])
+        log.end()
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(5)
+    assert sink.texts == ["first", "no newline at the end"]
+    assert report.unread == []
+
+
+async def test_an_end_that_only_looks_whole_is_not_believed() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 100)
+    log.end()
+    kube.clean_cuts = True
+    kube.cut_after = cutter(random.Random(1), 1500, 3)
+    async with following(kube, sink) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Failed"))
+        await follower.drain(5)
+    assert kube.cuts == 3
+    assert sink.texts == numbered(0, 100)
+
+
+async def test_a_container_that_ended_before_it_was_seen() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded", init=["init"])
+    for container in ("init", "main"):
+        write(kube.log("p", container), 0, 10)
+        kube.log("p", container).end()
+    async with following(kube, sink) as follower:
+        await follower.drain(5)
+    assert sink.by_run() == {("p", "init", 0): numbered(0, 10), ("p", "main", 0): numbered(0, 10)}
+
+
+async def test_the_run_that_was_missed_is_read() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        write(kube.log("p"), 5, 10)
+        kube.log("p").end()
+        kube.pod("p", restart=1)
+        write(kube.log("p", restart=1), 0, 3, begin=50)
+        kube.away = False
+        await until(lambda: len(sink.lines) == 13)
+        assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
+        assert kube.requests["get"] >= 1  # no watch has told: the pod was read before the log was asked for again
+        assert (await follower.drain(5)).gaps == {}
+
+
+async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", restart=3)
+    for restart in (2, 3):
+        write(kube.log("p", restart=restart), 0, 3, begin=10 * restart)
+    kube.log("p", restart=2).end()
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 6)
+        report = await follower.drain(5)
+    assert list(sink.by_run()) == [("p", "main", 2), ("p", "main", 3)]
+    assert "only the last one's log is kept" in report.gaps["p", "main"][0]
+    assert sink.notes == list(report.gaps["p", "main"])
+
+
+async def test_a_log_that_the_kubelet_has_no_more_is_told_as_a_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", restart=1)
+    kube.log("p").write("", b"unable to retrieve container logs for containerd://5541b231", partial=True)
+    write(kube.log("p", restart=1), 0, 3)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 3)
+        report = await follower.drain(5)
+    assert report.gaps == {("p", "main"): ("the log of run 0 is no longer kept",)}
+
+
+async def test_a_rotation_between_two_requests_is_told_as_a_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 10)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 10)
+        await until(lambda: kube.streams)
+        kube.away = True
+        kube.cut()
+        write(log, 10, 20)
+        log.rotate()
+        write(log, 20, 30)
+        kube.away = False
+        await until(lambda: len(sink.lines) == 20)
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 10) + numbered(20, 30)
+    assert "may be missing" in report.gaps["p", "main"][0]
+    assert stamp(0.09) in sink.notes[0]
+
+
+async def test_a_pod_made_anew_under_its_name_is_another_one() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5, begin=100)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        kube.delete("p")
+        kube.pod("p")
+        write(kube.log("p"), 0, 5)  # on another node, whose clock is behind
+        kube.away = False
+        await until(lambda: sink.notes)
+        assert len(sink.lines) == 5
+        follower.observe(kube.objects["p"])
+        await until(lambda: len(sink.lines) == 10)
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 5) * 2
+    assert report.unread == [("p", "main")] or len(report.containers) == 1
+
+
+async def test_a_pod_deleted_while_it_is_followed_is_read_to_its_end() -> None:
+    kube, sink = FakeKube(), Sink()
+    pod = kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.delete("p")
+        follower.observe(pod, deleted=True)
+        write(log, 5, 10)
+        log.end()
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 10)
+    assert report.unread == []
+
+
+async def test_drain_reads_up_to_now_where_a_container_goes_on() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 50)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.lines)
+        write(log, 50, 100)
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 100)
+    assert report.unread == []
+
+
+async def test_drain_gives_up_in_time_and_says_what_is_unread() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        report = await follower.drain(0.2)
+    assert report.unread == [("p", "main")]
+
+
+async def test_a_handover_goes_on_where_the_cursor_stands() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 50)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 50)
+        saved = follower.cursor.to_dict()
+    write(log, 50, 100)
+    async with following(kube, sink, cursor=Cursor.from_dict(saved), tail=1000) as follower:
+        await until(lambda: len(sink.lines) == 100)
+        await follower.drain(5)
+    assert sink.texts == numbered(0, 100)
+    assert sink.notes == []
+
+
+async def test_a_late_handover_reads_the_last_lines_and_says_so() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 50)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 50)
+        saved = follower.cursor.to_dict()
+    write(log, 50, 500)
+    async with following(kube, sink, cursor=Cursor.from_dict(saved), tail=100) as follower:
+        await until(lambda: len(sink.lines) == 150)
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 50) + numbered(400, 500)
+    assert any("only the last 100 lines" in note for note in sink.notes)
+    assert report.gaps
+
+
+async def test_what_was_complete_is_not_read_again() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    write(kube.log("p"), 0, 5)
+    kube.log("p").end()
+    async with following(kube, sink) as follower:
+        await follower.drain(5)
+        saved = follower.cursor.to_dict()
+    asked = kube.requests["log"]
+    async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
+        report = await follower.drain(5)
+    assert kube.requests["log"] == asked
+    assert report.unread == []
+
+
+async def test_a_flood_is_cut_down_and_told_and_leaves_its_neighbour_alone() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("flood")
+    kube.pod("quiet")
+    for n in range(5000):
+        kube.log("flood").write(stamp(n / 1000), f"line {n} " + "x" * 1000)
+    write(kube.log("quiet"), 0, 100)
+    for pod in ("flood", "quiet"):
+        kube.log(pod).end()
+    async with following(kube, sink, rate=Rate(steady=1000, burst=100_000)) as follower:
+        for pod in ("flood", "quiet"):
+            follower.observe(kube.pod(pod, state="terminated", phase="Succeeded"))
+        report = await follower.drain(20)
+    runs = sink.by_run()
+    assert runs["quiet", "main", 0] == numbered(0, 100)
+    flood = report.containers["flood", "main"]
+    assert 90 < flood.lines < 200
+    assert flood.lines + flood.dropped == 5000
+    assert any(f"{flood.dropped:,} lines" in note for note in sink.notes)
+    assert report.unread == []
+
+
+async def test_a_line_without_end_does_not_fill_the_memory() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    for n in range(40):
+        log.write(stamp(n / 100), "x" * 16384, partial=True)
+    log.write(stamp(1), "end")
+    log.write(stamp(2), "next")
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 2)
+        report = await follower.drain(5)
+    assert sink.lines[0].text.startswith("xxx")
+    assert sink.lines[0].text.endswith("bytes left out)")
+    assert len(sink.lines[0].text) < 270_000
+    assert sink.lines[1].text == "next"
+    assert report.containers["p", "main"].dropped_bytes > 390_000
+
+
+async def test_more_streams_than_the_budget_take_turns() -> None:
+    kube, sink = FakeKube(), Sink()
+    names = [f"p{n}" for n in range(12)]
+    for name in names:
+        kube.pod(name)
+        write(kube.log(name), 0, 5)
+    open_at_once = 0
+    async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.01)) as follower, asyncio.timeout(20):
+        for turn in range(1, 4):
+            await until(lambda t=turn: len(sink.lines) == len(names) * 5 * t)
+            open_at_once = max(open_at_once, kube.open)
+            for name in names:
+                write(kube.log(name), 5 * turn, 5 * turn + 5)
+        report = await follower.drain(10)
+    assert open_at_once <= 3
+    assert sink.by_run() == {(name, "main", 0): numbered(0, 20) for name in names}
+    assert report.unread == []
+
+
+async def test_only_chosen_containers_are_followed() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("launcher", labels={"training.kubeflow.org/job-role": "launcher"})
+    kube.pod("worker", labels={"training.kubeflow.org/job-role": "worker", "training.kubeflow.org/replica-index": "3"})
+    for name in ("launcher", "worker"):
+        write(kube.log(name), 0, 2)
+    chosen = {"launcher"}
+    async with following(kube, sink, kind=MPIJOB, chosen=lambda pod, _: pod["metadata"]["name"] in chosen) as follower:
+        await until(lambda: len(sink.lines) == 2)
+        chosen.add("worker")
+        follower.observe(kube.objects["worker"])
+        await until(lambda: len(sink.lines) == 4)
+    assert [(line.role, line.index) for line in sink.lines] == [("Launcher", 0)] * 2 + [("Worker", 3)] * 2
+
+
+async def test_no_right_to_read_logs_is_said_once() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.notes)
+        report = await follower.drain(5)
+    assert len(sink.notes) == 1
+    assert "403 Forbidden" in sink.notes[0]
+    assert report.unread == [("p", "main")]
+
+
+STATES: dict[str, tuple[dict[str, Any], Run]] = {
+    "nothing known": ({}, Run()),
+    "not started": ({"state": {"waiting": {"reason": "ContainerCreating"}}, "restartCount": 0}, Run()),
+    "runs": ({"state": {"running": {}}, "restartCount": 0}, Run(0, started=True)),
+    "succeeded": ({"state": {"terminated": {"exitCode": 0}}, "restartCount": 0}, Run(0, started=True, ended=True)),
+    "failed": (
+        {"state": {"terminated": {"exitCode": 1}}, "restartCount": 0},
+        Run(0, started=True, ended=True, restarting=True),
+    ),
+    "runs again": (
+        {"state": {"running": {}}, "lastState": {"terminated": {}}, "restartCount": 1},
+        Run(1, started=True),
+    ),
+    "backs off": (
+        {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {}}, "restartCount": 1},
+        Run(1, started=True, ended=True, backing_off=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_newest_run_of_a_container(name: str) -> None:
+    status, run = STATES[name]
+    for key in ("containerStatuses", "initContainerStatuses"):
+        pod = {
+            "spec": {"restartPolicy": "OnFailure"},
+            "status": {"phase": "Running", key: [{"name": "other"}, {"name": "main", **status}]},
+        }
+        assert run_of(pod, "main") == run
+
+
+@pytest.mark.parametrize(
+    ("policy", "container", "code", "restarting"),
+    [
+        ("Never", "main", 1, False),
+        ("OnFailure", "main", 0, False),
+        ("OnFailure", "main", 1, True),
+        ("Always", "main", 0, True),
+        ("Always", "init", 0, False),
+        ("Always", "init", 1, True),
+        ("Never", "init", 1, False),
+    ],
+)
+def test_whether_another_run_will_come(policy: str, container: str, code: int, restarting: bool) -> None:
+    pod = {
+        "spec": {"restartPolicy": policy, "initContainers": [{"name": "init"}], "containers": [{"name": "main"}]},
+        "status": {"phase": "Running", "containerStatuses": [{"name": container, "state": {"terminated": {"exitCode": code}}}]},
+    }  # fmt: skip
+    assert run_of(pod, container).restarting is restarting
+
+
+def test_a_pod_that_was_evicted_has_no_more_runs() -> None:
+    assert run_of({"status": {"phase": "Failed", "reason": "Evicted"}}, "main") == Run(ended=True, final=True)
