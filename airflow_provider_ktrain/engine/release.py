@@ -168,9 +168,10 @@ async def read(api: Api, ref: JobRef) -> Object | None:
     return found if found["metadata"]["uid"] == ref.uid else None
 
 
-def fence(job: Mapping[str, Any]) -> dict[str, str]:
-    """Preconditions that make a delete compare-and-swap: adoption keeps the uid, so the uid alone does not fence."""
-    return {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
+def foreground(job: Mapping[str, Any]) -> Object:
+    """Options of a deletion that is compare-and-swap: adoption keeps the uid, so the uid alone does not fence."""
+    fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
+    return {"propagationPolicy": "Foreground", "preconditions": fence}
 
 
 async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> Mode | None:
@@ -187,8 +188,7 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> Mode | 
             mode = Mode.DELETE_PODS  # it ended meanwhile: suspending would free nothing
         try:
             if mode is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
-                options = {"propagationPolicy": "Foreground", "preconditions": fence(job)}
-                await api.request("DELETE", paths.job(ref), body=options)
+                await api.request("DELETE", paths.job(ref), body=foreground(job))
             elif mode is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif mode is Mode.DELETE_PODS:

@@ -36,7 +36,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, passing, patiently, read, release
+from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, foreground, passing, patiently, read, release
 
 Object = dict[str, Any]
 
@@ -187,10 +187,14 @@ async def _take(
                     return None
                 await asyncio.sleep(0.5)
         case Action.REPLACE:
-            owner = Owner.of(found)
-            old = _ref(kind, version, found, owner or me)
-            released = await release(api, old, Mode.DELETE)
-            log.info(released.text)
+            try:  # what was decided holds for what was read: it may have succeeded since
+                await api.request("DELETE", path, body=foreground(found))
+            except ApiStatusError as e:
+                if e.status in (404, 409):
+                    return None
+                raise
+            old = _ref(kind, version, found, Owner.of(found) or me)
+            log.info((await release(api, old, Mode.DELETE)).text)
             return None
         case Action.TAKE_RESULT | Action.ADOPT:
             if changed and decision.action is Action.ADOPT:
