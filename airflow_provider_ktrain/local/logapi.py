@@ -89,7 +89,7 @@ def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
     """The run whose log is wanted, None where the pod has no node yet. ApiError 400 says why there can be none."""
     name, spec = pod["metadata"]["name"], pod["spec"]
     containers = [c["name"] for key in ("initContainers", "containers") for c in spec.get(key) or ()]
-    container = wanted.container or (containers[0] if len(containers) == 1 else "")
+    container = wanted.container or (containers[-1] if len(spec["containers"]) == 1 else "")
     if not container:
         among = " ".join(containers)
         raise ApiError(400, f"a container name must be specified for pod {name}, choose one of: [{among}]")

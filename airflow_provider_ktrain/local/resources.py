@@ -56,7 +56,14 @@ SECRET = Resource("", "v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",))
 EVENT = Resource("", "v1", "Event", "events", short_names=("ev",))
 NAMESPACE = Resource(
-    "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",)
+    "",
+    "v1",
+    "Namespace",
+    "namespaces",
+    namespaced=False,
+    short_names=("ns",),
+    subresources=("status",),
+    verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
 )
 NODE = Resource("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",))
 BATCH_JOB = Resource("batch", "v1", "Job", "jobs", categories=("all",), subresources=("status",))
