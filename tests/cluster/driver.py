@@ -53,6 +53,7 @@ class Cluster:
         self.tokens: dict[str, str | None] = {"anonymous": None, "badtoken": "not-a-token"}
         self.node = ""
         self.groups = dict(GROUPS)
+        self.watching: dict[str, asyncio.Event] = {}
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Cluster]:
@@ -69,13 +70,18 @@ class Cluster:
             nodes = await self.json("GET", f"{CORE}/nodes")
             self.node = nodes["items"][0]["metadata"]["name"]
             await self.make_accounts()
-            watching = [asyncio.create_task(self.watch(plural)) for plural in self.groups]
+            self.watching = {plural: asyncio.Event() for plural in self.groups}
+            watches = [asyncio.create_task(self.watch(plural)) for plural in self.groups]
             try:
+                await asyncio.wait_for(asyncio.gather(*(seen.wait() for seen in self.watching.values())), BEHIND)
                 yield self
             finally:
-                for task in watching:
+                for task in watches:
                     task.cancel()
-                await asyncio.gather(*watching, return_exceptions=True)
+                ended = await asyncio.gather(*watches, return_exceptions=True)
+            for error in ended:
+                if not isinstance(error, asyncio.CancelledError):
+                    raise RuntimeError("changes were missed") from error
 
     @asynccontextmanager
     async def request(
@@ -117,17 +123,18 @@ class Cluster:
         await self.json("POST", f"{base}/rolebindings", binding)
 
     async def watch(self, plural: str) -> None:
-        """Hands every change to the recording of its namespace, for ever."""
+        """Hands every change to the recording of its namespace, for as long as the server lets it."""
         path = f"{self.groups[plural]}/{plural}"
-        while True:
-            listed = await self.json("GET", f"{path}?limit=1")
-            query = f"watch=1&timeoutSeconds=3600&resourceVersion={listed['metadata']['resourceVersion']}"
-            async with self.request("GET", f"{path}?{query}") as response:
-                async for line in lines(response):
-                    change = json.loads(line)
-                    recording = self.recordings.get(change["object"].get("metadata", {}).get("namespace"))
-                    if recording:
-                        recording.see({"watch": plural, **change})
+        listed = await self.json("GET", f"{path}?limit=1")
+        query = f"watch=1&timeoutSeconds=7200&resourceVersion={listed['metadata']['resourceVersion']}"
+        async with self.request("GET", f"{path}?{query}") as response:
+            self.watching[plural].set()
+            async for line in lines(response):
+                change = json.loads(line)
+                recording = self.recordings.get(change["object"].get("metadata", {}).get("namespace"))
+                if recording:
+                    recording.see({"watch": plural, **change})
+        raise ConnectionError(f"the watch of {plural} has ended")
 
     def path(self, plural: str, namespace: str, name: str = "") -> str:
         return f"{self.groups.get(plural, CORE)}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
