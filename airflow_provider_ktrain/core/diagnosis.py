@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,7 +240,7 @@ def _replica_failed(seen: Seen) -> Cause | None:
     waits_for_others = failure.is_effect or failure.role == "Launcher"
     if obstacle and obstacle.replica != failure.replica and waits_for_others:
         # it could not wait for a replica that never came
-        meanwhile = f"{obstacle.summary}; meanwhile {failure.replica} failed ({_code(failure)})"
+        meanwhile = f"{obstacle.summary}; meanwhile {failure.replica} failed ({_code(failure.exit_code)})"
         cause = replace(obstacle, summary=meanwhile)
     return replace(
         cause,
@@ -309,8 +310,8 @@ def _out_of_memory(f: Failure) -> Cause | None:
     remedy = "raise the memory limit, or lower batch size, prefetching or the number of DataLoader workers"
     if f.reason == "OOMKilled":
         return Cause(Category.OUT_OF_MEMORY, f"{f.replica} ran out of memory (OOMKilled, exit code 137)", "", remedy)
-    if signal_name(f.tail.killed_child) == "SIGKILL":
-        said = f"{f.replica}: a process was killed by SIGKILL, most likely for memory ({_code(f)})"
+    if f.tail.child == -9 and not f.tail.exception:
+        said = f"{f.replica}: a process was killed by SIGKILL, most likely for memory ({_code(f.exit_code)})"
         return Cause(Category.OUT_OF_MEMORY, said, "", remedy)
     return None
 
@@ -319,7 +320,7 @@ def _not_started(f: Failure) -> Cause | None:
     if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError") and f.exit_code not in (126, 127):
         return None
     match = re.search(r"exec: .*?(?=: unknown$|$)", f.message)
-    said = match[0] if match else _first_line(f.message) or f.tail.last or _code(f)
+    said = match[0] if match else _first_line(f.message) or f.tail.last or _code(f.exit_code)
     return Cause(
         Category.CONFIGURATION,
         f"{f.replica}: the command cannot be started: {said}",
@@ -330,10 +331,15 @@ def _not_started(f: Failure) -> Cause | None:
 
 
 def _known_words(f: Failure) -> Cause | None:
-    for pattern, category, what, resolution, retryable in _WORDS:
-        if match := re.search(pattern, f.tail.text):
+    """The exception first: what else stands in the log may have been dealt with."""
+    for text, (pattern, category, what, resolution, retryable) in itertools.product(
+        (f.tail.exception, f.tail.text), _WORDS
+    ):
+        if match := re.search(pattern, text):
             said = f.tail.exception or match[0].strip()
-            return Cause(category, f"{f.replica} {what}: {said} ({_code(f)})", "", resolution, retryable=retryable)
+            return Cause(
+                category, f"{f.replica} {what}: {said} ({_code(f.exit_code)})", "", resolution, retryable=retryable
+            )
     if f.exit_code == 128 + 7:
         return Cause(
             Category.CONFIGURATION,
@@ -398,6 +404,13 @@ _WORDS: tuple[tuple[str, Category, str, str, bool], ...] = (
         False,
     ),
     (
+        r"has detected an attempt to run as root",
+        Category.CONFIGURATION,
+        "is not allowed to start mpirun",
+        "give mpirun --allow-run-as-root, or run the image as another user",
+        False,
+    ),
+    (
         r"(?i)No space left on device",
         Category.INFRASTRUCTURE,
         "has no space left",
@@ -426,7 +439,7 @@ def _lost_a_peer(f: Failure) -> Cause | None:
         return None
     return Cause(
         Category.INFRASTRUCTURE,
-        f"{f.replica} lost a peer, and no replica says why: {f.tail.exception or f.tail.last} ({_code(f)})",
+        f"{f.replica} lost a peer, and no replica says why: {f.tail.exception or f.tail.last} ({_code(f.exit_code)})",
         "",
         "look at the network between the nodes, and at replicas that are gone; NCCL_DEBUG=INFO tells more",
     )
@@ -457,11 +470,14 @@ _FAILURES: tuple[Callable[[Failure], Cause | None], ...] = (
 def _program_failed(f: Failure) -> Cause:
     who = f"init container {f.container} of {f.replica}" if f.is_init else f.replica
     if f.tail.exception:
-        summary = f"{who} failed: {f.tail.exception} ({_code(f)})"
+        summary = f"{who} failed: {f.tail.exception} ({_code(f.exit_code)})"
+    elif f.tail.child:
+        summary = f"{who} failed: one of its processes ended with {_code(f.tail.child)}"
+        summary += f"; its last line: {f.tail.last}" if f.tail.last else ""
     elif f.tail.last:
-        summary = f"{who} failed with {_code(f)}; its last line: {f.tail.last}"
+        summary = f"{who} failed with {_code(f.exit_code)}; its last line: {f.tail.last}"
     else:
-        summary = f"{who} failed with {_code(f)}" + (" and said nothing" if f.tail.heard else "")
+        summary = f"{who} failed with {_code(f.exit_code)}" + (" and said nothing" if f.tail.heard else "")
     return Cause(Category.USER_CODE, summary, "", "see the log of this replica")
 
 
@@ -741,11 +757,9 @@ _RULES: tuple[Rule, ...] = (
 )
 
 
-def _code(f: Failure) -> str:
-    if f.exit_code is None:
-        return "no exit code"
-    name = signal_name(f.exit_code)
-    return f"exit code {f.exit_code}" + (f", {name}" if name else "")
+def _code(code: int | None) -> str:
+    name = signal_name(code)
+    return "no exit code" if code is None else f"exit code {code}" + (f", {name}" if name else "")
 
 
 def _first_line(text: str) -> str:

@@ -15,23 +15,21 @@ class Tail:
     """The end of one container's log.
 
     :param exception: the line that names it, as Python ends a traceback; empty where there is none.
-    :param last: the last line with anything in it.
+    :param last: the last line with anything in it, of the program's own.
     :param is_effect: only a lost peer is told of: another replica is the cause.
-    :param killed_child: exit code of the process that torchrun names as the first to fail, where it told nothing else.
-    :param lines: the last lines, as they are.
+    :param child: exit code of the process that torchrun or mpirun names as the first to fail (negative: a signal).
+    :param lines: the last lines of the program's own, as they are: what a diagnosis repeats.
+    :param text: all that is known of the program's own.
     :param heard: whether there was a log at all to look at.
     """
 
     exception: str = ""
     last: str = ""
     is_effect: bool = False
-    killed_child: int | None = None
+    child: int | None = None
     lines: tuple[str, ...] = ()
+    text: str = ""
     heard: bool = False
-
-    @property
-    def text(self) -> str:
-        return "\n".join((*self.lines, self.exception))
 
 
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+,\d+\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
@@ -39,8 +37,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
 _NAMED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
-_WRAPPERS = re.compile(r"ChildFailedError|^SystemExit|CalledProcessError")
-_CHILD = re.compile(r"exitcode\s*:\s*(-?\d+)")
+_TORCHRUN = "ChildFailedError"
+_WRAPPERS = re.compile(rf"{_TORCHRUN}|^SystemExit|CalledProcessError")
+_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
 _EFFECTS = re.compile(
     r"connection closed by( remote)? peer|connection reset by( remote)? peer|broken pipe|socket closed|"
     r"ncclRemoteError|remote process exited|NCCL communicator was aborted|"
@@ -59,19 +58,32 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     told = _error_file(message)
     lines = log or ([] if told else message.splitlines())
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
-    found = [e for e in ([told] if told else []) + list(_exceptions(clean)) if not _WRAPPERS.search(e)]
+    by_torchrun = any(_TORCHRUN in line for line in clean)
+    end = next((i for i, line in enumerate(clean) if by_torchrun and _REPORT.search(line)), len(clean))
+    own = clean[:end]
+    found = [e for e in ([told] if told else []) + list(_exceptions(own)) if not _WRAPPERS.search(e)]
     causes = [e for e in found if not _EFFECTS.search(e)]
-    last = next((line.strip() for line in reversed(clean) if line.strip()), "")
-    child = next((int(m[1]) for line in clean if (m := _CHILD.search(line))), None)
-    effect = not causes and any(_EFFECTS.search(text) for text in (found or clean[-SHOWN:]))
+    # of several processes the first to fail is the cause, of one the last exception, which it did not survive
+    exception = (causes or found or [""])[0 if by_torchrun or told else -1]
     return Tail(
-        exception=(causes or found or [""])[0],
-        last=last,
-        is_effect=effect,
-        killed_child=child if child is not None and child < 0 and not causes else None,
-        lines=tuple(lines[-SHOWN:]),
+        exception=exception,
+        last=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
+        is_effect=not causes and any(_EFFECTS.search(text) for text in (found or own[-SHOWN:])),
+        child=_first_to_fail(clean),
+        lines=tuple((lines[:end] or lines)[-SHOWN:]),
+        text="\n".join(own),
         heard=log is not None,
     )
+
+
+def _first_to_fail(lines: Sequence[str]) -> int | None:
+    """The exit code in torchrun's report, which lists the other failures before the first, or in mpirun's."""
+    root = next((i for i, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
+    text = "\n".join(lines[root:])
+    if match := re.search(r"exitcode\s*:\s*(-?\d+)", text):
+        return int(match[1])
+    match = re.search(r"process rank \d+[^\n]*exited on\s+signal (\d+)", "\n".join(lines))
+    return -int(match[1]) if match else None
 
 
 def _exceptions(lines: Sequence[str]) -> Iterator[str]:

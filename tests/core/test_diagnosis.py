@@ -286,23 +286,11 @@ NCCL_TIMEOUT = (
     "[rank2]:[E1121 10:00:00 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
 )
-TORCHRUN = """\
-W1121 10:00:01.1 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 12 closing signal SIGTERM
-E1121 10:00:01.2 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 13)
-Traceback (most recent call last):
-  File "/usr/bin/torchrun", line 8, in <module>
-    sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_10:00:01
-  rank      : 1 (local_rank: 1)
-  exitcode  : -9 (pid: 13)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 13
-"""
+LOGS = Path(__file__).parent / "data" / "logs"  #: what torchrun, PyTorch and mpirun really write
+
+
+def written(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text()
 
 
 def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> None:
@@ -406,14 +394,56 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
     assert diagnose(failed(at=106), pods).replica == "Master 0"
 
 
-def test_a_child_that_torchrun_lost_by_sigkill_was_out_of_memory() -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=TORCHRUN))
-    assert cause.category is Category.OUT_OF_MEMORY
-    assert cause.summary == "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)"
+@pytest.mark.parametrize(
+    ("log", "category", "summary"),
+    [
+        ("torchrun-raise", Category.USER_CODE, "Master 0 failed: ValueError: negative loss at step 7 (exit code 1)"),
+        (
+            "torchrun-kill",
+            Category.OUT_OF_MEMORY,
+            "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)",
+        ),
+        ("torchrun-exit", Category.USER_CODE, "Master 0 failed: one of its processes ended with exit code 3"),
+        ("mpirun-raise", Category.USER_CODE, "Master 0 failed: ValueError: bad shard (exit code 1)"),
+        (
+            "mpirun-kill",
+            Category.OUT_OF_MEMORY,
+            "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)",
+        ),
+        (
+            "mpirun-root",
+            Category.CONFIGURATION,
+            "Master 0 is not allowed to start mpirun: has detected an attempt to run as root (exit code 1)",
+        ),
+        (
+            "mpirun-slots",
+            Category.CONFIGURATION,
+            "Master 0 starts more processes than there are slots: "
+            "not enough slots available in the system to satisfy the 64 (exit code 1)",
+        ),
+    ],
+)
+def test_what_launchers_report(log: str, category: Category, summary: str) -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=written(log)))
+    assert (cause.category, cause.summary) == (category, summary)
+    assert "ChildFailedError" not in cause.detail or log in ("torchrun-kill", "torchrun-exit")
 
 
-def test_the_workers_exception_is_told_not_torchruns() -> None:
-    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=TRACEBACK + TORCHRUN))
+def test_ranks_that_lost_the_one_that_failed() -> None:
+    pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=1, at=5)]
+    cause = diagnose(failed(), pods, log_tails=logs(master_0=written("gloo-rank0"), worker_0=written("gloo-rank1")))
+    assert cause.summary == "Worker 0 failed: ValueError: boom (exit code 1)"
+
+
+def test_torchrun_that_was_told_to_end_is_an_effect() -> None:
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"
+    pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=2, at=9)]
+    assert diagnose(failed(), pods, log_tails=logs(master_0=told, worker_0="x")).replica == "Worker 0"
+
+
+def test_of_one_process_the_last_exception_counts() -> None:
+    log = f"Traceback (most recent call last):\n  x\nKeyError: 'retried'\ngoing on\n{TRACEBACK}"
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=log))
     assert cause.summary == "Master 0 failed: ValueError: negative loss (exit code 1)"
 
 
