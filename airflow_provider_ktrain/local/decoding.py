@@ -15,7 +15,7 @@ GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind st
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}
 
 
-def media_type(content_type: str, accepted: tuple[str, ...] = (negotiation.JSON, negotiation.YAML)) -> str:
+def media_type(content_type: str, accepted: tuple[str, ...] = negotiation.READ) -> str:
     """The media type of a body; ApiError 415 where it is not among those accepted."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in accepted:

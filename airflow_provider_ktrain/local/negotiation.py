@@ -10,10 +10,12 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from airflow_provider_ktrain.local import protobuf
 from airflow_provider_ktrain.local.errors import ApiError
 
 JSON = "application/json"
 YAML = "application/yaml"
+READ = (JSON, YAML, protobuf.MEDIA)
 PRODUCED = {JSON: JSON, YAML: YAML, "*/*": JSON, "application/*": JSON}
 SERVED = "application/json, application/yaml, application/vnd.kubernetes.protobuf"
 MAX_BODY = 3 * 1024 * 1024  # bytes, as an API server's default
@@ -103,7 +105,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(body: bytes, media: str) -> tuple[Any, list[str]]:
-    """The value of a JSON or YAML body and what a strict decoder objects to. ValueError says what is wrong with the syntax."""
+    """The value of a body and what a strict decoder objects to. ValueError says what is wrong with the syntax."""
+    if media == protobuf.MEDIA:
+        return protobuf.load(body), []
     try:
         content = body.decode()
     except UnicodeDecodeError as e:

@@ -23,6 +23,7 @@ BOOKMARK_PERIOD = 60.0  # seconds
 BOOKMARK_BEFORE_END = 2.0  # seconds
 BACKLOG = 50_000  # changes; a client that reads more slowly than that is cut off
 CHUNK = 256  # events a write
+HELD_BACK_LOOK = 0.05  # seconds between looks at events that are held back
 
 #: from an object to the bytes of an event's `object`: the object, its row of a Table, or its metadata
 Render = Callable[[Obj], bytes]
@@ -111,7 +112,8 @@ class Watch:
                 continue
             if now >= end:
                 return
-            due = [end, *marks, *([self._backlog[0][0] + delay] if self._backlog else [])]
+            # a delay may be taken back: look again soon
+            due = [end, *marks, *([now + HELD_BACK_LOOK] if self._backlog else [])]
             self._awake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(due)):

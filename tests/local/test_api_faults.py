@@ -1,0 +1,191 @@
+"""Each fault switch does what it says, for as long as it says, and to nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests.local.kubeapi import Client, eventually
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[EmbeddedCluster]:
+    """A cluster of its own: what goes wrong here must not disturb others."""
+    with EmbeddedCluster(images={"busybox": None}, nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def api(faulty: EmbeddedCluster) -> Iterator[Client]:
+    yield Client(faulty)
+    faulty.admin("clear")
+
+
+def pod(name: str, script: str, **spec: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "busybox", "command": ["sh", "-c", script]}
+    return {
+        "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container], **spec},
+    }
+
+
+def phase(api: Client, name: str) -> str:
+    return str(api("GET", f"{PODS}/{name}").json.get("status", {}).get("phase"))
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+def test_errors_for_a_while(faulty: EmbeddedCluster, api: Client, status: int) -> None:
+    faulty.admin("status", seconds=0.5, status=status)
+    answer = api("GET", MAPS)
+    assert (answer.status, answer.body["code"]) == (status, status)
+    assert bool(answer.header("Retry-After")) == (status in (429, 503))
+    eventually(lambda: api("GET", MAPS).status == 200)
+
+
+def test_errors_by_verb_and_path_and_count(faulty: EmbeddedCluster, api: Client) -> None:
+    faulty.admin("status", status=500, verb="list,delete", path="configmaps", count=2)
+    assert api("GET", PODS).status == 200
+    assert api("GET", f"{MAPS}/kube-root-ca.crt").status == 200
+    assert [api("GET", MAPS).status for _ in range(3)] == [500, 500, 200]
+
+
+def test_refused_connections_and_replicas_that_go_on(faulty: EmbeddedCluster, api: Client) -> None:
+    api("POST", PODS, pod("steady", "sleep 600"))
+    eventually(lambda: phase(api, "steady") == "Running")
+    before = api("GET", f"{PODS}/steady").json
+    faulty.admin("refuse", seconds=1)
+
+    def refused() -> bool:
+        try:
+            api("GET", "/healthz")
+        except ConnectionRefusedError:
+            return True
+        except ConnectionError:
+            return False
+        return False
+
+    eventually(refused)
+
+    def back() -> bool:
+        try:
+            return api("GET", "/healthz").status == 200
+        except ConnectionError:
+            return False
+
+    eventually(back)
+    after = api("GET", f"{PODS}/steady").json
+    assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+
+
+def test_dropped_connections(faulty: EmbeddedCluster, api: Client) -> None:
+    with api.open("GET", f"{MAPS}?watch=true&timeoutSeconds=60") as watch:
+        watch.readline()
+        faulty.admin("drop", seconds=0.5)
+        with pytest.raises((ConnectionError, OSError, ValueError)):
+            while watch.readline():
+                pass
+            raise ConnectionError("cut in the middle of the answer")
+
+    def back() -> bool:
+        try:
+            return api("GET", MAPS).status == 200
+        except (ConnectionError, OSError):
+            return False
+
+    eventually(back)
+
+
+def test_log_cut_after_some_bytes(faulty: EmbeddedCluster, api: Client) -> None:
+    api("POST", PODS, pod("talk", "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; done"))
+    eventually(lambda: phase(api, "talk") == "Succeeded")
+    assert len(api("GET", f"{PODS}/talk/log").data) == 63
+    faulty.admin("cut_logs", bytes=10, path="talk", count=1)
+    read = b""
+    with api.open("GET", f"{PODS}/talk/log") as log:
+        try:
+            while data := log.read1(100):
+                read += data
+        except Exception as e:
+            assert isinstance(e, ConnectionError | OSError | ValueError) or "Incomplete" in type(e).__name__
+    assert read == b"line 1\nlin"
+    assert len(api("GET", f"{PODS}/talk/log").data) == 63
+
+
+def test_expired_versions(faulty: EmbeddedCluster, api: Client) -> None:
+    listed = api("GET", f"{MAPS}?limit=1").json["metadata"]
+    version = listed["resourceVersion"]
+    api("POST", MAPS, {"metadata": {"name": "newer"}})
+    faulty.admin("expire")
+    (event,) = api.lines(f"{MAPS}?watch=true&resourceVersion={version}&timeoutSeconds=5")
+    assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")
+    assert api("GET", f"{MAPS}?resourceVersion={version}&resourceVersionMatch=Exact").status == 410
+    fresh = api("GET", MAPS).json["metadata"]["resourceVersion"]
+    assert list(api.lines(f"{MAPS}?watch=true&resourceVersion={fresh}&timeoutSeconds=1")) == []
+
+
+def test_events_held_back(faulty: EmbeddedCluster, api: Client) -> None:
+    version = api("GET", MAPS).json["metadata"]["resourceVersion"]
+    faulty.admin("delay_watch", delay=60, path="configmaps", seconds=1)
+    api("POST", MAPS, {"metadata": {"name": "late"}})
+    path = f"{MAPS}?watch=true&resourceVersion={version}&timeoutSeconds=30"
+    with api.open("GET", path) as watch:
+        api("POST", MAPS, {"metadata": {"name": "later"}})
+        # what history held comes at once, what happens meanwhile when the fault has ended
+        assert b"late" in watch.readline()
+        assert b"later" in watch.readline()
+
+
+def test_evicted_pod(faulty: EmbeddedCluster, api: Client) -> None:
+    api("POST", PODS, pod("heavy", "sleep 600"))
+    eventually(lambda: phase(api, "heavy") == "Running")
+    faulty.admin("evict", pod="heavy", message="The node was low on resource: memory.")
+    status = eventually(lambda: s if (s := api("GET", f"{PODS}/heavy").json["status"])["phase"] == "Failed" else None)
+    assert (status["reason"], status["message"]) == ("Evicted", "The node was low on resource: memory.")
+
+
+def test_eviction_by_the_api(api: Client) -> None:
+    api("POST", PODS, pod("drained", "sleep 600"))
+    eventually(lambda: phase(api, "drained") == "Running")
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drained"}}
+    answer = api("POST", f"{PODS}/drained/eviction", body)
+    assert (answer.status, answer.body["status"]) == (201, "Success")
+    eventually(lambda: api("GET", f"{PODS}/drained").status == 404)
+
+
+def test_lost_node_and_its_return(faulty: EmbeddedCluster, api: Client) -> None:
+    def ready() -> str:
+        node = api("GET", "/api/v1/nodes/ktrain-node-1").json
+        return str(next(c["status"] for c in node["status"]["conditions"] if c["type"] == "Ready"))
+
+    faulty.admin("lose", node="ktrain-node-1")
+    assert ready() == "Unknown"
+    faulty.admin("recover", node="ktrain-node-1")
+    assert ready() == "True"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"fault": "nonsense"}, "fault"),
+        ({}, "fault"),
+        ({"fault": "status", "status": 200}, "status"),
+        ({"fault": "status", "status": 500, "seconds": -1}, "seconds"),
+        ({"fault": "status", "status": 500, "count": 0}, "count"),
+        ({"fault": "status", "status": 500, "path": "("}, "path"),
+        ({"fault": "refuse"}, "seconds"),
+        ({"fault": "cut_logs", "bytes": "many"}, "bytes"),
+        ({"fault": "lose", "node": "nosuch"}, "node"),
+        ({"fault": "evict", "pod": "nosuch"}, "pod"),
+    ],
+)
+def test_wishes_that_make_no_sense(api: Client, wanted: dict[str, Any], named: str) -> None:
+    answer = api("POST", "/ktrain/faults", wanted)
+    assert answer.status in (400, 404)
+    assert named in answer.body["message"]
+    assert api("GET", MAPS).status == 200
