@@ -131,7 +131,7 @@ def _conditions(facts: PodFacts, reached: str) -> list[dict[str, str]]:
     elif unready:
         ready = _false("", "ContainersNotReady", "unready", unready)
     return [
-        {"type": "PodReadyToStartContainers", "status": str(facts.sandbox and not facts.finished)},
+        {"type": "PodReadyToStartContainers", "status": str(facts.sandbox)},
         initialized,
         {**ready, "type": "Ready"},
         {**ready, "type": "ContainersReady"},

@@ -121,6 +121,7 @@ class PodWorker:
             return
         self.facts.reason, self.facts.message = reason, message
         self._grace = self._grace if grace is None else grace
+        self._report()  # the conditions tell at once, the phase when all is over
         self._halted.set()
 
     def _deadline(self) -> None:
@@ -151,7 +152,7 @@ class PodWorker:
             await self._stop()
             await self._here.online.wait()
             self._report()
-            self.facts.finished = True
+            self.facts.finished, self.facts.sandbox = True, False
             self._report()
             self._here.gpus.free(self.pod["metadata"]["uid"])
             await self._removed.wait()

@@ -57,15 +57,29 @@ def parents() -> dict[int, int]:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """The children of a process, as far as the kernel's quick answer is complete; [] for one that is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listed:
+                found.extend(map(int, listed.read().split()))
+    return found
+
+
 def descendants(root: int) -> list[int]:
     """All processes below `root`, parents before their children."""
-    children: dict[int, list[int]] = {}
+    below = [root]
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        for pid in below:
+            below.extend(children(pid))
+        return below[1:]
+    by_parent: dict[int, list[int]] = {}
     for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
-    below = list(children.get(root, ()))
+        by_parent.setdefault(parent, []).append(pid)
     for pid in below:
-        below.extend(children.get(pid, ()))
-    return below
+        below.extend(by_parent.get(pid, ()))
+    return below[1:]
 
 
 def memory(pids: Iterable[int]) -> int:

@@ -69,15 +69,20 @@ class Volumes:
         }
 
     def _path(self, volume: Obj) -> Path:
-        host = volume.get("hostPath", {}).get("path")
-        return Path(host) if host else self._directory / volume["name"]
+        """Where a volume is. A hostPath of no type that this machine has not is an empty directory."""
+        host = volume.get("hostPath")
+        if host and (host.get("type") or Path(host["path"]).exists()):
+            return Path(host["path"])
+        name: str = volume["name"]
+        return self._directory / name
 
     def set_up(self) -> None:
         """Make or refresh all volumes; MountError names the first that cannot be."""
         for volume in self._volumes.values():
             path = self._path(volume)
-            if "hostPath" in volume:
+            if volume.get("hostPath", {}).get("type"):
                 self._host_path(volume, path)
+            if "hostPath" in volume and self._directory not in path.parents:
                 continue
             path.mkdir(parents=True, exist_ok=True)
             files = {}
@@ -99,7 +104,7 @@ class Volumes:
 
     @staticmethod
     def _host_path(volume: Obj, path: Path) -> None:
-        kind = volume["hostPath"].get("type", "")
+        kind = volume["hostPath"]["type"]
         try:
             if kind == "DirectoryOrCreate":
                 path.mkdir(parents=True, exist_ok=True)

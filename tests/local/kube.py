@@ -15,7 +15,7 @@ from airflow_provider_ktrain.local.podworker import Timing
 from airflow_provider_ktrain.local.store import Obj, Store
 
 FAST = Timing(backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, keep_logs=0.2)
-SLEEP = "trap 'exit 143' TERM; sleep 60 & wait"  # ends at SIGTERM, to which a container's command is deaf otherwise
+SLEEP = "trap 'exit 143' TERM; echo up; sleep 60 & wait"  # ends at SIGTERM, to which a container's command is deaf otherwise
 
 
 class Small:
@@ -95,6 +95,10 @@ class Small:
 
     async def runs(self, name: str) -> None:
         await self.until(lambda: "running" in self.state(name), f"{name} runs")
+
+    async def up(self, name: str) -> None:
+        """Wait until a container with command SLEEP has its handler."""
+        await self.until(lambda: self.log(self.pod(name) or {"metadata": {"uid": ""}}) == "up\n", f"{name} is up")
 
 
 @contextlib.asynccontextmanager

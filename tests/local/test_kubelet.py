@@ -298,18 +298,20 @@ async def test_too_much_memory(tmp_path: Path) -> None:
 async def test_the_deadline_of_a_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", "trap 'exit 143' TERM; sleep 60 & wait", activeDeadlineSeconds=1)
+        await cluster.up("one")
         assert await cluster.ended("one") == "Failed"
         status = (cluster.pod("one") or {})["status"]
         message = "Pod was active on the node longer than the specified deadline"
         assert (status["reason"], status["message"]) == ("DeadlineExceeded", message)
         assert container(cluster, "one")["state"]["terminated"]["exitCode"] == 143
+        assert ("Running", "True", "True", "False/PodFailed", "running") in steps(cluster, "one")
         assert cluster.events("one")[-2:] == [("DeadlineExceeded", message), ("Killing", "Stopping container pytorch")]
 
 
 async def test_a_deletion_is_graceful(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", "trap 'exit 143' TERM; sleep 60 & wait", restartPolicy="OnFailure")
-        await cluster.runs("one")
+        await cluster.up("one")
         cluster.store.delete(r.POD, "default", "one")
         await cluster.until(lambda: cluster.pod("one") is None)
         last = cluster.history["one"][-1]
@@ -355,7 +357,7 @@ async def test_a_pod_that_never_started_is_deleted(tmp_path: Path) -> None:
 async def test_a_pod_with_a_finalizer_goes_when_that_goes(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP, metadata={"finalizers": ["batch.kubernetes.io/job-tracking"]})
-        await cluster.runs("one")
+        await cluster.up("one")
         cluster.store.delete(r.POD, "default", "one")
         await cluster.until(lambda: cluster.phase("one") == "Failed")
         pod = cluster.pod("one") or {}

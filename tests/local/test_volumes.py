@@ -98,6 +98,14 @@ def test_host_paths_and_shared_memory_stay_where_they_are(tmp_path: Path, store:
     assert made.mounts({"volumeMounts": mounts}) == {"/data": tmp_path / "data" / "set"}
 
 
+def test_a_host_path_that_this_machine_has_not_is_an_empty_directory(tmp_path: Path, store: Store) -> None:
+    mounts = [{"name": "h", "mountPath": "/data"}]
+    made = volumes(tmp_path, store, {"name": "h", "hostPath": {"path": "/no/such/share"}}, mounts=mounts)
+    made.set_up()
+    assert made.mounts({"volumeMounts": mounts}) == {"/data": tmp_path / "h"}
+    assert list((tmp_path / "h").iterdir()) == []
+
+
 def test_claims_are_empty_directories(tmp_path: Path, store: Store) -> None:
     """A PersistentVolumeClaim has nothing behind it here: it is an empty directory of the pod's own."""
     volumes(tmp_path, store, {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}).set_up()
