@@ -455,4 +455,4 @@ class _Container:
 
     def _backoff(self) -> float:
         first, longest = BACKOFF
-        return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(self._failures, 16))
+        return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(max(self._failures - 2, 0), 16))

@@ -86,8 +86,8 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
 
 async def test_a_thousand_cuts_lose_and_repeat_nothing() -> None:
     kube, sink, rng = FakeKube(), Sink(), random.Random(5)
-    kube.pod("p", containers=["a", "b"])
-    logs = [kube.log("p", "a"), kube.log("p", "b")]
+    kube.pod("p", containers="abcd")
+    logs = [kube.log("p", container) for container in "abcd"]
     kube.cut_after = cutter(rng, 8000, 1000)
     total = 0
     async with following(kube, sink) as follower, asyncio.timeout(60):
@@ -97,13 +97,13 @@ async def test_a_thousand_cuts_lose_and_repeat_nothing() -> None:
                     text = f"line {n} " + "é✓x"[n % 3] * rng.randrange(1, 40)
                     log.write(stamp(n // 3), text)
             total += 20
-            await until(lambda wanted=2 * total - 400: len(sink.lines) >= wanted)
+            await until(lambda wanted=4 * total - 1600: len(sink.lines) >= wanted)
         for log in logs:
             log.end()
-        kube.pod("p", containers=["a", "b"], state="terminated", phase="Succeeded")
+        kube.pod("p", containers="abcd", state="terminated", phase="Succeeded")
         follower.observe(kube.objects["p"])
         report = await follower.drain(20)
-    for container in "ab":
+    for container in "abcd":
         texts = sink.by_run()["p", container, 0]
         assert [int(text.split()[1]) for text in texts] == list(range(total))
     assert report.unread == []
@@ -530,8 +530,8 @@ def test_the_newest_run_of_a_container(name: str) -> None:
 def test_whether_another_run_will_come(policy: str, container: str, code: int, restarting: bool) -> None:
     pod = {
         "spec": {"restartPolicy": policy, "initContainers": [{"name": "init"}], "containers": [{"name": "main"}]},
-        "status": {"phase": "Running", "containerStatuses": [{"name": container, "state": {"terminated": {"exitCode": code}}}]},
-    }  # fmt: skip
+        "status": {"containerStatuses": [{"name": container, "state": {"terminated": {"exitCode": code}}}]},
+    }
     assert run_of(pod, container).restarting is restarting
 
 
