@@ -10,12 +10,21 @@ from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
 
 DAGS = pathlib.Path(__file__).parent / "dags"
+EXAMPLES = {  # image -> its directory below examples/
+    "pytorch-demo": "demo",
+    "pytorch-mnist": "mnist",
+    "mpi-pi": "mpi",
+    "horovod/horovod": "horovod",
+    "registry.sensetime.com/share/platform/pytorch/pytorch": "allreduce",
+}
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    images = {"pytorch-demo": ROOT / "examples" / "demo", "scratch": tmp_path_factory.mktemp("scratch")}
-    with EmbeddedCluster(images=images, gpus_per_node=8) as embedded:
+    images = {name: ROOT / "examples" / directory for name, directory in EXAMPLES.items()}
+    images["scratch"] = tmp_path_factory.mktemp("scratch")
+    resources = {"cpu": "64", "memory": "256Gi", "rdma/hca": "8"}
+    with EmbeddedCluster(images=images, nodes=4, gpus_per_node=8, resources=resources) as embedded:
         yield embedded
 
 
@@ -26,7 +35,12 @@ def airflow(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) 
     for folder in (ROOT / "example_dags", DAGS):
         (dags / folder.parent.name).mkdir(exist_ok=True)
         (dags / folder.parent.name / folder.name).symlink_to(folder)
-    with running(tmp_path_factory.mktemp("airflow"), cluster.kubeconfig, dags) as started:
+    settings = {
+        "TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints")),
+        "KTRAIN_REAPER_DRY_RUN": "false",
+        "KTRAIN_REAPER_CONFIRM_AFTER": "2",
+    }
+    with running(tmp_path_factory.mktemp("airflow"), cluster.kubeconfig, dags, **settings) as started:
         yield started
 
 

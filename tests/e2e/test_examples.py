@@ -1,0 +1,141 @@
+"""The seeds' guides, as docs/seeds.md has them: each example DAG runs on the embedded cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import watch
+
+from tests.e2e.airflow import Airflow
+from tests.e2e.kube import Kube
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+ROLE = "training.kubeflow.org/replica-type"
+
+
+class Pods:
+    """What happened to pods while somebody looked: no state is missed, as it is a watch."""
+
+    def __init__(self) -> None:
+        self.states: list[Any] = []
+
+    def of(self, role: str = "") -> list[Any]:
+        return [p for p in self.states if (p.metadata.labels or {}).get(ROLE, "").startswith(role)]
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """By name, of all that got a node."""
+        return {p.metadata.name: p.spec.node_name for p in self.states if p.spec.node_name}
+
+    def running(self, role: str) -> list[int]:
+        """How many of a role ran, each time that number changed. One that is asked to end does not count."""
+        now: set[str] = set()
+        counts = [0]
+        for pod in self.of(role):
+            runs = pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
+            now = now | {pod.metadata.name} if runs else now - {pod.metadata.name}
+            if len(now) != counts[-1]:
+                counts.append(len(now))
+        return counts
+
+
+@contextlib.contextmanager
+def watching(kube: Kube) -> Iterator[Pods]:
+    """Watch the namespace's pods, a second at a time: each watch goes on where the one before ended."""
+    pods, ended = Pods(), threading.Event()
+    version = kube.core.list_namespaced_pod(kube.namespace).metadata.resource_version
+
+    def look(version: str) -> None:
+        while not ended.is_set():
+            stream = watch.Watch().stream(
+                kube.core.list_namespaced_pod, kube.namespace, resource_version=version, timeout_seconds=1
+            )
+            for event in stream:
+                pods.states.append(event["object"])
+                version = event["object"].metadata.resource_version
+
+    thread = threading.Thread(target=look, args=(version,))
+    thread.start()
+    try:
+        yield pods
+    finally:
+        ended.set()
+        thread.join()
+
+
+def run(airflow: Airflow, dag: str, conf: dict[str, Any] | None = None, timeout: float = 120) -> list[str]:
+    """Run a DAG to the success of its task `train`; the lines of its log."""
+    run_id = airflow.trigger(dag, conf)
+    airflow.wait_state(dag, run_id, "train", "success", timeout=timeout)
+    return airflow.log(dag, run_id, "train").splitlines()
+
+
+def test_mnist_with_nccl_and_gpus_is_here_gloo_and_pretended_gpus(airflow: Airflow, kube: Kube) -> None:
+    with watching(kube) as pods:
+        log = run(airflow, "ktrain_mnist_nccl", {"backend": "gloo"})
+    assert "[Master 0] Using distributed PyTorch with gloo backend" in log
+    assert any(line.startswith("[Worker 0] rank 1 of 2") for line in log)
+    accuracy = [float(line.partition("=")[2]) for line in log if line.startswith("[Master 0] accuracy=")]
+    assert accuracy[-1] > 0.8
+    assert any("2 GPUs are free" in line for line in log)
+    assert {p.metadata.annotations["sidecar.istio.io/inject"] for p in pods.states} == {"false"}
+    assert not kube.pods()
+
+
+def test_sixteen_pods_on_the_chosen_hosts_and_nowhere_else(
+    airflow: Airflow, kube: Kube, tmp_path: pathlib.Path
+) -> None:
+    for share in ("lustrenew/share", "lustre/share/images"):
+        (tmp_path / share).mkdir(parents=True)
+    hosts = ["ktrain-node-1", "ktrain-node-3"]
+    with watching(kube) as pods:
+        log = run(airflow, "ktrain_allreduce_16_gpus", {"hosts": hosts, "mnt": str(tmp_path), "nccl": ""})
+    assert len(pods.nodes) == 16
+    assert sorted(pods.nodes.values()) == [h for h in hosts for _ in range(8)]
+    assert max(pods.running("master")) == 1
+    assert max(pods.running("worker")) == 15
+    spec = pods.of("worker")[-1].spec
+    assert spec.containers[0].security_context.capabilities.add == ["IPC_LOCK"]
+    assert spec.containers[0].resources.limits == {"nvidia.com/gpu": "1", "rdma/hca": "1"}
+    assert "/dev/shm" in [mount.mount_path for mount in spec.containers[0].volume_mounts]
+    assert "NCCL_DEBUG" in [entry.name for entry in spec.containers[0].env]
+    assert "[Master 0] epoch 0 iteration 400: the sum over 16 ranks is right" in log
+    assert any("its 16 pods are gone, 16 GPUs are free" in line for line in log)
+    assert kube.gpus_held() == 0
+    assert not kube.pods()
+
+
+def test_distributed_pytorch_on_cpus(airflow: Airflow, kube: Kube) -> None:
+    log = run(airflow, "ktrain_torchrun_cpu")
+    for replica, rank in (("Master 0", 0), ("Worker 0", 1)):
+        assert f"[{replica}] rank {rank} world_size 2 result tensor([2])" in log
+    assert not kube.pods()
+
+
+def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube) -> None:
+    dag = "ktrain_horovod_elastic"
+    with watching(kube) as pods:
+        run_id = airflow.trigger(dag)
+        airflow.wait_state(dag, run_id, "train", "success", timeout=180)
+    for task, said in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Workers")):
+        airflow.wait_state(dag, run_id, task, "success")
+        assert said in airflow.xcom(dag, run_id, task)
+    counts = pods.running("worker")
+    assert counts == [0, 1, 2, 3, 2, 1, 0]
+    log = airflow.log(dag, run_id, "train").splitlines()
+    rounds = [int(line.split("round of ")[1][0]) for line in log if "horovodrun: round of" in line]
+    assert rounds == [2, 3, 1]
+    assert any(line.startswith("[Launcher 0] trained: y = 3.0") or "trained: y = 2.9" in line for line in log)
+    assert not kube.pods()
+
+
+def test_mpirun(airflow: Airflow, kube: Kube) -> None:
+    log = run(airflow, "ktrain_mpi_pi")
+    ranks = sorted(line.split()[3] for line in log if line.startswith("[Launcher 0] rank"))
+    assert ranks == ["0", "1", "2", "3"]
+    assert not kube.pods()
