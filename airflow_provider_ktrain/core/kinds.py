@@ -28,7 +28,6 @@ class Kind:
     :param replica_specs: the key of `spec` that maps replica types to their specs.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
-    :param default_restart_policy: by role, what the operator does where the manifest says nothing.
     :param container: the name that the operator wants one container to have, or None.
     """
 

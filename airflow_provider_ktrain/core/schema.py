@@ -130,6 +130,16 @@ def schema_of(kind: str, version: str) -> Schema:
     return _compiled(f"{kind}/{version}" if f"{kind}/{version}" in TYPES else kind)
 
 
+def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
+    """The schema of a kind in what a server publishes at `/openapi/v3/apis/<group>/<version>`, or None."""
+    group, _, version = api_version.rpartition("/")
+    wanted = {"group": group, "version": version, "kind": kind}
+    for name, schema in ((document.get("components") or {}).get("schemas") or {}).items():
+        if wanted in (schema.get("x-kubernetes-group-version-kind") or ()):
+            return {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    return None
+
+
 @functools.cache
 def _compiled(name: str) -> Schema:
     if name in _SCALARS:

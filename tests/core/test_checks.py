@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.checks import RULES, check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest import load
-from airflow_provider_ktrain.core.schema import schema_of
+from airflow_provider_ktrain.core.schema import published, schema_of
 
 from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob
 
@@ -212,6 +212,18 @@ def test_the_servers_schema_is_strict() -> None:
         ("error", "unknown-field", "$.metadata.nmae"),
         ("error", "type", "$.spec.nprocPerNode"),
     ]
+
+
+def test_the_schema_of_a_kind_is_found_in_what_the_server_publishes() -> None:
+    job: dict[str, Any] = SERVER["components"]["schemas"]["Job"]  # type: ignore[index]
+    named = job | {
+        "x-kubernetes-group-version-kind": [{"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}]
+    }
+    meta = SERVER["components"]["schemas"]["Meta"]  # type: ignore[index]
+    document = {"components": {"schemas": {"Meta": meta, "Job": named}}}
+    assert found(pytorchjob(), schema=published(document, "PyTorchJob", "kubeflow.org/v1")) == []
+    assert published(document, "PyTorchJob", "kubeflow.org/v2") is None
+    assert published({}, "PyTorchJob", "kubeflow.org/v1") is None
 
 
 def test_our_own_table_compiles() -> None:
