@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.test lint
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -q
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

@@ -76,7 +76,7 @@ STRUCTS: dict[str, Struct] = {
         "replicaStatuses": "dict[str, ReplicaStatus]", "startTime": "datetime",
     }),
     "JobCondition": Struct(
-        {k: "str" for k in ("lastTransitionTime", "lastUpdateTime", "message", "reason", "status", "type")},
+        dict.fromkeys(("lastTransitionTime", "lastUpdateTime", "message", "reason", "status", "type"), "str"),
         frozenset(["status", "type"]),
     ),
     "ReplicaStatus": Struct({

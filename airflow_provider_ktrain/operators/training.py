@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
-DEFER_PADDING = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
 STATE_KEY = "ktrain"  #: in task_state_store
 
@@ -86,6 +85,7 @@ class TrainingJobOperator(BaseOperator):
     """
 
     kind: ClassVar[Kind]
+    defer_padding: ClassVar[float] = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
 
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "hosts", "node_selector", "queue_name",
@@ -289,7 +289,7 @@ class TrainingJobOperator(BaseOperator):
 
         timeout = None
         if options.deadline is not None:
-            timeout = timedelta(seconds=max(options.deadline - time.time(), 0) + DEFER_PADDING)
+            timeout = timedelta(seconds=max(options.deadline - time.time(), 0) + self.defer_padding)
         self.log.info("%s goes on; the triggerer follows it from here and this worker is free", ref)
         self.defer(
             trigger=TrainingJobTrigger(

@@ -1,4 +1,5 @@
 import datetime
+
 import torch
 
 torch.distributed.init_process_group(init_method="env://", timeout=datetime.timedelta(minutes=1))

@@ -112,10 +112,15 @@ class Airflow:
         for process in self.processes.values():
             process.wait(30)
 
-    def task_processes(self) -> list[int]:
-        """The processes that run tasks at this moment (not their supervisors)."""
-        scheduler = self.processes["scheduler"].pid
-        return [pid for pid in descendants(scheduler) if "task runner" in title(pid) or "task_runner" in title(pid)]
+    def task_processes(self, ti_id: str = "") -> list[int]:
+        """The processes that run tasks at this moment (not their supervisors), or that of one task instance."""
+        titles = {pid: title(pid) for pid in descendants(self.processes["scheduler"].pid)}
+        return [p for p, t in titles.items() if t.startswith(f"airflow worker -- {ti_id}") and "LocalExecutor" not in t]
+
+    def kill_task(self, dag_id: str, run_id: str, task_id: str, number: signal.Signals) -> None:
+        """Signal the process that runs a task."""
+        (process,) = self.task_processes(self.task(dag_id, run_id, task_id)["id"])
+        os.kill(process, number)
 
     # the API
 
@@ -145,12 +150,15 @@ class Airflow:
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
         """Start a run once the DAG is known; returns its id."""
-        wait_for(f"the DAG {dag_id} is known", lambda: self._known(dag_id))
+        wait_for(f"the DAG {dag_id} is known", lambda: self.known(dag_id))
         self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
         body = {"logical_date": None, "conf": conf or {}}
         return str(self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
-    def _known(self, dag_id: str) -> bool:
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        return list(self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"])
+
+    def known(self, dag_id: str) -> bool:
         return any(d["dag_id"] == dag_id for d in self.call("GET", "/api/v2/dags?limit=100")["dags"])
 
     def _ti(self, dag_id: str, run_id: str, task_id: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
-from kubernetes import client, config
+from kubernetes import client, config, watch
 
 
 class Kube:
@@ -22,11 +24,18 @@ class Kube:
         found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
         return list(found["items"])
 
-    def pods(self) -> list[Any]:
-        return list(self.core.list_namespaced_pod(self.namespace).items)
+    def pods(self, selector: str = "") -> list[Any]:
+        return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)
 
-    def gpus_held(self) -> int:
+    def watch_pods(self, selector: str, over: threading.Event) -> Iterator[Any]:
+        """Changes of pods until `over` is set."""
+        while not over.is_set():
+            yield from watch.Watch().stream(
+                self.core.list_namespaced_pod, self.namespace, label_selector=selector, timeout_seconds=2
+            )
+
+    def gpus_held(self, selector: str = "") -> int:
         """GPUs of pods that have not ended."""
-        held = [p for p in self.pods() if p.status.phase not in ("Succeeded", "Failed")]
+        held = [p for p in self.pods(selector) if p.status.phase not in ("Succeeded", "Failed")]
         limits = [c.resources.limits or {} for p in held for c in p.spec.containers if c.resources]
         return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 def test_it_defers_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) -> None:
     dag, task = "ktrain_demo", "train"
     run = airflow.trigger(dag, {"epochs": 15, "epoch_seconds": 1})  # longer than the worker follows
+    wait_for("a worker's process has it", airflow.task_processes)
     airflow.wait_state(dag, run, task, "deferred")
     wait_for("the worker's process is gone", lambda: not airflow.task_processes())
 

@@ -297,7 +297,7 @@ async def test_too_much_memory(tmp_path: Path) -> None:
 
 async def test_the_deadline_of_a_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
-        cluster.create("one", "trap 'exit 143' TERM; sleep 60 & wait", activeDeadlineSeconds=1)
+        cluster.create("one", SLEEP, activeDeadlineSeconds=1)
         await cluster.up("one")
         assert await cluster.ended("one") == "Failed"
         status = (cluster.pod("one") or {})["status"]
@@ -310,7 +310,7 @@ async def test_the_deadline_of_a_pod(tmp_path: Path) -> None:
 
 async def test_a_deletion_is_graceful(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
-        pod = cluster.create("one", "trap 'exit 143' TERM; sleep 60 & wait", restartPolicy="OnFailure")
+        pod = cluster.create("one", SLEEP, restartPolicy="OnFailure")
         await cluster.up("one")
         cluster.store.delete(r.POD, "default", "one")
         await cluster.until(lambda: cluster.pod("one") is None)
@@ -537,15 +537,15 @@ async def test_many_pods_at_once(tmp_path: Path) -> None:
 async def test_a_follower_goes_on_after_rotation(tmp_path: Path) -> None:
     """And one who comes later reads what is there, as with a real kubelet."""
     async with small(tmp_path) as cluster:
-        pod = cluster.create("one", SLEEP)
-        await cluster.runs("one")
+        cluster.create("one", SLEEP)
+        await cluster.up("one")
         pod = cluster.pod("one") or {}
         run = logapi.find_run(tmp_path, pod, logapi.LogOptions(follow=True))
         assert run
         log = shim.Log(str(run.path))
         log.write(b"stdout", [b"first"])
         follower = logapi.read(cluster.store, run, logapi.LogOptions(follow=True))
-        assert await anext(follower) == b"first\n"
+        assert await anext(follower) == b"up\nfirst\n"
         log.write(b"stdout", [b"last of the old file"])
         run.path.rename(run.path.with_suffix(".log.rotated"))
         log = shim.Log(str(run.path))

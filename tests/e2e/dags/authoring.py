@@ -1,0 +1,42 @@
+"""DAGs of the end-to-end tests of authoring: checkpoints over a retry, a backfill in a pool, an orphan for the reaper."""
+
+import datetime
+import os
+
+import pendulum
+from airflow.sdk import DAG, Asset, task
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+START = pendulum.datetime(2026, 1, 1, tz="UTC")
+
+with DAG("resumes", schedule=None, start_date=START):
+    PyTorchJobOperator(
+        task_id="train",
+        image="pytorch-demo:latest",
+        command=["python3", "train.py"],
+        args=["--epochs", "4", "--fail-at-epoch", "3"],
+        checkpoint_dir=os.environ["TEST_CHECKPOINTS"],
+        retries=1,
+        retry_delay=datetime.timedelta(seconds=1),
+    )
+
+with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
+    PyTorchJobOperator(
+        task_id="train",
+        image="scratch",
+        command=["sh", "-c", "sleep 2; echo trained {{ ds }}"],
+        gpus=2,
+        pool="four_gpus",
+        pool_slots=2,
+    )
+
+with DAG("orphan", schedule=None, start_date=START):
+    PyTorchJobOperator(task_id="train", image="scratch", command=["sleep", "600"], gpus=1, deferrable=False)
+
+with DAG("new_data", schedule=None, start_date=START):
+
+    @task(outlets=[Asset("ktrain_example_data")])
+    def arrives() -> None: ...
+
+    arrives()

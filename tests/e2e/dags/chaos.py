@@ -1,0 +1,42 @@
+"""DAGs of the tests that kill things: one job of two replicas that writes a line a second, in every kind of task."""
+
+import datetime
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+# `seconds` and `code` come with the run; the line is written before the second passes, so that there always is one
+COUNT = """
+i=0
+while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
+exit {{ dag_run.conf.get("code", 0) }}
+"""
+
+
+class SoonTimedOut(PyTorchJobOperator):
+    """Airflow's own timeout of the deferral follows the deadline at once."""
+
+    defer_padding = 3.0
+
+
+def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **parameters: Any) -> None:
+    with DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
+        operator(
+            task_id="train",
+            image="scratch",
+            command=["sh", "-c", COUNT],
+            workers=1,
+            gpus=1,
+            retry_delay=datetime.timedelta(seconds=1),
+            **parameters,
+        )
+
+
+dag("chaos_worker", deferrable=False)
+dag("chaos_worker_retries", deferrable=False, retries=1)
+dag("chaos_deferred")
+dag("chaos_deferred_keeps", on_finish_action="keep_job")
+dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=25))

@@ -1,0 +1,93 @@
+"""What people build on the operators: functions, checkpoints, sweeps, assets, backfills in a pool, a reaper."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.kube import Kube
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+
+
+def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
+    """Attempt 1 is told to fail in epoch 3; attempt 2 finds the checkpoint of epoch 2 and goes on."""
+    run = airflow.trigger("resumes")
+    ended = airflow.wait_state("resumes", run, "train", "success")
+    assert ended["try_number"] == 2
+    assert "told to fail in epoch 3" in airflow.log("resumes", run, "train", 1)
+    second = airflow.log("resumes", run, "train", 2)
+    assert "resumed after epoch 2" in second
+    assert "epoch 1 loss" not in second
+    assert airflow.xcom("resumes", run, "train")["resumed_from"] == 2
+
+    airflow.clear("resumes", run, "train")
+    wait_for("it is cleared", lambda: airflow.task("resumes", run, "train")["try_number"] == 3)
+    airflow.wait_state("resumes", run, "train", "success")
+    assert airflow.xcom("resumes", run, "train")["resumed_from"] == 0, "a clear trains anew"
+
+
+def test_a_function_and_a_sweep(airflow: Airflow) -> None:
+    function, sweep = airflow.trigger("ktrain_taskflow"), airflow.trigger("ktrain_sweep")
+    airflow.wait_state("ktrain_taskflow", function, "report", "success")
+    assert airflow.xcom("ktrain_taskflow", function, "report") == "the mean of 4 numbers is 3.0"
+    airflow.wait_state("ktrain_sweep", sweep, "best", "success")
+    assert airflow.xcom("ktrain_sweep", sweep, "best")["epochs"] == 4
+
+
+def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
+    wait_for("the consumer is known", lambda: airflow.known("ktrain_retrain"))
+    airflow.call("PATCH", "/api/v2/dags/ktrain_retrain", {"is_paused": False})
+    airflow.trigger("new_data")
+    runs = wait_for("a run for the asset", lambda: airflow.runs("ktrain_retrain"))
+    airflow.wait_state("ktrain_retrain", runs[0]["dag_run_id"], "publish", "success")
+
+
+def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
+    """20 intervals, two GPUs each, a pool of four: deferred tasks count (include_deferred)."""
+    pool = {"name": "four_gpus", "slots": 4, "include_deferred": True}
+    airflow.call("POST", "/api/v2/pools", pool)
+    wait_for("the DAG is known", lambda: airflow.known("intervals"))
+    airflow.call("PATCH", "/api/v2/dags/intervals", {"is_paused": False})
+    most, over = [0], threading.Event()
+
+    def watch_pods() -> None:
+        for event in kube.watch_pods("ktrain.airflow/dag-id=intervals", over):
+            del event
+            most[0] = max(most[0], kube.gpus_held("ktrain.airflow/dag-id=intervals"))
+
+    watcher = threading.Thread(target=watch_pods, daemon=True)
+    watcher.start()
+    body = {
+        "dag_id": "intervals", "from_date": "2026-02-01T00:00:00Z", "to_date": "2026-02-20T00:00:00Z",
+        "max_active_runs": 20, "run_backwards": False, "dag_run_conf": {}, "reprocess_behavior": "none",
+    }  # fmt: skip
+    airflow.call("POST", "/api/v2/backfills", body)
+
+    def done() -> bool:
+        runs = [r for r in airflow.runs("intervals") if r["run_type"] == "backfill"]
+        assert not [r for r in runs if r["state"] == "failed"]
+        return len(runs) == 20 and all(r["state"] == "success" for r in runs)
+
+    wait_for("20 intervals are trained", done, 240)
+    over.set()
+    assert 0 < most[0] <= 4
+
+
+def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kube) -> None:
+    """The worker is killed and its task marked failed: nobody is left to act, until the reaper's second look."""
+    run = airflow.trigger("orphan")
+    wait_for("the pod runs", lambda: kube.gpus_held("ktrain.airflow/dag-id=orphan") == 1)
+    airflow.kill_task("orphan", run, signal.SIGKILL)
+    airflow.wait_state("orphan", run, "train", "failed")
+    assert kube.gpus_held("ktrain.airflow/dag-id=orphan") == 1
+
+    reap = airflow.trigger("ktrain_reaper")
+    airflow.wait_state("ktrain_reaper", reap, "reap", "success")
+    assert kube.gpus_held("ktrain.airflow/dag-id=orphan") == 0
+    log = airflow.log("ktrain_reaper", reap, "reap")
+    assert "is left over: its task is failed" in log
+    assert len(airflow.xcom("ktrain_reaper", reap, "reap")) == 1
