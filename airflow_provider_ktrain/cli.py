@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.source import parse, the_job
+
+Judge = Callable[[Mapping[str, Any]], list[Problem]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,19 +39,31 @@ def _add_check(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "check",
         help="find mistakes in manifests before they cost anything",
-        description="Exit status: 0 no errors (warnings are no errors), 1 errors, 2 a file cannot be read.",
+        description="Exit status: 0 no errors (warnings are no errors), 1 errors, 2 a file cannot be read, or the "
+        "cluster cannot be asked.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - for standard input")
     parser.add_argument("--output", choices=("text", "json"), default="text")
+    server = parser.add_argument_group("the cluster")
+    server.add_argument(
+        "--server",
+        action="store_true",
+        help="ask the cluster as well, and create nothing: what it serves, its schema, namespace, rights, queue, and a "
+        "dry run on the server",
+    )
+    server.add_argument("--kubeconfig", metavar="PATH", help="default: KUBECONFIG, else ~/.kube/config")
+    server.add_argument("--context", help="of the kubeconfig; default: its current one")
+    server.add_argument("--namespace", "-n", help="default: the manifest's, else the context's, else default")
     parser.set_defaults(run=_check)
 
 
 def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
     try:
-        for file in args.files:
-            found += ((file, line, problem) for line, problem in _problems(file))
-    except OSError as e:
+        with _asking(args) if args.server else contextlib.nullcontext(check) as judge:
+            for file in args.files:
+                found += ((file, line, problem) for line, problem in _problems(file, judge))
+    except (OSError, ClusterError) as e:
         print(f"ktrain check: {e}", file=sys.stderr)
         return 2
     if args.output == "json":
@@ -78,7 +93,7 @@ def _rbac(args: argparse.Namespace) -> int:
     return 0
 
 
-def _problems(file: str) -> Iterator[tuple[int, Problem]]:
+def _problems(file: str, judge: Judge) -> Iterator[tuple[int, Problem]]:
     """The problems of each training job in a file, with their lines."""
     if file == "-":
         text = sys.stdin.read()
@@ -89,7 +104,7 @@ def _problems(file: str) -> Iterator[tuple[int, Problem]]:
         documents = parse(text, file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
         for document in jobs or [the_job(documents)]:
-            for problem in check(document.content):
+            for problem in judge(document.content):
                 yield document.line_of(problem.path), problem
     except ManifestError as e:
         line = e.where.rpartition(":")[2]
@@ -97,6 +112,48 @@ def _problems(file: str) -> Iterator[tuple[int, Problem]]:
             int(line) if line.isdigit() else 1,
             Problem(ERROR, "manifest", "$", e.message, e.found, e.expected, e.remedy),
         )
+
+
+@contextlib.contextmanager
+def _asking(args: argparse.Namespace) -> Iterator[Judge]:
+    """A check that asks the cluster of a kubeconfig as well.
+
+    :raises ClusterError: there is no such kubeconfig or context.
+    """
+    import asyncio
+
+    from kubernetes_asyncio import client, config
+
+    from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.engine.preflight import preflight
+
+    try:
+        contexts, current = config.list_kube_config_contexts(args.kubeconfig)
+    except config.ConfigException as e:
+        raise ClusterError(f"the kubeconfig cannot be used: {e}") from None
+    chosen = next((c for c in contexts if c["name"] == args.context), None) if args.context else current
+    if chosen is None:
+        names = ", ".join(c["name"] for c in contexts)
+        raise ClusterError(f"--context: found {args.context!r}, expected one of {names}")
+
+    async def make_client() -> client.ApiClient:
+        configuration = client.Configuration()
+        await config.load_kube_config(args.kubeconfig, chosen["name"], client_configuration=configuration)
+        return client.ApiClient(configuration)
+
+    def judge(manifest: Mapping[str, Any]) -> list[Problem]:
+        said = manifest.get("metadata")
+        own = said.get("namespace") if isinstance(said, Mapping) else None
+        namespace = args.namespace or own or chosen["context"].get("namespace") or "default"
+        found: list[Problem] = runner.run(preflight(api, manifest, namespace))
+        return found
+
+    api = Api(make_client, "ktrain check")
+    with asyncio.Runner() as runner:
+        try:
+            yield judge
+        finally:
+            runner.run(api.close())
 
 
 if __name__ == "__main__":

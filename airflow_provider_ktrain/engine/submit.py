@@ -103,7 +103,6 @@ async def submit(
     first_try: int,
     *,
     reattach: Reattach = "always",
-    dry_run: bool = False,
     patience: float = 120,
     log: Log,
 ) -> Submitted:
@@ -111,7 +110,6 @@ async def submit(
 
     :param build: the stamped manifest, given the value of its submission label.
     :param first_try: of `core.identity.first_try_since_clear`.
-    :param dry_run: ask the server to check the manifest and create nothing.
     :param patience: seconds that an unreachable or overloaded API server is asked again.
     :raises ManifestError: the API server or the operator's webhook refuses the manifest.
     :raises ForeignJobError: the name is taken by a job that is not ours.
@@ -121,7 +119,7 @@ async def submit(
     manifest = build(submission)
     namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     collection = paths.jobs(kind, version, namespace)
-    query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+    query = {"fieldValidation": "Strict"}
     end, delay, verb = time.monotonic() + patience, 0.5, "create"
     while True:
         try:
@@ -132,8 +130,6 @@ async def submit(
             except ApiStatusError as e:
                 if e.status != 409 or e.reason != "AlreadyExists":
                     raise
-            if dry_run:
-                return Submitted(_ref(kind, version, manifest, me), manifest, created=False)
             verb = "patch"
             taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, log)
             if taken is not None:

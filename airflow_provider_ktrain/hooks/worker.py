@@ -43,8 +43,6 @@ def as_airflow_errors() -> Iterator[None]:
 class Submitting(Protocol):
     """What is submitted: `operators.submission.Submission`."""
 
-    dry_run: bool
-
     async def carry_out(self, api: Api, log: Log) -> Submitted:
         """Create or adopt the job."""
         ...
@@ -102,12 +100,12 @@ class WorkerHost:
     # submit
 
     def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
-        """Create or adopt the job (or, for a dry run, ask whether it could be created)."""
+        """Create or adopt the job."""
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         self.check()
-        self._submitting = None if submission.dry_run else submission
+        self._submitting = submission
         submitted: Submitted = self._run(self._submit(submission))
-        self._ref, self._submitting = None if submission.dry_run else submitted.ref, None
+        self._ref, self._submitting = submitted.ref, None
         self.check()
         return submitted
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.submit import Log, Submitted, served_version, submit
 from airflow_provider_ktrain.operators.training import STATE_KEY, source_hash
 
@@ -44,7 +46,6 @@ class Submission:
         self._operator = operator
         self._source = source
         self.owner, self.first_try = operator.job_owner(context)
-        self.dry_run = operator.server_dry_run
         self.name = self.owner.key.job_name(operator.name)
         self.namespace = (
             operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
@@ -53,7 +54,7 @@ class Submission:
         state = compat.recall(context, STATE_KEY) or {}
         same_life = state.get("life") == self.first_try
         self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
-        if not self.dry_run:
+        if not operator.server_dry_run:
             self._settle(context, state.get("place") if same_life else None)
 
     def _settle(self, context: Context, before: Mapping[str, str] | None) -> None:
@@ -103,9 +104,28 @@ class Submission:
             return operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
 
         return await submit(
-            api, operator.kind, self.version, stamped, self.owner, self.first_try,
-            reattach=operator.reattach, dry_run=self.dry_run, log=log,
+            api, operator.kind, self.version, stamped, self.owner, self.first_try, reattach=operator.reattach, log=log
+        )
+
+    async def try_out(self, api: Api, log: Log) -> str:
+        """Ask all that can be asked without creating anything; returns a line for the log.
+
+        :raises ManifestError: naming all that speaks against the job.
+        """
+        operator = self._operator
+        version = await served_version(api, operator.kind, patience=DISCOVERY_PATIENCE)
+        built = operator.build_manifest(
+            self._source, f"{operator.kind.group}/{version}", quiet=True, checkpoint_dir=self.checkpoint_dir,
+            attempt=self.attempt,
         )  # fmt: skip
+        sent = operator.stamped(built, self.owner, self.name, self.namespace, "dry-run", source_hash(built))
+        problems = await preflight(api, sent, self.namespace)
+        raise_errors(problems)
+        told = {problem.code for problem in check(built)}
+        for problem in problems:
+            if problem.code not in told:  # build_manifest has logged those
+                log.warning(f"Manifest: {problem}")
+        return f"Dry run: nothing speaks against {operator.kind.name} {self.namespace}/{self.name}; nothing was created"
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Note the job for later segments of the task; an adopted job is not another attempt."""

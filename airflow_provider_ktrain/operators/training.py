@@ -74,7 +74,8 @@ class TrainingJobOperator(BaseOperator):
     :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
     :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
         differs between runs, mapped tasks and, unless `resume_on_clear`, clears.
-    :param dry_run: let the API server check the manifest and create nothing.
+    :param dry_run: create nothing; check what `ktrain check --server` checks: versions that are served, namespace,
+        rights, queue, the server's schema, and a dry run on the server.
 
     The overlay, `image` to `annotations`, is described at `core.overlay.Options`; the manifest stays the truth.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
@@ -270,10 +271,10 @@ class TrainingJobOperator(BaseOperator):
             submission = Submission(self, context, source, offline, hook)
             self._host = host = WorkerHost(hook, self.log)
             with host:
-                submitted = host.submit(submission, self.on_finish_action)
                 if self.server_dry_run:
-                    self.log.info("Dry run: the API server accepts %s; nothing was created", submitted.ref)
+                    self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     return None
+                submitted = host.submit(submission, self.on_finish_action)
                 submission.remember(context, submitted)
                 context["ti"].xcom_push(key="job", value=_public(submitted.ref))
                 options = self._options(submitted.job)
