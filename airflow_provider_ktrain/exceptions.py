@@ -1,7 +1,8 @@
 """What a task raises: one exception per category of cause, so that `retry_policy` rules can name them.
 
-from airflow.sdk import ExceptionRetryPolicy, RetryRule, RetryAction
-retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+
+    retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class TrainingUserCodeError(TrainingJobError):
 
 
 class TrainingOutOfMemoryError(TrainingJobError):
-    """A container exceeded its memory limit."""
+    """A container exceeded its memory limit, or a GPU's memory is used up."""
 
 
 class TrainingImageError(TrainingJobError):
@@ -37,15 +38,15 @@ class TrainingQueueError(TrainingJobError):
 
 
 class TrainingInfrastructureError(TrainingJobError):
-    """Eviction, preemption, a lost node, a job deleted by somebody else."""
+    """Eviction, preemption, a lost node, a broken GPU, a lost peer, a pod or job deleted by somebody else."""
 
 
 class TrainingTimeoutError(TrainingJobError):
-    """A deadline has passed."""
+    """`execution_timeout`, or a deadline of the manifest's, has passed."""
 
 
 class TrainingHangError(TrainingJobError):
-    """The job ran and did nothing."""
+    """The job ran, and no replica that is followed wrote a line for `log_stall_timeout`."""
 
 
 class TrainingKilledError(TrainingJobError):

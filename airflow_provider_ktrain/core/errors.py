@@ -1,6 +1,6 @@
 """Errors that core raises: typed, with what was expected, what was found, what to do.
 
-Faces to Airflow turn them into Airflow's exceptions (`operators/exceptions.py`).
+Faces to Airflow turn them into Airflow's exceptions (`exceptions.py`, by `hooks/worker.py`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class ReapTrainingJobsOperator(BaseOperator):
     Every way out of a task releases its job; this is for what had no way out, such as a worker and its node lost
     together. A job is released only if two looks, `confirm_after` apart, find its task over and its owner unchanged;
     jobs of tasks that are running, deferred, queued, scheduled, restarting, up for retry or reset by a clear are never
-    touched. Releases are fenced: two reapers at once do no harm.
+    touched. Releases are fenced: two reapers at once do no harm. The task's XCom is the list of the jobs that were
+    released (with `dry_run`: that would be).
 
     :param namespaces: where to look. Default: the connection's namespace, else `default`.
     :param dry_run: only say what would be done. Default: True.
@@ -40,7 +41,6 @@ class ReapTrainingJobsOperator(BaseOperator):
     :param confirm_after: between the two looks; seconds or timedelta. Default: five minutes.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
-    :return: names of the jobs that were released (with `dry_run`: that would be).
     :raises TrainingConfigurationError: `[ktrain] deployment_id` is not set: a default that changes would orphan jobs of
         tasks that run.
     """

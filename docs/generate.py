@@ -1,0 +1,89 @@
+"""A hook of MkDocs: what the code says of itself stands in the docs where a comment `<!-- generated: NAME -->` is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+COMMANDS = ("check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: GENERATED[found[1]](), markdown)
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def first_line(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def commands() -> str:
+    """The help of every command, as `ktrain` prints it."""
+    from airflow_provider_ktrain.cli import main
+
+    def told(command: str) -> str:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            main([*command.split(), "--help"])
+        return f"## ktrain {command}\n\n```text\n{out.getvalue().strip()}\n```"
+
+    return "\n\n".join(told(command) for command in COMMANDS)
+
+
+def options() -> str:
+    """The section of airflow.cfg, as the provider tells Airflow of it."""
+    from airflow_provider_ktrain.get_provider_info import get_provider_info
+
+    section: dict[str, Any] = get_provider_info()["config"]["ktrain"]["options"]
+    rows = (
+        (
+            f"`{name}`",
+            f"`AIRFLOW__KTRAIN__{name.upper()}`",
+            o["type"],
+            f"`{o['default']}`" if o["default"] else "",
+            o["description"],
+        )
+        for name, o in section.items()
+    )
+    return table(("option", "environment variable", "type", "default", "meaning"), rows)
+
+
+def categories() -> str:
+    """Which exception each category of cause raises."""
+    from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError
+
+    rows = [(category, f"`{raised.__name__}`", first_line(raised)) for category, raised in BY_CATEGORY.items()]
+    rows.append(("unknown", f"`{TrainingJobError.__name__}`", "No evidence says why."))
+    return table(("category", "exception", "meaning"), rows)
+
+
+def rules() -> str:
+    """The rules of `ktrain check`, each under its own name and words."""
+    from airflow_provider_ktrain.core.checks import RULES
+
+    def told(rule: Any) -> str:
+        name = rule.__name__.replace("_", " ")
+        return f"{name}. {' '.join(rule.__doc__.split())}" if rule.__doc__ else name
+
+    ordered = sorted(RULES, key=lambda r: (r.level, r.code))
+    return table(("code", "level", "rule"), ((f"`{r.code}`", str(r.level), told(r.rule)) for r in ordered))
+
+
+def rights() -> str:
+    """The rules of the Role that `ktrain rbac` prints."""
+    from airflow_provider_ktrain.core.rbac import RULES
+
+    rows = ((f"`{g}`" if g else "core", ", ".join(r), ", ".join(v)) for g, r, v in RULES)
+    return table(("API group", "resources", "verbs"), rows)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands, "options": options, "categories": categories, "rules": rules, "rights": rights,
+}  # fmt: skip
