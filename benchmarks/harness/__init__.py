@@ -1,0 +1,131 @@
+"""What the benchmarks share: contenders in processes of their own, and what a process has used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+Json = dict[str, Any]
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu(pid: int | str = "self") -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def memory(pid: int | str = "self", key: str = "VmRSS") -> float:
+    """MiB of a process that are in memory (VmRSS), or were at most (VmHWM)."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return round(int(status[key].split()[0]) / 1024, 1)
+
+
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """The nearest-rank quantile; None of nothing."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(q * len(ranked)))] if ranked else None
+
+
+def machine() -> str:
+    """One line: what a measurement was taken on."""
+    names = ("apache-airflow", "apache-airflow-providers-cncf-kubernetes", "kubernetes_asyncio", "aiohttp")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return f"{os.cpu_count()} CPUs, Python {platform.python_version()}, {versions}"
+
+
+def session(cluster: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
+    """A session with the cluster's credentials; `cluster` is of `credentials`."""
+    tls = ssl.create_default_context(cafile=cluster["ca_file"])
+    return aiohttp.ClientSession(
+        cluster["url"],
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0),
+        headers={"Authorization": f"Bearer {cluster['token']}"},
+        timeout=aiohttp.ClientTimeout(total=None),
+        **options,
+    )
+
+
+def credentials(cluster: EmbeddedCluster) -> dict[str, str]:
+    """What a contender needs to reach the cluster."""
+    return {
+        "url": cluster.url,
+        "token": cluster.token,
+        "ca_file": str(cluster.ca_file),
+        "kubeconfig": str(cluster.kubeconfig),
+    }
+
+
+class Contender:
+    """The same script in a process of its own, which reads lines of JSON and answers each with one."""
+
+    def __init__(self, script: str, told: Json, env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, script, "--contender", json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **env},
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def read(self) -> Json:
+        """The next line it writes."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the contender has ended: {self._process.wait()}")
+        answer: Json = json.loads(line)
+        return answer
+
+    def ask(self, **command: Any) -> Json:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def contender(script: str, told: Json, cluster: Mapping[str, str]) -> Iterator[Contender]:
+    """A contender that reaches the cluster by Airflow's connection `kubernetes_default`, ready to be asked."""
+    extra = {"kube_config_path": cluster["kubeconfig"]}
+    connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
+    env = {"AIRFLOW_CONN_KUBERNETES_DEFAULT": connection, "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING"}
+    process = Contender(script, {**told, "cluster": dict(cluster)}, env)
+    try:
+        process.read()
+        yield process
+    finally:
+        process.end()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+    lines = [head, ["---"] * len(head), *([cell(v) for v in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
