@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 DEFAULT_WORKER_SECONDS = 10.0
+#: seconds a trigger keeps its event: 3.3 fails a task whose event comes while its worker still reports the deferral (2
+#: of 20 within 5 s)
+EARLIEST_EVENT = 10.0
 
 
 def deployment_id() -> str:

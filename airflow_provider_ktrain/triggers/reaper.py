@@ -9,6 +9,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ktrain.compat import EARLIEST_EVENT
+
 
 class SecondLookTrigger(BaseTrigger):
     """Hands the candidates of the first look to the second.
@@ -26,5 +28,5 @@ class SecondLookTrigger(BaseTrigger):
         return f"{__name__}.{type(self).__name__}", {"candidates": self.candidates, "due": self.due}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        await asyncio.sleep(self.due - time.time())
+        await asyncio.sleep(max(self.due - time.time(), EARLIEST_EVENT))
         yield TriggerEvent(self.candidates)

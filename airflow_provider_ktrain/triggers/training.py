@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.supervisor import Outcome
 
-#: Airflow 3.3 fails a task whose event comes while its worker still reports the deferral: 2 of 20 within 5 s
-EARLIEST_EVENT = 10.0
 HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 20.0  #: seconds; Airflow gives on_kill 30
 

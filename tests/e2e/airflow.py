@@ -63,6 +63,8 @@ class Airflow:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API_AUTH__JWT_SECRET": "of-a-test-that-runs-on-loopback-only-and-ends-soon",
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
@@ -155,6 +157,20 @@ class Airflow:
         body = {"logical_date": None, "conf": conf or {}}
         return str(self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
+    def backfill(self, dag_id: str, from_date: str, to_date: str, max_active_runs: int) -> None:
+        """`airflow backfill create`; SQLite has one writer, and Airflow's others get in the way: tried again then."""
+        command = ["backfill", "create", "--dag-id", dag_id, "--from-date", from_date, "--to-date", to_date]
+        command += ["--max-active-runs", str(max_active_runs)]
+
+        def created() -> bool:
+            done = subprocess.run(
+                [sys.executable, "-m", "airflow", *command], env=self.env, capture_output=True, text=True
+            )
+            assert done.returncode == 0 or "locked" in done.stderr + done.stdout, done.stderr
+            return done.returncode == 0
+
+        wait_for(f"a backfill of {dag_id} is created", created)
+
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         return list(self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"])
 
@@ -204,10 +220,17 @@ class Airflow:
             content = self.call("GET", path)["content"]
         except AssertionError as e:
             return str(e)
-        return "\n".join(c["event"] if isinstance(c, dict) else str(c) for c in content)
+        return "\n".join(line for entry in content for line in _texts(entry))
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries/{key}")["value"]
+
+
+def _texts(entry: Any) -> Iterator[str]:
+    """One entry of a log: its text, then the exceptions that it tells of."""
+    yield entry["event"] if isinstance(entry, dict) else str(entry)
+    for error in (entry.get("error_detail") or ()) if isinstance(entry, dict) else ():
+        yield f"{error['exc_type']}: {error['exc_value']}"
 
 
 def descendants(pid: int) -> list[int]:

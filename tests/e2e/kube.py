@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import urllib3
 from kubernetes import client, config, watch
 
 
@@ -24,15 +26,24 @@ class Kube:
         found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
         return list(found["items"])
 
+    def version(self) -> str:
+        """The resource version of now."""
+        found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
+        return str(found["metadata"]["resourceVersion"])
+
+    def delete(self, job: str) -> None:
+        self.custom.delete_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs", job)
+
     def pods(self, selector: str = "") -> list[Any]:
         return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)
 
     def watch_pods(self, selector: str, over: threading.Event) -> Iterator[Any]:
         """Changes of pods until `over` is set."""
         while not over.is_set():
-            yield from watch.Watch().stream(
-                self.core.list_namespaced_pod, self.namespace, label_selector=selector, timeout_seconds=2
-            )
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                yield from watch.Watch().stream(
+                    self.core.list_namespaced_pod, self.namespace, label_selector=selector, timeout_seconds=2
+                )
 
     def gpus_held(self, selector: str = "") -> int:
         """GPUs of pods that have not ended."""

@@ -1,4 +1,4 @@
-"""DAGs of the end-to-end tests of authoring: checkpoints over a retry, a backfill in a pool, an orphan for the reaper."""
+"""DAGs of the end-to-end tests of authoring: checkpoints over tries, a backfill in a pool, an orphan for the reaper."""
 
 import datetime
 import os
@@ -32,7 +32,13 @@ with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
     )
 
 with DAG("orphan", schedule=None, start_date=START):
-    PyTorchJobOperator(task_id="train", image="scratch", command=["sleep", "600"], gpus=1, deferrable=False)
+    PyTorchJobOperator(
+        task_id="train",
+        image="scratch",
+        command=["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"],
+        gpus=1,
+        deferrable=False,
+    )
 
 with DAG("new_data", schedule=None, start_date=START):
 
