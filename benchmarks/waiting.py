@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
-from harness import Contender, Json, contender, cpu, credentials, machine, memory, quantile, session, table
+from harness import Contender, Json, answers, contender, credentials, machine, memory, quantile, session, table
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
@@ -188,6 +188,7 @@ class Probe:
 
 async def contend(told: Json) -> None:
     """A contender's process: start, then answer what is asked on stdin."""
+    say = answers()
     import airflow.providers.cncf.kubernetes.triggers.job
     import airflow.providers.cncf.kubernetes.triggers.pod
 
@@ -221,10 +222,6 @@ async def contend(told: Json) -> None:
                 say(probe.fired)
             else:
                 say(probe.take())
-
-
-def say(answer: Json) -> None:
-    print(json.dumps(answer), flush=True)
 
 
 # the stage
