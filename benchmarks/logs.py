@@ -1,0 +1,530 @@
+"""What following logs costs and whether it is exact: our LogFollower beside PodManager, kubectl and a raw reader.
+
+    python benchmarks/logs.py [--lines 200000] [--seconds 20] [--only burst steady cuts flood streams]
+
+burst    a container has written --lines lines and ended: lines per second until all are read
+steady   2,000 lines a second for --seconds, all contenders at once; then the same with a cut of every connection
+         each second: lines lost and repeated
+cuts     four containers, ten cuts a second, ours alone: at least a thousand cuts of streams
+flood    a container that writes 50 MB/s beside one that writes a line every 10 ms: memory, and the quiet one's delay
+streams  300 streams in one process: how soon a watch tells a change and how long a delete takes meanwhile
+
+Each contender has a process of its own; "to a list" ends where the logger begins, "to Airflow's logger" writes what a
+task process writes to its supervisor, which a process of its own reads with Airflow's own code and writes to a file.
+Prints Markdown tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import Contender, Json, answers, contender, credentials, machine, memory, quantile, session, table
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+NAMESPACE = "default"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+RATE = 2000  # lines a second of the steady writer
+WRITER = """
+import os, sys, time
+lines, rate, size = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+began, block = time.monotonic(), max(1, min(1000, int(rate / 100)))
+for first in range(0, lines, block):
+    now = time.monotonic()
+    if (wait := began + first / rate - now) > 0:
+        time.sleep(wait)
+    numbers = range(first, min(first + block, lines))
+    text = "".join([f"line {n:08} {time.monotonic():.6f} ".ljust(size - 1, "x") + "\\n" for n in numbers])
+    data = memoryview(text.encode())
+    while data:
+        data = data[os.write(1, data):]
+"""
+
+
+# contenders: each reads the log of one pod's containers, and returns what there is to say
+
+
+async def raw(told: Json) -> Json:
+    """The limit: bytes, of which line ends are counted."""
+    lines = 0
+    async with (
+        session(told["cluster"], read_bufsize=1 << 20) as http,
+        http.get(f"{PODS}/{told['pod']}/log", params={"follow": "1", "timestamps": "1"}) as response,
+    ):
+        with contextlib.suppress(OSError, Exception):
+            async for chunk in response.content.iter_any():
+                lines += chunk.count(b"\n")
+    return {"lines": lines}
+
+
+async def kubectl(told: Json) -> Json:
+    """`kubectl logs -f`, whose output is only counted."""
+    command = ["kubectl", "--kubeconfig", told["cluster"]["kubeconfig"], "logs", "-f", told["pod"]]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, limit=1 << 20
+    )
+    assert process.stdout is not None
+    lines = 0
+    while chunk := await process.stdout.read(1 << 20):
+        lines += chunk.count(b"\n")
+    await process.wait()
+    return {"lines": lines}
+
+
+async def pod_manager(told: Json) -> Json:
+    """As KubernetesPodOperator uses it."""
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+    from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
+
+    client = KubernetesHook(conn_id="kubernetes_default").core_v1_client
+    manager = PodManager(kube_client=client)
+    texts: list[str] = []
+    if not told["logger"]:
+        manager._log = Recorder(texts)
+    pod = client.read_namespaced_pod(told["pod"], NAMESPACE)
+    await asyncio.to_thread(manager.fetch_requested_container_logs, pod=pod, containers="main", follow_logs=True)
+    return {"texts": texts}
+
+
+class Recorder:
+    """A logger that only keeps what PodManager logs of the container."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def log(self, level: int, text: str) -> None:
+        self._texts.append(text)
+
+    def info(self, *args: object) -> None:
+        pass
+
+    debug = warning = exception = error = info
+
+
+async def ours(told: Json) -> Json:
+    """LogFollower, told of the pod's changes by the hub as the supervisor is."""
+    from airflow_provider_ktrain.engine.watch import by_name
+
+    lines: list[Any] = []
+    sink = to_logger() if told["logger"] else lines.append
+    async with follower(sink) as (follow, pods), pods.listen(key=by_name(told["pod"])) as listener:
+        while True:
+            for seen in await listener.changed():
+                follow.observe(seen.object, deleted=seen.type == "DELETED")
+            phases = {pod["status"]["phase"] for pod in listener.objects.values()}
+            if phases & {"Succeeded", "Failed"}:
+                break
+        report = await follow.drain(300)
+    return {
+        "texts": [line.text for line in lines if not line.note],
+        "notes": [line.text for line in lines if line.note],
+        "unread": len(report.unread),
+    }
+
+
+@contextlib.asynccontextmanager
+async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A LogFollower and the hub of the namespace's pods, on one Api as in a triggerer."""
+    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+    from airflow_provider_ktrain.engine.logs import LogFollower
+    from airflow_provider_ktrain.engine.watch import hub
+    from airflow_provider_ktrain.hooks.training import TrainingHook
+
+    async with TrainingHook().api() as api:
+        following = LogFollower(api, sink, kind=PYTORCHJOB, **options)
+        try:
+            yield following, hub(api, PODS)
+        finally:
+            await following.close()
+
+
+def to_logger() -> Callable[[Any], None]:
+    """A sink that logs as the supervisor does."""
+    import structlog
+
+    log = structlog.get_logger("airflow.task.operators.train")
+
+    def sink(line: Any) -> None:
+        log.info(f"[{line.role} {line.index}] {line.text}", role=line.role, index=line.index, pod=line.pod)
+
+    return sink
+
+
+async def logger_alone(told: Json) -> Json:
+    """What Airflow's logger takes of the same lines."""
+    from airflow_provider_ktrain.engine.outlet import LogLine
+
+    sink, padding = to_logger(), "x" * 60
+    for n in range(told["lines"]):
+        sink(LogLine("burst", "main", "Worker", 0, 0, "", f"line {n:08} {0:.6f} {padding}"))
+    return {}
+
+
+async def flood(told: Json) -> Json:
+    """Two containers, one of which writes more than is handed on."""
+    late: list[float] = []
+    flooded = 0
+    notes: list[str] = []
+
+    def sink(line: Any) -> None:
+        nonlocal flooded
+        if line.note:
+            notes.append(line.text)
+        elif line.pod == "quiet":
+            late.append(time.monotonic() - float(line.text.split()[2]))
+        else:
+            flooded += 1
+
+    peak = memory()
+    async with follower(sink) as (follow, pods), pods.listen() as listener:
+        until = time.monotonic() + told["seconds"]
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    for seen in await listener.changed():
+                        follow.observe(seen.object)
+            peak = max(peak, memory())
+        report = follow.report()
+        tally = next(t for (pod, _), t in report.containers.items() if pod == "flood")
+    return {
+        "before": told["rss"],
+        "peak": peak,
+        "handed on": flooded,
+        "dropped": tally.dropped,
+        "dropped bytes": tally.dropped_bytes,
+        "notes": notes[:3],
+        "late p50": quantile(late, 0.5),
+        "late p99": quantile(late, 0.99),
+        "quiet lines": len(late),
+    }
+
+
+async def streams(told: Json) -> Json:
+    """As many followers as make 300 streams, and in the same process a watch and deletes."""
+    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+    from airflow_provider_ktrain.engine.logs import LogFollower
+
+    counted: Counter[str] = Counter()
+    noticed: list[float] = []
+    deleted: list[float] = []
+    late: list[float] = []
+
+    def sink(line: Any) -> None:
+        counted["lines"] += 1
+
+    async def lag() -> None:
+        while True:
+            due = time.monotonic() + 0.005
+            await asyncio.sleep(0.005)
+            late.append(time.monotonic() - due)
+
+    async with follower(sink) as (follow, pods), pods.listen() as listener, session(told["cluster"]) as http:
+        while sum(p["status"]["phase"] == "Running" for p in listener.objects.values()) < told["pods"]:
+            await listener.changed()
+        copies = [LogFollower(follow.api, sink, kind=PYTORCHJOB) for _ in range(told["copies"])]
+        for copy in copies:
+            for pod in listener.objects.values():
+                copy.observe(pod)
+        await asyncio.sleep(3)
+        probing = asyncio.create_task(lag())
+        used, began, before = time.process_time(), time.monotonic(), counted["lines"]
+        streams = http_streams(follow.api)
+        for n in range(30):
+            spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none:1"}]}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"probe-{n}"}, "spec": spec}
+            sent = time.monotonic()
+            async with http.post(PODS, json=body) as response:
+                assert response.status == 201, await response.text()
+            while f"probe-{n}" not in {o["metadata"]["name"] for o in listener.objects.values()}:
+                await listener.changed()
+            noticed.append(time.monotonic() - sent)
+            sent = time.monotonic()
+            await follow.api.request("DELETE", f"{PODS}/probe-{n}")
+            deleted.append(time.monotonic() - sent)
+            await asyncio.sleep(0.3)
+        took, used = time.monotonic() - began, time.process_time() - used
+        probing.cancel()
+        for copy in copies:
+            await copy.close()
+    return {
+        "streams": streams,
+        "lines/s": (counted["lines"] - before) / took,
+        "CPU %": 100 * used / took,
+        "watch p50": quantile(noticed, 0.5),
+        "watch max": max(noticed),
+        "delete p50": quantile(deleted, 0.5),
+        "delete max": max(deleted),
+        "lag p99": quantile(late, 0.99),
+        "lag max": max(late),
+    }
+
+
+def http_streams(api: Any) -> int:
+    """Log requests that are open: each was counted once, and none has ended."""
+    return int(api.stats["logs"])
+
+
+CONTENDERS: dict[str, Callable[[Json], Awaitable[Json]]] = {
+    "raw aiohttp reader": raw,
+    "kubectl logs -f": kubectl,
+    "LogFollower": ours,
+    "PodManager": pod_manager,
+    "Airflow's logger alone": logger_alone,
+    "flood": flood,
+    "streams": streams,
+}
+
+
+async def contend(told: Json) -> None:
+    """A contender's process: prepare, wait for the word, run, and tell."""
+    import airflow.providers.cncf.kubernetes.utils.pod_manager
+    import kubernetes_asyncio
+    import structlog  # noqa: F401
+
+    import airflow_provider_ktrain.engine.logs
+    import airflow_provider_ktrain.engine.watch  # noqa: F401
+
+    say = answers()
+    with task_logger(told) if told["logger"] else contextlib.nullcontext():
+        say({})
+        await asyncio.to_thread(sys.stdin.readline)
+        used, began = cpu_seconds(), time.monotonic()
+        answer = await CONTENDERS[told["name"]]({**told, "rss": memory()})
+        answer |= {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - used, "rss": memory(key="VmHWM")}
+    if told["logger"]:
+        answer["texts"] = written(told["logger"])
+    if "texts" in answer:
+        answer |= exactness(answer.pop("texts"), told["lines"], told.get("containers", 1))
+    say(answer)
+
+
+def cpu_seconds() -> float:
+    """Of this process, all its threads, and the children that have ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def exactness(texts: Iterable[str], lines: int, containers: int = 1) -> Json:
+    """Of numbered lines: how many came, are missing, came again, or came out of order."""
+    numbers = [int(text[at + 5 : at + 13]) for text in texts if (at := text.find("line ")) >= 0]
+    seen = Counter(numbers)
+    return {
+        "lines": len(numbers),
+        "lost": containers * lines - sum(min(containers, count) for count in seen.values()),
+        "repeated": sum(max(0, count - containers) for count in seen.values()),
+    }
+
+
+# Airflow's logger, as a task process has it
+
+
+@contextlib.contextmanager
+def task_logger(told: Json) -> Any:
+    """Send what is logged here to a process that does with it what a task's supervisor does."""
+    from airflow.sdk.execution_time.supervisor import _configure_logs_over_json_channel
+
+    ours_, theirs = socket.socketpair()
+    supervisor = subprocess.Popen(
+        [sys.executable, __file__, "--supervise", told["logger"]], stdin=theirs, stdout=subprocess.DEVNULL
+    )
+    theirs.close()
+    ours_.recv(1)  # it has imported what it needs
+    _configure_logs_over_json_channel(ours_.detach())
+    try:
+        yield
+    finally:
+        import structlog
+
+        structlog.reset_defaults()
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                    socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_WR)
+        supervisor.wait()
+
+
+def supervise(path: str) -> None:
+    """What a supervisor does with the log of its task: read, unpack, mask, write to the file."""
+    import structlog
+    from airflow.sdk.execution_time.supervisor import make_buffered_socket_reader, process_log_messages_from_subprocess
+    from airflow.sdk.log import logging_processors
+
+    with open(path, "ab") as file, socket.socket(fileno=0) as channel:
+        logger = structlog.wrap_logger(
+            structlog.BytesLogger(file), processors=logging_processors(json_output=True), logger_name="task"
+        ).bind()
+        read, _ = make_buffered_socket_reader(
+            process_log_messages_from_subprocess((logger,)), on_close=lambda sock: None
+        )
+        channel.send(b".")
+        while read(channel):
+            pass
+
+
+def written(path: str) -> list[str]:
+    """The texts in a task's log file."""
+    return [json.loads(line)["event"] for line in Path(path).read_text().splitlines()]
+
+
+# the stage
+
+
+class Stage:
+    """Pods that write, on the embedded cluster."""
+
+    def __init__(self, cluster: EmbeddedCluster, http: Any, directory: Path) -> None:
+        self.cluster = cluster
+        self.reach = credentials(cluster)
+        self._http = http
+        self._directory = directory
+
+    async def write(
+        self, pod: str, lines: int, rate: float, size: int = 100, containers: Iterable[str] = ("main",)
+    ) -> None:
+        """Start a pod whose containers each write that many lines, at so many a second."""
+        command = [sys.executable, "-S", "write.py", str(lines), str(rate), str(size)]
+        spec = {
+            "restartPolicy": "Never",
+            "containers": [
+                {"name": name, "image": "writer:1", "imagePullPolicy": "IfNotPresent", "command": command}
+                for name in containers
+            ],
+        }
+        labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "0"}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "labels": labels}, "spec": spec}
+        async with self._http.post(PODS, json=body) as response:
+            assert response.status == 201, await response.text()
+
+    async def phase(self, pod: str, wanted: str) -> None:
+        while True:
+            async with self._http.get(f"{PODS}/{pod}") as response:
+                if (await response.json()).get("status", {}).get("phase") == wanted:
+                    return
+            await asyncio.sleep(0.1)
+
+    async def remove(self, *pods: str) -> None:
+        for pod in pods:
+            async with self._http.delete(f"{PODS}/{pod}", params={"gracePeriodSeconds": "0"}):
+                pass
+
+    @contextlib.contextmanager
+    def contender(self, name: str, *, logger: bool = False, **told: Any) -> Any:
+        file = tempfile.mktemp(dir=self._directory) if logger else ""
+        with contender(__file__, {"name": name, "logger": file, **told}, self.reach) as process:
+            yield process
+
+    def cut(self) -> None:
+        """Cut every connection."""
+        self.cluster.admin("drop", seconds=0.01)
+
+
+async def go(process: Contender) -> Json:
+    answer = await asyncio.to_thread(process.ask, go=True)
+    print(json.dumps(answer), file=sys.stderr, flush=True)
+    return answer
+
+
+HEAD = ["follows", "lines/s", "CPU s per 100,000 lines", "lost", "repeated", "MiB at most"]
+
+
+def row(name: str, found: Json) -> list[Any]:
+    lines = found["lines"]
+    return [
+        name, lines / found["seconds"], found["cpu"] / max(lines, 1) * 1e5,
+        found.get("lost"), found.get("repeated"), found["rss"],
+    ]  # fmt: skip
+
+
+async def burst(stage: Stage, args: argparse.Namespace) -> str:
+    await stage.write("burst", args.lines, 1e9)
+    await stage.phase("burst", "Succeeded")
+    rows = []
+    for name, logger in (
+        ("raw aiohttp reader", False),
+        ("kubectl logs -f", False),
+        ("LogFollower", False),
+        ("PodManager", False),
+        ("Airflow's logger alone", True),
+        ("LogFollower", True),
+        ("PodManager", True),
+    ):
+        with stage.contender(name, logger=logger, pod="burst", lines=args.lines) as process:
+            where = (
+                " to Airflow's logger" if logger and "alone" not in name else " to a list" if name[0] in "LP" else ""
+            )
+            rows.append(row(name + where, await go(process)))
+    await stage.remove("burst")
+    return f"A burst of {args.lines:,} lines of 100 bytes\n\n" + table(HEAD, rows)
+
+
+async def steady(stage: Stage, args: argparse.Namespace) -> str:
+    told = []
+    for cuts in (False, True):
+        pod, lines = f"steady-{int(cuts)}", RATE * int(args.seconds)
+        with contextlib.ExitStack() as stack:
+            names = ["raw aiohttp reader", "kubectl logs -f", "LogFollower", "PodManager"]
+            processes = [stack.enter_context(stage.contender(name, pod=pod, lines=lines)) for name in names]
+            await stage.write(pod, lines, RATE)
+            await stage.phase(pod, "Running")
+            running = [asyncio.create_task(go(process)) for process in processes]
+            ending = asyncio.create_task(stage.phase(pod, "Succeeded"))
+            while cuts and not ending.done():
+                await asyncio.sleep(1)
+                await asyncio.to_thread(stage.cut)
+                if ending.done() and ending.exception():  # it was cut, too
+                    ending = asyncio.create_task(stage.phase(pod, "Succeeded"))
+            found = await asyncio.gather(*running)
+        rows = [row(name, {"lost": lines - f["lines"], **f}) for name, f in zip(names, found, strict=True)]
+        how = "with a cut of every connection each second" if cuts else "without cuts"
+        told.append(f"{RATE:,} lines/s for {args.seconds:.0f} s, {how}\n\n" + table(HEAD, rows))
+        await stage.remove(pod)
+    return "\n\n".join(told)
+
+
+SCENES: dict[str, Callable[[Stage, argparse.Namespace], Awaitable[str]]] = {"burst": burst, "steady": steady}
+
+
+async def run(args: argparse.Namespace) -> None:
+    print(f"{datetime.date.today()}; {machine()}\n", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "write.py").write_text(WRITER)
+        with EmbeddedCluster(images={"writer:1": directory}, resources={"pods": "500", "cpu": "500"}) as cluster:
+            async with session(credentials(cluster)) as http:
+                for name in args.only or SCENES:
+                    print(await SCENES[name](Stage(cluster, http, Path(directory)), args), end="\n\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lines", type=int, default=200_000, help="of the burst")
+    parser.add_argument("--seconds", type=float, default=20, help="of the steady writer")
+    parser.add_argument("--only", nargs="+", choices=SCENES)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    parser.add_argument("--supervise", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.supervise:
+        supervise(args.supervise)
+    else:
+        asyncio.run(contend(json.loads(args.contender)) if args.contender else run(args))
+
+
+if __name__ == "__main__":
+    main()
