@@ -1,4 +1,4 @@
-"""The HTTP face of the embedded cluster: who is let in, which handler a request goes to, and errors as Status objects."""
+"""The HTTP face of the embedded cluster: who is let in, which handler a request goes to, errors as Status objects."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FAULTS = {
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `cluster` to the commands of `ktrain`; each sets `run`, a function of the arguments that returns an exit code."""
+    """Add `cluster` to the commands of `ktrain`; each sets `run`: arguments to exit code."""
     parser = subparsers.add_parser(
         "cluster", help="a Kubernetes of one's own, for development and tests", description=__doc__
     )

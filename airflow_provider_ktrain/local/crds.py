@@ -1,4 +1,4 @@
-"""The types that the Kubeflow operators bring: training-operator 1.9 (PyTorchJob, MPIJob v1), mpi-operator 0.8 (v2beta1).
+"""The types of the Kubeflow operators: training-operator 1.9 (PyTorchJob, MPIJob v1), mpi-operator 0.8 (v2beta1).
 
 Fields, defaults and enumerations are those of the CustomResourceDefinitions that the operators install.
 """
@@ -98,7 +98,8 @@ SCALE = {
 def definition(resource: Resource) -> Obj:
     """The CustomResourceDefinition of a resource, with its schema."""
     names = {
-        "kind": resource.kind, "listKind": f"{resource.kind}List", "plural": resource.plural, "singular": resource.singular,
+        "kind": resource.kind, "listKind": f"{resource.kind}List",
+        "plural": resource.plural, "singular": resource.singular,
     }  # fmt: skip
     order = {r.PYTORCHJOB: ("State", "Age"), r.MPIJOB_V1: ("Age", "State")}.get(resource, ())
     version = {

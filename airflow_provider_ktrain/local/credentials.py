@@ -1,4 +1,4 @@
-"""What guards the embedded cluster's door: a CA and certificate made at start, and the kubeconfig with the admin's token."""
+"""What guards the embedded cluster's door: a CA and certificate made at start, a kubeconfig with the admin's token."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def media_type(content_type: str, accepted: tuple[str, ...] = negotiation.READ) 
 
 
 def options(kind: str, query: Mapping[str, str]) -> str:
-    """Checks fieldValidation and dryRun of a write and returns the former; ApiError 422 as CreateOptions etc. are refused."""
+    """Checks fieldValidation and dryRun of a write and returns the former; ApiError 422 as `kind` is refused."""
     problems = []
     dry_run, validation = query.get("dryRun", ""), query.get("fieldValidation", "")
     if dry_run not in ("", "All"):
@@ -47,8 +47,8 @@ def decode(resource: Resource, body: bytes, media: str, validation: str) -> tupl
         raise _unrecognized(resource, f"couldn't get version/kind; json parse error: {e}", body) from None
     if not isinstance(value, dict):
         what = JSON_TYPES.get(type(value), "null")
-        why = f"couldn't get version/kind; json parse error: json: cannot unmarshal {what} into Go value of type {GO_HEAD}"
-        raise _unrecognized(resource, why, body)
+        why = f"json: cannot unmarshal {what} into Go value of type {GO_HEAD}"
+        raise _unrecognized(resource, f"couldn't get version/kind; json parse error: {why}", body)
     _check_type(resource, value, body)
     if media == negotiation.YAML and notes and validation == "Strict":
         notes = ["yaml: unmarshal errors:\n  " + "\n  ".join(notes)]

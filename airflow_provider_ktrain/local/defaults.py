@@ -18,17 +18,18 @@ POD_SPEC: Obj = {
     "schedulerName": "default-scheduler",
 }  # fmt: skip
 POD_ADMISSION: Obj = {
-    "serviceAccountName": "default", "priority": 0, "enableServiceLinks": True, "preemptionPolicy": "PreemptLowerPriority",
+    "serviceAccountName": "default", "priority": 0, "enableServiceLinks": True,
+    "preemptionPolicy": "PreemptLowerPriority",
 }  # fmt: skip
 CONTAINER: Obj = {"resources": {}, "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}
 PROBE: Obj = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
-NO_EXECUTE = [
+NO_EXECUTE: list[Obj] = [
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
     for taint in ("not-ready", "unreachable")
 ]
 MODE = 0o644  # of files in volumes
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
-TOKEN_SOURCES = [
+TOKEN_SOURCES: list[Obj] = [
     {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
     {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
     {
@@ -48,8 +49,9 @@ JOB_SPEC: Obj = {
 
 
 def apply(resource: Resource, obj: Obj) -> Obj:
-    """The object with the defaults of its type, as it enters the store for the first time; changes and returns `obj`."""
-    BY_RESOURCE.get(resource, lambda obj: None)(obj)
+    """The object with the defaults of its type, as it first enters the store; changes and returns `obj`."""
+    if fill := BY_RESOURCE.get(resource):
+        fill(obj)
     return obj
 
 

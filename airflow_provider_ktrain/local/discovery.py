@@ -1,4 +1,4 @@
-"""What the cluster says it serves: versions, groups and resources (plain and aggregated), and as much OpenAPI as kubectl asks."""
+"""What the cluster says it serves: groups and resources (plain and aggregated), as much OpenAPI as kubectl asks."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class ApiError(Exception):
     def status(self) -> dict[str, Any]:
         """The Status object of this error."""
         status: dict[str, Any] = {
-            "kind": "Status", "apiVersion": "v1", "metadata": self.metadata, "status": "Failure", "message": self.message,
+            "kind": "Status", "apiVersion": "v1", "metadata": self.metadata,
+            "status": "Failure", "message": self.message,
         }  # fmt: skip
         if self.reason:
             status["reason"] = self.reason

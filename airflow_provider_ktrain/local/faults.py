@@ -1,4 +1,4 @@
-"""Fault switches for tests: what goes wrong, where and for how long. Set by an authenticated request, or the command line."""
+"""Fault switches for tests: what goes wrong, where and for how long. Set by an authenticated request or by the CLI."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FOREVER = float("inf")
 class Fault:
     """One thing that goes wrong until `until` (loop time), for requests that match `verb` and the pattern `path`.
 
-    `kind` is one of KINDS; `status` is the code of an error answer, `amount` the bytes after which a log stream is cut or
-    the seconds that watch events are held back, `count` how many requests it still meets.
+    `kind` is one of KINDS; `status` is the code of an error answer, `amount` the bytes after which a log stream is cut
+    or the seconds that watch events are held back, `count` how many requests it still meets.
     """
 
     kind: str

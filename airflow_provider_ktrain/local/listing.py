@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local import selectors
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.requestinfo import flag
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.selectors import Selector
+from airflow_provider_ktrain.local.selectors import EVERYTHING, Selector
 from airflow_provider_ktrain.local.store import Obj, Store
 
 FUTURE_WAIT = 3.0  # seconds that a list waits for a resource version that is not there yet
@@ -23,7 +23,7 @@ FUTURE_WAIT = 3.0  # seconds that a list waits for a resource version that is no
 class ListOptions:
     """Options of a list or watch. Versions are None where not given; times are seconds."""
 
-    selector: Selector = Selector()
+    selector: Selector = EVERYTHING
     version: int | None = None
     match: str = ""
     limit: int = 0
@@ -128,7 +128,7 @@ class Page:
 
 
 async def page(store: Store, resource: Resource, namespace: str | None, wanted: ListOptions) -> Page:
-    """The page of a list that the options ask for. ApiError 400 and 410 for the token, 504 for a version of the future."""
+    """The page of a list that the options ask for. ApiError 400, 410 for the token, 504 for a version of the future."""
     version, start = _place(store, wanted)
     if version is not None and version > store.version:
         await _reached(store, version)
@@ -187,8 +187,9 @@ def _expired(start: str) -> ApiError:
     """410 with a token that goes on from the same place in the present state."""
     return ApiError(
         410,
-        "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
-        "the continue parameter, or use the continue token in this response to retrieve the remainder of the results. "
+        "The provided continue parameter is too old to display a consistent list result. You can start a new list "
+        "without the continue parameter, or use the continue token in this response to retrieve the remainder of the "
+        "results. "
         "Continuing with the provided token results in an inconsistent list - objects that were created, modified, or "
         "deleted between the time the first chunk was returned and now may show up in the list.",
         metadata={"continue": _token(-1, start)},

@@ -37,13 +37,13 @@ SUBDOMAIN = Rule(
 )  # fmt: skip
 LABEL = Rule(
     "[a-z0-9]([-a-z0-9]*[a-z0-9])?", 63,
-    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an "
-    "alphanumeric character (e.g. 'my-name',  or '123-abc'",
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
+    "an alphanumeric character (e.g. 'my-name',  or '123-abc'",
 )  # fmt: skip
 DNS_1035 = Rule(
     "[a-z]([-a-z0-9]*[a-z0-9])?", 63,
-    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and "
-    "end with an alphanumeric character (e.g. 'my-name',  or 'abc-123'",
+    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "
+    "and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123'",
 )  # fmt: skip
 KEY_NAME = Rule(
     "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", 63,
@@ -52,8 +52,8 @@ KEY_NAME = Rule(
 )  # fmt: skip
 LABEL_VALUE = Rule(
     "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", 63,
-    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end "
-    "with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345'",
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
+    "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345'",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Bodies in and out: media types, JSON and YAML, and the forms (Table, metadata only) in which an answer may be wanted."""
+"""Bodies in and out: media types, JSON and YAML, and the forms (Table, metadata only) that an answer may have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = {"Cache-Control": "no-cache, private"}
 
 @dataclass(frozen=True)
 class Form:
-    """How an answer is wanted: its media type, and `kind` Table, PartialObjectMetadata(List), or "" for the object itself."""
+    """How an answer is wanted: media type, and `kind` Table, PartialObjectMetadata(List) or "", the object itself."""
 
     media: str = JSON
     kind: str = ""

@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: bearer tokens, Roles and ClusterRoles, and the reviews that tell a caller about itself."""
+"""Who asks, and whether they may: bearer tokens, Roles and ClusterRoles, reviews that tell callers of themselves."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ EVERYTHING = (
     {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
     {"verbs": ["*"], "nonResourceURLs": ["*"]},
 )
-ATTRIBUTES = {
-    "group": "group", "version": "version", "namespace": "namespace", "plural": "resource", "name": "name",
-    "subresource": "subresource",
-}  # fmt: skip
+ATTRIBUTES = ("group", "version", "namespace", "resource", "name", "subresource")
 READ = ["get", "list", "watch"]
 WRITE = ["create", "delete", "deletecollection", "patch", "update"]
 WORKLOADS = [
@@ -251,10 +248,9 @@ class Reviews:
 
     def _access(self, user: User, spec: Obj) -> Obj:
         wanted, path = spec.get("resourceAttributes") or {}, spec.get("nonResourceAttributes") or {}
-        asked = RequestInfo(
-            str(wanted.get("verb") or path.get("verb") or ""), str(path.get("path", "")),
-            **{ours: str(wanted.get(theirs) or "") for ours, theirs in ATTRIBUTES.items()},
-        )  # fmt: skip
+        group, version, namespace, plural, name, subresource = (str(wanted.get(a) or "") for a in ATTRIBUTES)
+        verb = str(wanted.get("verb") or path.get("verb") or "")
+        asked = RequestInfo(verb, str(path.get("path", "")), group, version, namespace, plural, name, subresource)
         return {"spec": spec, "status": {"allowed": self._authorizer.allows(user, asked)}}
 
     def _rules(self, user: User, spec: Obj) -> Obj:

@@ -12,7 +12,7 @@ VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH"
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """One request in Kubernetes' terms. A path that names no resource has an empty `plural` and the verb of its method."""
+    """One request in Kubernetes' terms. A path that names no resource has no `plural`, and the verb of its method."""
 
     verb: str
     path: str

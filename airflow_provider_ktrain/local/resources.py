@@ -97,5 +97,5 @@ BUILT_IN = (
 
 
 def served(mpi_api: str = "v1") -> tuple[Resource, ...]:
-    """All resource types of a cluster that serves MPIJob as `mpi_api` (v1 or v2beta1): one of them, as on a real one."""
+    """All resource types of a cluster that serves MPIJob as `mpi_api`: v1 or v2beta1, one of them, as on a real one."""
     return (*BUILT_IN, PYTORCHJOB, {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api])

@@ -65,7 +65,7 @@ class Run:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SHIM)], stdin=theirs, start_new_session=True, cwd="/"
+                [sys.executable, "-I", "-S", str(SHIM)], stdin=theirs.fileno(), start_new_session=True, cwd="/"
             )
         self._task = loop.create_task(self._follow())
 

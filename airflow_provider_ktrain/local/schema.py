@@ -1,8 +1,8 @@
 """Types of objects: decoding that knows its fields, and the schema of custom resources.
 
-Built-in types are read from the models of the official Python client, which is made from Kubernetes' own description; what
-the operators define is written down in `crds.py` in the same words: `str`, `int`, `bool`, `float`, `object` (anything),
-`quantity`, `list[X]`, `dict[str, X]`, or the name of a struct.
+Built-in types are read from the models of the official Python client, which is made from Kubernetes' own description;
+what the operators define is written down in `crds.py` in the same words: `str`, `int`, `bool`, `float`, `object`
+(anything), `quantity`, `list[X]`, `dict[str, X]`, or the name of a struct.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ QUANTITIES = {
 #: what a list of this name must not have twice
 LIST_KEYS = {
     "containers": ("name",), "initContainers": ("name",), "env": ("name",), "ports": ("containerPort", "protocol"),
-    "volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",), "volumes": ("name",), "imagePullSecrets": ("name",),
-    "hostAliases": ("ip",), "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"), "resourceClaims": ("name",),
+    "volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",), "volumes": ("name",),
+    "imagePullSecrets": ("name",), "hostAliases": ("ip",), "resourceClaims": ("name",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }  # fmt: skip
 #: defaults that the generated schemas of custom resources hold
 GENERATED_DEFAULTS: dict[str, Obj] = {
@@ -44,8 +45,8 @@ GENERATED_DEFAULTS: dict[str, Obj] = {
     **{
         f"V1{name}": {"name": ""}
         for name in (
-            "LocalObjectReference", "ConfigMapKeySelector", "SecretKeySelector", "ConfigMapEnvSource", "SecretEnvSource",
-            "ConfigMapVolumeSource", "ConfigMapProjection", "SecretProjection",
+            "LocalObjectReference", "ConfigMapKeySelector", "SecretKeySelector", "ConfigMapEnvSource",
+            "SecretEnvSource", "ConfigMapVolumeSource", "ConfigMapProjection", "SecretProjection",
         )
     },
 }  # fmt: skip

@@ -71,8 +71,11 @@ class Selector:
         )
 
 
+EVERYTHING = Selector()
+
+
 def parse(resource: Resource, labels: str, fields: str) -> Selector:
-    """The selector of `labelSelector` and `fieldSelector`; ApiError 400 where they mean nothing or are not supported."""
+    """The selector of `labelSelector` and `fieldSelector`; ApiError 400 where they mean nothing or are unsupported."""
     return Selector(tuple(parse_labels(labels)), tuple(parse_fields(resource, fields)))
 
 

@@ -205,10 +205,12 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-async def _parent_gone(stop: asyncio.Event, parent: int) -> None:
-    while os.getppid() == parent:
-        await asyncio.sleep(PARENT_LOOK)
-    stop.set()
+def _stop_without(parent: int, stop: asyncio.Event) -> None:
+    """Set `stop` when this process is no longer a child of `parent`."""
+    if os.getppid() != parent:
+        stop.set()
+    else:
+        asyncio.get_running_loop().call_later(PARENT_LOOK, _stop_without, parent, stop)
 
 
 async def serve(config: Config) -> None:
@@ -217,12 +219,9 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    watcher = asyncio.create_task(_parent_gone(stop, config.parent)) if config.parent else None
-    try:
-        await Cluster(config).run(stop)
-    finally:
-        if watcher:
-            watcher.cancel()
+    if config.parent:
+        _stop_without(config.parent, stop)
+    await Cluster(config).run(stop)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -79,7 +79,7 @@ class Store:
         return max(self._oldest, dropped)
 
     def expire(self) -> None:
-        """Forget the history: what resumes from an older version gets 410 Expired (a fault switch, and etcd's compaction)."""
+        """Forget the history: what resumes from an older version gets 410 Expired, as after etcd's compaction."""
         self._history.clear()
         self._oldest = self._version
 
@@ -131,7 +131,7 @@ class Store:
     # writing
 
     def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
-        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409 where the name is taken.
+        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409: the name is taken.
 
         :param dry_run: make the object and leave the store as it is.
         """
@@ -166,12 +166,12 @@ class Store:
         if wanted and wanted != old["metadata"]["resourceVersion"]:
             raise conflict(resource, meta["name"])
         if meta.get("uid") and meta["uid"] != old["metadata"]["uid"]:
+            key = f"/registry/{resource.group_resource}/{meta.get('namespace', '')}/{meta['name']}"
             raise ApiError(
                 409,
                 f'Operation cannot be fulfilled on {resource.group_resource} "{meta["name"]}": StorageError: invalid '
-                f"object, Code: 4, Key: /registry/{resource.group_resource}/{meta.get('namespace', '')}/{meta['name']}, "
-                f"ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {meta['uid']}, UID "
-                f"in object meta: {old['metadata']['uid']}",
+                f"object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in "
+                f"precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}",
                 details=details(resource, meta["name"]),
             )
         if status:
@@ -344,8 +344,8 @@ def precondition_failed(resource: Resource, name: str, what: str, given: str, fo
     why = "modified" if what == "ResourceVersion" else "deleted and then recreated"
     return ApiError(
         409,
-        f'Operation cannot be fulfilled on {group_kind} "{name}": the {what} in the precondition ({given}) does not match '
-        f"the {what} in record ({found}). The object might have been {why}",
+        f'Operation cannot be fulfilled on {group_kind} "{name}": the {what} in the precondition ({given}) does not '
+        f"match the {what} in record ({found}). The object might have been {why}",
         details={**details(resource, name), "kind": resource.kind},
     )
 

@@ -12,9 +12,9 @@ from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj
 
 NAME_TEXT = (
-    "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client "
-    "to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and "
-    "configuration definition. Cannot be updated. More info: "
+    "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a "
+    "client to request the generation of an appropriate name automatically. Name is primarily intended for creation "
+    "idempotence and configuration definition. Cannot be updated. More info: "
     "https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names"
 )
 
@@ -34,7 +34,7 @@ class Column:
 def table(
     resource: Resource, objects: list[Obj], metadata: Obj, *, head: bool = True, include: str = "Metadata"
 ) -> Obj:
-    """A Table of objects. `head`: with column definitions (a watch sends them once). `include`: Metadata, Object or None."""
+    """Objects as rows. `head`: with column definitions, as a watch sends once. `include`: Metadata, Object or None."""
     columns = COLUMNS.get(resource, (NAME, AGE))
     return {
         "kind": "Table",
@@ -146,8 +146,9 @@ def _job_state(job: Obj) -> str | None:
 
 
 def _node_status(node: Obj) -> str:
-    ready = next((c for c in (node.get("status") or {}).get("conditions") or () if c.get("type") == "Ready"), {})
-    state = "Ready" if ready.get("status") == "True" else "NotReady"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    state = "Ready" if ready else "NotReady"
     return f"{state},SchedulingDisabled" if (node.get("spec") or {}).get("unschedulable") else state
 
 
@@ -213,7 +214,7 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     ),
     r.BATCH_JOB: (
         NAME, Column("Status", _batch_status),
-        Column("Completions", lambda o: f"{(o.get('status') or {}).get('succeeded', 0)}/{o['spec'].get('completions', 1)}"), AGE,
+        Column("Completions", lambda o: f"{at('status.succeeded', 0)(o)}/{at('spec.completions', 1)(o)}"), AGE,
     ),
     r.CRD: (NAME, Column("Created At", at("metadata.creationTimestamp"), "date")),
     r.ROLE: (NAME, Column("Created At", at("metadata.creationTimestamp"), "date")),

@@ -59,8 +59,8 @@ def _against(meta: Obj, old: Obj) -> Iterator[Problem]:
     added = [f for f in meta.get("finalizers") or () if f not in (old.get("finalizers") or ())]
     if added and "deletionTimestamp" in old:
         told = ", ".join(f'"{f}"' for f in added)
-        why = f"Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{{{told}}}"
-        yield "FieldValueForbidden", why, "metadata.finalizers"
+        why = "no new finalizers can be added if the object is being deleted, found new finalizers"
+        yield "FieldValueForbidden", f"Forbidden: {why} []string{{{told}}}", "metadata.finalizers"
 
 
 def built_in(resource: Resource, obj: Obj, old: Obj | None) -> list[Problem]:

@@ -120,7 +120,7 @@ class Watch:
                     await self._awake.wait()
 
     def _lines(self, change: Change) -> Iterator[bytes]:
-        """The event of a change for this watch: an object that enters the selection is added, one that leaves it deleted."""
+        """The event of a change for this watch: what enters the selection is added, what leaves it deleted."""
         if self._namespace is not None and change.object["metadata"].get("namespace") != self._namespace:
             return
         if self._wanted.version and change.version <= self._wanted.version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,15 +123,14 @@ class Writes:
             raise invalid(
                 resource.kind, [("FieldValueRequired", "Required value", "metadata")], name=name, group=resource.group
             )
-        if patched["metadata"].get("name") != name or patched["metadata"].get("namespace", "") != namespace:
-            raise ApiError(
-                400,
-                f"the name of the object ({patched['metadata'].get('name')}) does not match the name on the URL ({name})",
-            )
+        meta = patched["metadata"]
+        if meta.get("name") != name or meta.get("namespace", "") != namespace:
+            why = f"the name of the object ({meta.get('name')}) does not match the name on the URL ({name})"
+            raise ApiError(400, why)
         obj, notes = schema.decode(resource, patched)
         if notes and validation == "Strict":
-            text = negotiation.encode(patched).decode(errors="replace")
-            why = f"Invalid value: {negotiation.encode(text).decode(errors='replace')}: strict decoding error: {', '.join(notes)}"
+            value = json.dumps(json.dumps(patched, separators=(",", ":"), ensure_ascii=False), ensure_ascii=False)
+            why = f"Invalid value: {value}: strict decoding error: {', '.join(notes)}"
             raise invalid("", [("FieldValueInvalid", why, "patch")], group="")
         warnings = [] if validation == "Ignore" else notes
         return self._replace(resource, old, obj, subresource, warnings, dry_run)
@@ -172,8 +172,8 @@ class Writes:
         if not policy and resource == r.BATCH_JOB:
             policy = "Orphan"
             warnings = (
-                "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them "
-                "or set propagationPolicy=Orphan to suppress this warning",
+                "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove "
+                "them or set propagationPolicy=Orphan to suppress this warning",
             )
         if not policy:
             kept = old["metadata"].get("finalizers") or ()
@@ -204,10 +204,8 @@ def _place(resource: Resource, namespace: str, obj: Obj) -> None:
     """Put the namespace of the request into the object; ApiError 400 where it names another."""
     meta = obj.setdefault("metadata", {})
     if not isinstance(meta, dict):
-        raise ApiError(
-            400,
-            f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: metadata is not an object',
-        )
+        version = f'{resource.kind} in version "{resource.version}"'
+        raise ApiError(400, f"{version} cannot be handled as a {resource.kind}: metadata is not an object")
     if not resource.namespaced:
         meta.pop("namespace", None)
         return
@@ -253,17 +251,17 @@ def delete_options(body: bytes, content_type: str, query: Mapping[str, str]) -> 
         given, _ = decoding.load_map(body, decoding.media_type(content_type))
     grace, policy, cascade = (given.get(k) for k in ("gracePeriodSeconds", "propagationPolicy", "orphanDependents"))
     preconditions = given.get("preconditions") or {}
+    uid_and_version = preconditions.items() if isinstance(preconditions, dict) else ()
     expected: list[tuple[str, object, type | tuple[type, ...]]] = [
         ("gracePeriodSeconds", grace, int), ("propagationPolicy", policy, str), ("orphanDependents", cascade, bool),
         ("preconditions", preconditions, dict),
-        *((f"preconditions.{k}", v, str) for k, v in (preconditions.items() if isinstance(preconditions, dict) else ())),
+        *((f"preconditions.{k}", v, str) for k, v in uid_and_version),
     ]  # fmt: skip
     for field, value, type_ in expected:
         if value is not None and not isinstance(value, type_):
-            raise ApiError(
-                400,
-                f"DeleteOptions: json: cannot unmarshal {decoding.JSON_TYPES.get(type(value), 'object')} into Go struct field DeleteOptions.{field}",
-            )
+            found = decoding.JSON_TYPES.get(type(value), "object")
+            why = f"json: cannot unmarshal {found} into Go struct field DeleteOptions.{field}"
+            raise ApiError(400, f"DeleteOptions: {why}")
     problems = []
     if policy and policy not in POLICIES:
         names = ", ".join(f'"{p}"' for p in (*POLICIES, "nil"))

@@ -1,6 +1,6 @@
 """A stand-in for Horovod's example of this name: elastic training that is averaged over however many workers there are.
 
-It fits a line instead of MNIST. The state is committed after each batch, so that a worker that joins goes on from there.
+It fits a line instead of MNIST. The state is committed after each batch: a worker that joins goes on from there.
 STAND_IN_SIZES (`2 3 1`): train until there were so many workers, in this order, for some batches each.
 """
 
