@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import yaml
 
@@ -16,9 +16,13 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.source import parse, the_job
+from airflow_provider_ktrain.core.source import parse, the_job, unknown, unrendered
 
-Judge = Callable[[Mapping[str, Any]], list[Problem]]
+
+class Judge(Protocol):
+    """Finds the problems of a manifest; `rendered` is False where some of its values are templates."""
+
+    def __call__(self, manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +44,7 @@ def _add_check(subparsers: Any) -> None:
         "check",
         help="find mistakes in manifests before they cost anything",
         description="Exit status: 0 no errors (warnings are no errors), 1 errors, 2 a file cannot be read, or the "
-        "cluster cannot be asked.",
+        "cluster cannot be asked. Values that are Jinja templates are checked when they are rendered.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - for standard input")
     parser.add_argument("--output", choices=("text", "json"), default="text")
@@ -60,7 +64,7 @@ def _add_check(subparsers: Any) -> None:
 def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
     try:
-        with _asking(args) if args.server else contextlib.nullcontext(check) as judge:
+        with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
             for file in args.files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge))
     except (OSError, ClusterError) as e:
@@ -101,17 +105,23 @@ def _problems(file: str, judge: Judge) -> Iterator[tuple[int, Problem]]:
         with open(file, encoding="utf-8", errors="replace") as f:
             text = f.read()
     try:
-        documents = parse(text, file)
+        documents = parse(unrendered(text), file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
         for document in jobs or [the_job(documents)]:
-            for problem in judge(document.content):
-                yield document.line_of(problem.path), problem
+            templates = set(unknown(document.content))
+            for problem in judge(document.content, rendered=not templates):
+                if problem.path not in templates:
+                    yield document.line_of(problem.path), problem
     except ManifestError as e:
         line = e.where.rpartition(":")[2]
         yield (
             int(line) if line.isdigit() else 1,
             Problem(ERROR, "manifest", "$", e.message, e.found, e.expected, e.remedy),
         )
+
+
+def _offline(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
+    return check(manifest)
 
 
 @contextlib.contextmanager
@@ -141,11 +151,11 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
         await config.load_kube_config(args.kubeconfig, chosen["name"], client_configuration=configuration)
         return client.ApiClient(configuration)
 
-    def judge(manifest: Mapping[str, Any]) -> list[Problem]:
+    def judge(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
         said = manifest.get("metadata")
         own = said.get("namespace") if isinstance(said, Mapping) else None
         namespace = args.namespace or own or chosen["context"].get("namespace") or "default"
-        found: list[Problem] = runner.run(preflight(api, manifest, namespace))
+        found: list[Problem] = runner.run(preflight(api, manifest, namespace, rendered=rendered))
         return found
 
     api = Api(make_client, "ktrain check")

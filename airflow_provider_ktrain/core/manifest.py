@@ -53,6 +53,7 @@ _SERVERS_OWN = (
     "deletionTimestamp",
     "managedFields",
     "selfLink",
+    "clusterName",
     "generateName",
     "ownerReferences",
 )

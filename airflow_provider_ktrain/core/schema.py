@@ -41,6 +41,7 @@ TYPES: dict[str, str] = {
     "ReplicaSpec": "replicas:i template:PodTemplate restartPolicy:s",
     "PodTemplate": "metadata:Metadata spec:PodSpec",
     "Metadata": "name:s generateName:s namespace:s labels:{s} annotations:{s} finalizers:any ownerReferences:any uid:s "
+    "clusterName:s "
     "resourceVersion:s generation:i creationTimestamp:any deletionTimestamp:any deletionGracePeriodSeconds:i "
     "managedFields:any selfLink:s",
     "PodSpec": "activeDeadlineSeconds:i affinity:Affinity automountServiceAccountToken:b containers!:[Container@name] "
@@ -200,7 +201,7 @@ def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Sch
 
 def _type_mismatch(value: Any, schema: Schema, path: str) -> Mismatch | None:
     if schema.get("x-kubernetes-int-or-string"):
-        fits, expected = isinstance(value, int | str) and not isinstance(value, bool), "an integer or text"
+        fits, expected = _FITS["integer"](value) or isinstance(value, str), "an integer or text"
     else:
         wanted = schema.get("type")
         fits, expected = _FITS.get(str(wanted), lambda _: True)(value), _described(schema)

@@ -98,7 +98,7 @@ def the_job(documents: Sequence[Document]) -> Document:
 def read(source: object, folder: str | os.PathLike[str] | None = None) -> list[Document]:
     """All documents of a source that hold something. Parameters and errors as for :func:`load`."""
     if isinstance(source, Mapping):
-        return [Document(plain(source))]
+        return list(_listed(Document(plain(source))))
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = Path(folder or ".") / os.fspath(source)
         return parse(_text_of(path), str(source))
@@ -147,6 +147,24 @@ def plain(value: Any) -> Any:
         raise ManifestError("a value that JSON has not", where=path, found=_short(value), remedy="quote it")
 
     return copy(value, "$", 0)
+
+
+def unrendered(text: str) -> str:
+    """Text with Jinja's (or Helm's) expressions in it, made readable: a word stands for what is not known yet."""
+    return _JINJA.sub(lambda m: UNKNOWN if m[0].startswith("{{") else "", text)
+
+
+def unknown(content: Any, path: str = "$") -> Iterator[str]:
+    """The JSON paths of the values that `unrendered` has put its word into."""
+    members = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in members:
+        yield from unknown(value, join(path, key) if isinstance(key, str) else f"{path}[{key}]")
+    if isinstance(content, str) and UNKNOWN in content:
+        yield path
+
+
+UNKNOWN = "ktrain-template"
+_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}")
 
 
 def join(path: str, key: str) -> str:
@@ -200,7 +218,7 @@ def parse(text: str, file: str = "<text>") -> list[Document]:
 def _documents(text: str, file: str) -> Iterator[Document]:
     if text.lstrip().startswith("{"):  # JSON may be indented by tabs, YAML may not
         try:
-            yield Document(plain(json.loads(text)), file, 1, {})
+            yield from _listed(Document(plain(json.loads(text)), file, 1, {}))
             return
         except json.JSONDecodeError:
             pass
@@ -212,9 +230,22 @@ def _documents(text: str, file: str) -> Iterator[Document]:
             lines = dict(_lines(node, "$", set()))
             content = plain(loader.construct_document(node))
             if content is not None:
-                yield Document(content, file, node.start_mark.line + 1, lines)
+                yield from _listed(Document(content, file, node.start_mark.line + 1, lines))
     finally:
         loader.dispose()
+
+
+def _listed(document: Document) -> Iterator[Document]:
+    """The document, or the items of what `kubectl get -o yaml` writes of several objects."""
+    content = document.content
+    items = content.get("items") if isinstance(content, dict) and str(content.get("kind")).endswith("List") else None
+    if not isinstance(items, list):
+        yield document
+        return
+    for i, item in enumerate(items):
+        root = f"$.items[{i}]"
+        lines = {"$" + path.removeprefix(root): n for path, n in document.lines.items() if path.startswith(root)}
+        yield Document(item, document.file, lines.get("$", document.line), lines)
 
 
 def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:

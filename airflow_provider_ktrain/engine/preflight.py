@@ -20,13 +20,14 @@ NAME = "ktrain-check"  #: of a job whose manifest has none; nothing of that name
 KUEUE = "kueue.x-k8s.io"
 
 
-async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str) -> list[Problem]:
+async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
     """All that speaks against a job: by our own rules, by the schema that the server publishes, and by its answers.
 
     Asked are the API version that is served, the namespace, the rights of `ktrain rbac`, the Kueue LocalQueue, and,
     where nothing else is wrong, a dry run of the create (as it would be sent), which runs the operator's webhook.
     Nothing is created.
 
+    :param rendered: False where values are still templates: there is no dry run of such a manifest.
     :raises UnreachableError, AccessError, ClusterError: the cluster cannot be asked.
     """
     kind = KINDS.get(str(manifest.get("kind")))
@@ -43,7 +44,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str) -> li
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     problems += judge(manifest, await _ask(api, kind, manifest, namespace))
-    if not any(p.level is ERROR for p in problems):
+    if rendered and not any(p.level is ERROR for p in problems):
         problems += await _dry_run(api, kind, version, sent, namespace)
     return sorted(problems, key=lambda p: p.level is not ERROR)
 

@@ -247,6 +247,8 @@ class TrainingJobOperator(BaseOperator):
             for text in () if quiet else moved:
                 self.log.warning("Manifest: %s", text)
             built = manifests.overlay(loaded, self._overlay(**more))
+        if isinstance(metadata := built.get("metadata"), dict):
+            metadata.pop("name", None)  # the job gets one that is made of the task's identity
         problems = check(built, self.kind.name)
         for problem in problems:
             if problem.level == "warning" and not quiet:

@@ -68,6 +68,29 @@ def test_what_is_no_training_job_is_an_error(
     assert capsys.readouterr().out.startswith(f"{file}:{line}: error ")
 
 
+def test_values_that_are_templates_are_checked_when_they_are_rendered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.yaml"
+    text = GOOD.replace("image: registry/train:1", "image: {{ params.image }}").replace(
+        "replicas: 1", "replicas: {{ n }}"
+    )
+    file.write_text(f"{{# a comment #}}\n{text}")
+    assert text.count("{{") == 4
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == "1 files: 0 errors, 0 warnings\n"
+    file.write_text(text.replace("name: pytorch\n", "name: other\n"))
+    assert main(["check", str(file)]) == 1
+    assert "error container-name" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "example_dags" / "manifests").glob("*.yaml")), ids=lambda f: f.name
+)
+def test_our_examples_have_no_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(file)]) == 0, capsys.readouterr().out
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
     assert main(["check", "-"]) == 0
@@ -80,3 +103,15 @@ def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as e:
         main(["check"])
     assert e.value.code == 2
+
+
+def test_the_items_of_a_list_are_checked_at_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = pytorchjob()
+    wrong["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
+    file = tmp_path / "list.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [pytorchjob(), wrong]}))
+    assert main(["check", str(file)]) == 1
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if " error " in x]
+    number = int(line.removeprefix(f"{file}:").partition(":")[0])
+    assert file.read_text().splitlines()[number - 1].strip() == "replicas: 2"
+    assert "error master-replicas at $.spec.pytorchReplicaSpecs.Master.replicas" in line

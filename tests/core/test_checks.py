@@ -214,6 +214,14 @@ def test_the_servers_schema_is_strict() -> None:
     ]
 
 
+def test_a_name_that_stands_twice_in_env_is_for_the_servers_schema_to_refuse() -> None:
+    """CRDs of training-operator before 1.9 take the last one."""
+    env = {"type": "array", "items": {}, "x-kubernetes-list-map-keys": ["name"]}
+    schema = {"properties": {"spec": {"properties": {"env": env}}}}
+    manifest = changed(pytorchjob(), put("spec/env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]))
+    assert ("error", "duplicate", "$.spec.env[1]") in found(manifest, schema=schema)
+
+
 def test_the_schema_of_a_kind_is_found_in_what_the_server_publishes() -> None:
     job: dict[str, Any] = SERVER["components"]["schemas"]["Job"]  # type: ignore[index]
     named = job | {

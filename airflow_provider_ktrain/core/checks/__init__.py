@@ -83,7 +83,8 @@ def _identity(root: At, wanted: str | None) -> Iterator[Problem]:
 
 def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
     code, message = _CODES[m.code]
-    level = WARNING if m.code == "unknown" and not strict else ERROR
+    lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
+    level = WARNING if lenient and not strict else ERROR
     field = m.path.rpartition(".")[2]
     return Problem(level, code, m.path, message.format(field=field), m.found, m.expected, m.hint)
 

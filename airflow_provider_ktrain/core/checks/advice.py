@@ -11,6 +11,9 @@ from airflow_provider_ktrain.core.manifest import LEGACY_RUN_POLICY
 WARNING = Level.WARNING
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
 _BACKEND_ENV = ("BACKEND", "DIST_BACKEND", "TORCH_DISTRIBUTED_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
+_MPIRUN = re.compile(  # -n may be the program's own as well, once that has begun
+    r"\b(?:mpirun|mpiexec|horovodrun)(?:[^;|&\n]*?\s(?=--?np\b)|(?:\s+--[\w-]+)*\s+)(--?np|-n)[=\s]+['\"]?(\d+)\b"
+)
 _ALWAYS_SET = {"PET_NNODES", "PET_NPROC_PER_NODE"}
 _WITH_MASTER = {
     "MASTER_ADDR",
@@ -66,7 +69,11 @@ def gloo_has_no_gpus(job: Job) -> Iterator[Found]:
     for replica, at in _using(job, "gloo"):
         if gpus := _gpus(job, replica):
             yield Found(
-                at, f"the backend of {replica.role} is gloo, which is slow on GPUs", f"gloo, {gpus} GPUs", "nccl"
+                at,
+                f"{replica.role} asks for GPUs, and gloo carries what they exchange through the CPU: right for a trial "
+                "without real GPUs, slow with them",
+                f"gloo, {gpus} GPUs",
+                "nccl, where the GPUs are real",
             )
 
 
@@ -206,10 +213,10 @@ def mpirun_has_slots(job: Job) -> Iterator[Found]:
     if low is not None and low > slots:
         at = _numbers(launcher, r"--?min[-_]np")[0][1]
         yield Found(at, "fewer slots than --min-np", f"{slots} slots", f"at least {low}")
-    if low is None and re.search(r"\b(mpirun|mpiexec|horovodrun)\b", launcher.words):
-        for count, at in _numbers(launcher, r"-np|--np|-n"):
-            if count > slots and "oversubscribe" not in launcher.words:
-                yield Found(at, "more processes than slots: mpirun refuses", str(count), f"at most {slots}")
+    for match in re.finditer(_MPIRUN, launcher.words) if low is None else ():
+        if int(match[2]) > slots and "oversubscribe" not in launcher.words:
+            at = _word_at(launcher, match[1])
+            yield Found(at, "more processes than slots: mpirun refuses", match[2], f"at most {slots}")
     high = max([n for n, _ in _numbers(launcher, r"--?max[-_]np")], default=None)
     if high is not None and high < slots:
         at = _numbers(launcher, r"--?max[-_]np")[0][1]
