@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import resource
@@ -27,7 +28,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -285,21 +285,24 @@ CONTENDERS: dict[str, Callable[[Json], Awaitable[Json]]] = {
     "kubectl logs -f": kubectl,
     "LogFollower": ours,
     "PodManager": pod_manager,
-    "Airflow's logger alone": logger_alone,
+    "lines from a loop": logger_alone,
     "flood": flood,
     "streams": streams,
 }
 
+IMPORTED = (
+    "airflow.providers.cncf.kubernetes.utils.pod_manager",
+    "kubernetes_asyncio",
+    "structlog",
+    "airflow_provider_ktrain.engine.logs",
+    "airflow_provider_ktrain.engine.watch",
+)  # by every contender, before anything is measured
+
 
 async def contend(told: Json) -> None:
     """A contender's process: prepare, wait for the word, run, and tell."""
-    import airflow.providers.cncf.kubernetes.utils.pod_manager
-    import kubernetes_asyncio
-    import structlog  # noqa: F401
-
-    import airflow_provider_ktrain.engine.logs
-    import airflow_provider_ktrain.engine.watch  # noqa: F401
-
+    for module in IMPORTED:
+        importlib.import_module(module)
     say = answers()
     with task_logger(told) if told["logger"] else contextlib.nullcontext():
         say({})
@@ -428,7 +431,8 @@ class Stage:
     @contextlib.contextmanager
     def contender(self, name: str, *, logger: bool = False, **told: Any) -> Any:
         file = tempfile.mktemp(dir=self._directory) if logger else ""
-        with contender(__file__, {"name": name, "logger": file, **told}, self.reach) as process:
+        level = "INFO" if logger else "WARNING"
+        with contender(__file__, {"name": name, "logger": file, **told}, self.reach, log_level=level) as process:
             yield process
 
     def cut(self) -> None:
@@ -442,6 +446,7 @@ async def go(process: Contender) -> Json:
     return answer
 
 
+LOGGER = "to Airflow's logger"
 HEAD = ["follows", "lines/s", "CPU s per 100,000 lines", "lost", "repeated", "MiB at most"]
 
 
@@ -457,20 +462,17 @@ async def burst(stage: Stage, args: argparse.Namespace) -> str:
     await stage.write("burst", args.lines, 1e9)
     await stage.phase("burst", "Succeeded")
     rows = []
-    for name, logger in (
-        ("raw aiohttp reader", False),
-        ("kubectl logs -f", False),
-        ("LogFollower", False),
-        ("PodManager", False),
-        ("Airflow's logger alone", True),
-        ("LogFollower", True),
-        ("PodManager", True),
+    for name, where in (
+        ("raw aiohttp reader", ""),
+        ("kubectl logs -f", ""),
+        ("LogFollower", "to a list"),
+        ("PodManager", "to a list"),
+        ("lines from a loop", LOGGER),
+        ("LogFollower", LOGGER),
+        ("PodManager", LOGGER),
     ):
-        with stage.contender(name, logger=logger, pod="burst", lines=args.lines) as process:
-            where = (
-                " to Airflow's logger" if logger and "alone" not in name else " to a list" if name[0] in "LP" else ""
-            )
-            rows.append(row(name + where, await go(process)))
+        with stage.contender(name, logger=where == LOGGER, pod="burst", lines=args.lines) as process:
+            rows.append(row(f"{name} {where}".strip(), await go(process)))
     await stage.remove("burst")
     return f"A burst of {args.lines:,} lines of 100 bytes\n\n" + table(HEAD, rows)
 
@@ -505,7 +507,7 @@ SCENES: dict[str, Callable[[Stage, argparse.Namespace], Awaitable[str]]] = {"bur
 async def run(args: argparse.Namespace) -> None:
     print(f"{datetime.date.today()}; {machine()}\n", flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "write.py").write_text(WRITER)
+        (Path(directory) / "write.py").write_text(WRITER)
         with EmbeddedCluster(images={"writer:1": directory}, resources={"pods": "500", "cpu": "500"}) as cluster:
             async with session(credentials(cluster)) as http:
                 for name in args.only or SCENES:

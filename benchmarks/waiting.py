@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import datetime
 import gc
+import importlib
 import json
 import logging
 import sys
@@ -144,6 +145,13 @@ CONTENDERS = ["idle loop", "bare watch", *EACH]
 WAITS_FOR = {"KubernetesJobTrigger": JOB, "KubernetesPodTrigger": POD}
 
 
+IMPORTED = (
+    "airflow.providers.cncf.kubernetes.triggers.job",
+    "airflow.providers.cncf.kubernetes.triggers.pod",
+    "airflow_provider_ktrain.triggers.training",
+)  # by every contender, an idle one too: its memory is the floor
+
+
 class Probe:
     """What a contender's process has done since it was last asked."""
 
@@ -189,11 +197,8 @@ class Probe:
 async def contend(told: Json) -> None:
     """A contender's process: start, then answer what is asked on stdin."""
     say = answers()
-    import airflow.providers.cncf.kubernetes.triggers.job
-    import airflow.providers.cncf.kubernetes.triggers.pod
-
-    import airflow_provider_ktrain.triggers.training  # noqa: F401
-
+    for module in IMPORTED:
+        importlib.import_module(module)
     logging.disable(logging.INFO)
     name, jobs = told["name"], told["jobs"]
     told["finish"] = "delete_job" if name.endswith("deletes") else "keep_job"
@@ -217,7 +222,7 @@ async def contend(told: Json) -> None:
                 raise broken[0].exception()  # type: ignore[misc]
             if "wait for" in command:
                 until = time.monotonic() + PATIENCE
-                while not set(command["wait for"]) <= probe.fired.keys() and time.monotonic() < until:
+                while not set(command["wait for"]) <= probe.fired.keys() and time.monotonic() < until:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 say(probe.fired)
             else:
@@ -366,8 +371,8 @@ async def run(args: argparse.Namespace) -> None:
         reach = credentials(cluster)
         async with session(reach) as http:
             stage = Stage(http)
-            for args.jobs in args.sizes:
-                args.changes = min(args.changes, args.jobs)
+            for size in args.sizes:
+                args.jobs, args.changes = size, min(args.changes, size)
                 idle: Json = {"cpu": 0.0, "rss": 0.0}
                 for name in CONTENDERS:
                     if args.only and name not in (*args.only, "idle loop"):

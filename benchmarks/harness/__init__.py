@@ -113,11 +113,13 @@ def answers() -> Callable[[Json], None]:
 
 
 @contextlib.contextmanager
-def contender(script: str, told: Json, cluster: Mapping[str, str]) -> Iterator[Contender]:
+def contender(
+    script: str, told: Json, cluster: Mapping[str, str], *, log_level: str = "WARNING"
+) -> Iterator[Contender]:
     """A contender that reaches the cluster by Airflow's connection `kubernetes_default`, ready to be asked."""
     extra = {"kube_config_path": cluster["kubeconfig"]}
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
-    env = {"AIRFLOW_CONN_KUBERNETES_DEFAULT": connection, "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING"}
+    env = {"AIRFLOW_CONN_KUBERNETES_DEFAULT": connection, "AIRFLOW__LOGGING__LOGGING_LEVEL": log_level}
     process = Contender(script, {**told, "cluster": dict(cluster)}, env)
     try:
         process.read()
