@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 20.0  #: seconds; Airflow gives on_kill 30
+STATE_PATIENCE = 8.0  #: seconds of these 30 that Airflow may take to tell the task's state
 
 
 class TrainingJobTrigger(BaseTrigger):
@@ -47,6 +49,7 @@ class TrainingJobTrigger(BaseTrigger):
         self.cursor = dict(cursor)
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
+        self._killing: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context")
@@ -86,7 +89,23 @@ class TrainingJobTrigger(BaseTrigger):
         Airflow also calls this where a stalled triggerer comes back after another took its triggers, and after a clear
         when the new try may own the job already. So the task's state is asked first (deferred: nobody killed it), and
         the release is fenced by the owner.
+
+        A triggerer of Airflow 3.3 cancels what it has cancelled again with every heartbeat, a second later: it would
+        cut the release off. So that is a task of its own, waited for here and, where even this is cut off, in `cleanup`.
         """
+        self._killing = asyncio.ensure_future(self._release_if_killed())
+        await self._killed()
+
+    async def cleanup(self) -> None:
+        """Wait for a kill that still runs; a triggerer that only stops has none."""
+        await self._killed()
+
+    async def _killed(self) -> None:
+        while self._killing is not None and not self._killing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(self._killing)
+
+    async def _release_if_killed(self) -> None:
         from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
 
         ref = JobRef.from_dict(self.job)
@@ -96,6 +115,7 @@ class TrainingJobTrigger(BaseTrigger):
         if state in ("deferred", "unknown"):
             self.log.warning("%s is kept: its task is %s. A reaper releases what is left over", ref, state)
             return
+        self.log.info("The task is %s: %s is released", state, ref)
         mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
         try:
             async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
@@ -106,15 +126,14 @@ class TrainingJobTrigger(BaseTrigger):
 
     async def _task_state(self) -> str:
         """The state of our task instance: `none` where a clear has reset it, `unknown` where nobody can tell."""
-        from asgiref.sync import sync_to_async
-
         from airflow_provider_ktrain.compat import task_state
 
         if self.task_instance is None:
             return "unknown"
         try:
             ti = self.task_instance
-            return await sync_to_async(task_state)(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+            asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+            return await asyncio.wait_for(asking, STATE_PATIENCE)
         except Exception:
             self.log.exception("The state of the task cannot be read")
             return "unknown"

@@ -1,9 +1,12 @@
-"""What the tests that kill things ask after each: how many jobs there ever were, and who holds GPUs."""
+"""What the tests that kill things ask after each: how many jobs there ever were, who holds GPUs, what the logs say."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +14,14 @@ import urllib3
 from kubernetes import client, watch
 
 from airflow_provider_ktrain.core.identity import PREFIX, label_value
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
 TASK = "train"
 FREED_WITHIN = 60.0  # seconds from the task's end until no pod of it holds a GPU
+NOT_NOW = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be away
+LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
 
 
 class Watcher:
@@ -37,15 +42,17 @@ class Watcher:
         self._thread.join(30)
 
     def _run(self) -> None:
-        ask = self._kube.custom.list_namespaced_custom_object
+        version = self._kube.version()
         while not self._over.wait(0.1):
-            with contextlib.suppress(client.ApiException, urllib3.exceptions.HTTPError, OSError, ValueError):
+            with contextlib.suppress(*NOT_NOW):
+                # goes on from where it was: no job is so short that it is missed
                 for event in watch.Watch().stream(
-                    ask, "kubeflow.org", "v1", self._kube.namespace, "pytorchjobs", timeout_seconds=5
-                ):
+                    self._kube.custom.list_namespaced_custom_object, "kubeflow.org", "v1", self._kube.namespace,
+                    "pytorchjobs", resource_version=version, timeout_seconds=5,
+                ):  # fmt: skip
                     job = event["object"]
-                    if job.get("kind") == "PyTorchJob":
-                        self.jobs[job["metadata"]["uid"]] = job
+                    self.jobs[job["metadata"]["uid"]] = job
+                    version = job["metadata"]["resourceVersion"]
 
 
 @dataclass
@@ -53,7 +60,7 @@ class Stage:
     """One run of a chaos DAG, with a finger on everything."""
 
     airflow: Airflow
-    cluster: EmbeddedCluster
+    cluster: TestCluster
     kube: Kube
     watcher: Watcher
     dag: str
@@ -63,6 +70,8 @@ class Stage:
         self.run = self.airflow.trigger(self.dag, conf)
         return self
 
+    # the cluster
+
     @property
     def selector(self) -> str:
         return f"{PREFIX}/dag-id={self.dag},{PREFIX}/run-id={label_value(self.run)}"
@@ -70,43 +79,26 @@ class Stage:
     def created(self) -> list[dict[str, Any]]:
         """The jobs that this run ever created."""
         labels = dict(pair.split("=") for pair in self.selector.split(","))
-        return [j for j in self.watcher.jobs.values() if labels.items() <= (j["metadata"].get("labels") or {}).items()]
+        jobs = list(self.watcher.jobs.values())
+        return [j for j in jobs if labels.items() <= (j["metadata"].get("labels") or {}).items()]
 
     def wait_created(self, number: int = 1) -> dict[str, Any]:
         return wait_for(f"{number} jobs are created", lambda: self.created()[number - 1 :])[0]
 
-    def wait_state(self, *states: str, timeout: float = 120) -> dict[str, Any]:
-        return self.airflow.wait_state(self.dag, self.run, TASK, *states, timeout=timeout)
-
-    def log(self, try_number: int = 1) -> str:
-        return self.airflow.log(self.dag, self.run, TASK, try_number)
-
-    def wait_line(self, text: str, try_number: int = 1) -> None:
-        wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
-
-    def lines(self, try_number: int = 1, replica: str = "Master 0") -> list[str]:
-        """What one replica wrote, as the task's log has it."""
-        start = f"[{replica}] "
-        return [x.removeprefix(start) for x in self.log(try_number).splitlines() if x.startswith(start)]
-
-    def set_state(self, state: str) -> None:
-        self.airflow.set_state(self.dag, self.run, TASK, state)
-
-    def clear(self) -> None:
-        self.airflow.clear(self.dag, self.run, TASK)
-
     def job(self) -> dict[str, Any] | None:
-        return next(
-            (j for j in self.kube.jobs() if j["metadata"]["uid"] in {c["metadata"]["uid"] for c in self.created()}),
-            None,
-        )
+        """The one that is there."""
+        mine = {c["metadata"]["uid"] for c in self.created()}
+        return next((j for j in self.kube.jobs() if j["metadata"]["uid"] in mine), None)
+
+    def gpus(self) -> int:
+        return self.kube.gpus_held(self.selector)
 
     def check_freed(self, within: float = FREED_WITHIN) -> None:
         """No pod of this run holds a GPU, soon."""
 
         def free() -> bool:
-            with contextlib.suppress(client.ApiException, urllib3.exceptions.HTTPError):
-                return not self.kube.gpus_held(self.selector)
+            with contextlib.suppress(*NOT_NOW):
+                return not self.gpus()
             return False
 
         wait_for(f"no pod of {self.dag} holds a GPU", free, within)
@@ -114,3 +106,68 @@ class Stage:
     def check_created(self, number: int) -> None:
         names = [j["metadata"]["name"] for j in self.created()]
         assert len(names) == number, f"{number} jobs expected, created were {names}"
+
+    # the task
+
+    def wait_state(self, *states: str, timeout: float = 120) -> dict[str, Any]:
+        return self.airflow.wait_state(self.dag, self.run, TASK, *states, timeout=timeout)
+
+    def wait_try(self, number: int) -> None:
+        def reached() -> bool:
+            return bool(self.airflow.task(self.dag, self.run, TASK)["try_number"] == number)
+
+        wait_for(f"try {number}", reached)
+
+    def wait_followed(self, try_number: int = 1) -> None:
+        """Until a triggerer runs the task's trigger; before that, nobody hears of what is done to the task."""
+        self.wait_state("deferred")
+        self.wait_line(f"trigger {self.dag}/", try_number)
+
+    def set_state(self, state: str) -> None:
+        self.airflow.set_state(self.dag, self.run, TASK, state)
+
+    def clear(self) -> None:
+        self.airflow.clear(self.dag, self.run, TASK)
+
+    # its log
+
+    def log(self, try_number: int = 1) -> str:
+        return self.airflow.log(self.dag, self.run, TASK, try_number)
+
+    def wait_line(self, text: str, try_number: int = 1) -> None:
+        wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
+
+    def segments(self, try_number: int) -> list[dict[str, list[int]]]:
+        """The numbered lines that each process wrote into the log of a try, by replica."""
+        segments = []
+        folder = self.airflow.home / "logs" / f"dag_id={self.dag}" / f"run_id={self.run}" / f"task_id={TASK}"
+        for file in sorted(folder.glob(f"attempt={try_number}.log*")):
+            numbers: dict[str, list[int]] = {}
+            for line in file.read_text().splitlines():
+                if found := LINE.match(json.loads(line)["event"]):
+                    numbers.setdefault(found[1], []).append(int(found[2]))
+            segments.append(numbers)
+        return segments
+
+    def check_lines(self, seconds: int, try_number: int = 1) -> None:
+        """All lines of both replicas came; and within one process, none was skipped or came twice."""
+        segments = self.segments(try_number)
+        for replica in ("Master 0", "Worker 0"):
+            told = [numbers[replica] for numbers in segments if replica in numbers]
+            for numbers in told:
+                assert numbers == list(range(numbers[0], numbers[-1] + 1)), f"{replica} in one process: {numbers}"
+            assert sorted({n for numbers in told for n in numbers}) == list(range(seconds)), f"{replica}: {told}"
+
+
+Begin = Callable[..., Stage]
+
+
+@contextlib.contextmanager
+def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
+    """A function that starts a run of a chaos DAG; afterwards nothing is out of order any more."""
+    kube = Kube(str(cluster.kubeconfig))
+    with Watcher(kube) as watcher:
+        try:
+            yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
+        finally:
+            cluster.admin("clear")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.kube import Kube
-from tests.e2e.stage import Stage, Watcher
+from tests.clusters import TestCluster
+from tests.e2e.airflow import Airflow
+from tests.e2e.stage import Begin, beginning
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
-Begin = Callable[..., Stage]
 
 
 @pytest.fixture
-def begin(airflow: Airflow, cluster: EmbeddedCluster, kube: Kube) -> Iterator[Begin]:
-    with Watcher(kube) as watcher:
-        yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
+def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
+    with beginning(airflow, cluster) as function:
+        yield function
 
 
 def test_mark_failed_while_running(begin: Begin) -> None:
@@ -28,28 +26,28 @@ def test_mark_failed_while_running(begin: Begin) -> None:
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
-    assert "the task was killed" in stage.log()
+    assert "TrainingKilledError: the task was killed" in stage.log()
 
 
 def test_mark_failed_while_deferred(begin: Begin) -> None:
     stage = begin("chaos_deferred", seconds=600)
-    stage.wait_state("deferred")
-    stage.wait_line("the triggerer follows it")
+    stage.wait_followed()
     stage.set_state("failed")
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
     assert stage.job() is None
+    assert "2 GPUs are free" in stage.log()
 
 
 def test_clear_while_deferred_starts_anew(begin: Begin) -> None:
     """The old try's trigger is killed while the new try already runs: it must not touch the new job."""
-    stage = begin("chaos_deferred", seconds=25)
-    stage.wait_state("deferred")
+    stage = begin("chaos_deferred", seconds=15)
+    stage.wait_followed()
     stage.clear()
-    wait_for("the next try", lambda: stage.airflow.task(stage.dag, stage.run, "train")["try_number"] == 2)
+    stage.wait_try(2)
     stage.wait_created(2)
     stage.wait_state("success")
     stage.check_freed()
     stage.check_created(2)
-    assert stage.lines(2) == [f"line {i}" for i in range(25)]
+    stage.check_lines(15, try_number=2)

@@ -1,6 +1,7 @@
 """DAGs of the tests that kill things: one job of two replicas that writes a line a second, in every kind of task."""
 
 import datetime
+import os
 from typing import Any
 
 import pendulum
@@ -8,8 +9,10 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
-# `seconds` and `code` come with the run; the line is written before the second passes, so that there always is one
+# `seconds` and `code` come with the run; the line is written before the second passes, so that there always is one;
+# the first process of a container gets no SIGTERM that it does not ask for
 COUNT = """
+trap 'exit 143' TERM
 i=0
 while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
 exit {{ dag_run.conf.get("code", 0) }}
@@ -26,7 +29,7 @@ def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **
     with DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
         operator(
             task_id="train",
-            image="scratch",
+            image=os.environ["TEST_IMAGE"],
             command=["sh", "-c", COUNT],
             workers=1,
             gpus=1,
