@@ -20,7 +20,6 @@ with DAG(
 ):
     ReapTrainingJobsOperator(
         task_id="reap",
-        namespaces=["default"],
         dry_run=os.environ.get("KTRAIN_REAPER_DRY_RUN", "true") != "false",
         confirm_after=float(os.environ.get("KTRAIN_REAPER_CONFIRM_AFTER", "300")),
     )

@@ -1,10 +1,20 @@
-"""What all tests share: their order."""
+"""What all tests share: their order, and which of them a real cluster can run."""
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
+from tests.clusters import REAL
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+LOCAL = pathlib.Path(__file__).parent / "local"  # tests of the embedded cluster itself
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The long ones first, so that no worker waits for them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    if REAL:
+        left_out = [i for i in items if i.get_closest_marker("embedded") or LOCAL in i.path.parents]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

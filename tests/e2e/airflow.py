@@ -17,6 +17,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from tests.clusters import IMAGE, TestCluster
+
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.2  # seconds between looks at a condition
@@ -43,7 +45,7 @@ def free_port() -> int:
 class Airflow:
     """One Airflow in its own home. Components are process groups that can be stopped and killed by name."""
 
-    def __init__(self, home: pathlib.Path, kubeconfig: pathlib.Path, dags: pathlib.Path, **settings: str) -> None:
+    def __init__(self, home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, **settings: str) -> None:
         self.home = home
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -72,8 +74,12 @@ class Airflow:
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "AIRFLOW__KTRAIN__DEPLOYMENT_ID": f"e2e-{self.port}",
             "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
-                {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+                {
+                    "conn_type": "kubernetes",
+                    "extra": {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace},
+                }
             ),
+            "TEST_IMAGE": IMAGE,
             "PYTHONWARNINGS": "ignore",
             "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             **settings,
@@ -255,8 +261,8 @@ def title(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def running(home: pathlib.Path, kubeconfig: pathlib.Path, dags: pathlib.Path, **settings: str) -> Iterator[Airflow]:
-    airflow = Airflow(home, kubeconfig, dags, **settings)
+def running(home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, **settings: str) -> Iterator[Airflow]:
+    airflow = Airflow(home, cluster, dags, **settings)
     try:
         airflow.start()
         yield airflow

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests import clusters
+from tests.clusters import TestCluster
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
 
@@ -20,16 +21,15 @@ EXAMPLES = {  # image -> its directory below examples/
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def cluster() -> Iterator[TestCluster]:
     images = {name: ROOT / "examples" / directory for name, directory in EXAMPLES.items()}
-    images["scratch"] = tmp_path_factory.mktemp("scratch")
     resources = {"cpu": "64", "memory": "256Gi", "rdma/hca": "8"}
-    with EmbeddedCluster(images=images, nodes=4, gpus_per_node=8, resources=resources) as embedded:
-        yield embedded
+    with clusters.cluster(images=images, nodes=4, gpus=8, resources=resources) as reached:
+        yield reached
 
 
 @pytest.fixture(scope="session")
-def airflow(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """Airflow's own processes, with the example DAGs and those of the tests."""
     dags = tmp_path_factory.mktemp("dags")
     for folder in (ROOT / "example_dags", DAGS):
@@ -40,10 +40,10 @@ def airflow(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) 
         "KTRAIN_REAPER_DRY_RUN": "false",
         "KTRAIN_REAPER_CONFIRM_AFTER": "2",
     }
-    with running(tmp_path_factory.mktemp("airflow"), cluster.kubeconfig, dags, **settings) as started:
+    with running(tmp_path_factory.mktemp("airflow"), cluster, dags, **settings) as started:
         yield started
 
 
 @pytest.fixture
-def kube(cluster: EmbeddedCluster) -> Kube:
-    return Kube(str(cluster.kubeconfig))
+def kube(cluster: TestCluster) -> Kube:
+    return Kube(str(cluster.kubeconfig), cluster.namespace)

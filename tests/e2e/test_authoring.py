@@ -13,6 +13,7 @@ from tests.e2e.kube import Kube
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 
 
+@pytest.mark.embedded
 def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     """Attempt 1 is told to fail in epoch 3; attempt 2 finds the checkpoint of epoch 2 and goes on."""
     run = airflow.trigger("resumes")
@@ -33,6 +34,7 @@ def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     assert "resumed after epoch 2" in airflow.log("resumes", run, "train", 4)
 
 
+@pytest.mark.embedded
 def test_a_function_and_a_sweep(airflow: Airflow) -> None:
     function, sweep = airflow.trigger("ktrain_taskflow"), airflow.trigger("ktrain_sweep")
     airflow.wait_state("ktrain_taskflow", function, "report", "success")
@@ -41,6 +43,7 @@ def test_a_function_and_a_sweep(airflow: Airflow) -> None:
     assert airflow.xcom("ktrain_sweep", sweep, "best")["epochs"] == 4
 
 
+@pytest.mark.embedded
 def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
     wait_for("the consumer is known", lambda: airflow.known("ktrain_retrain"))
     airflow.call("PATCH", "/api/v2/dags/ktrain_retrain", {"is_paused": False})

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests import clusters
+from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, running, wait_for
 from tests.e2e.conftest import DAGS
 from tests.e2e.kube import Kube
@@ -24,18 +25,18 @@ AWAY = 60  # seconds without an API server
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(images={"scratch": None}, gpus_per_node=64) as embedded:
-        yield embedded
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=64) as reached:
+        yield reached
 
 
 @pytest.fixture(scope="module")
-def airflow(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """Its own, which notices within seconds what Airflow notices within minutes by default."""
     dags = tmp_path_factory.mktemp("dags")
     (dags / "chaos.py").symlink_to(DAGS / "chaos.py")
     with running(
-        tmp_path_factory.mktemp("airflow"), cluster.kubeconfig, dags,
+        tmp_path_factory.mktemp("airflow"), cluster, dags,
         AIRFLOW__KTRAIN__WORKER_SECONDS="2",
         AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8",
         AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
@@ -47,8 +48,8 @@ def airflow(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def begin(airflow: Airflow, cluster: EmbeddedCluster) -> Iterator[Begin]:
-    kube = Kube(str(cluster.kubeconfig))
+def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
+    kube = Kube(str(cluster.kubeconfig), cluster.namespace)
     with Watcher(kube) as watcher:
         yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
 

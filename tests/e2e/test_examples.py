@@ -14,7 +14,7 @@ from kubernetes import watch
 from tests.e2e.airflow import Airflow
 from tests.e2e.kube import Kube
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e")]
 ROLE = "training.kubeflow.org/replica-type"
 
 

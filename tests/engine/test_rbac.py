@@ -22,15 +22,14 @@ from airflow_provider_ktrain.core.manifest import build, stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.submit import Submitted, served_version, submit
 from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-
-NAMESPACE = "default"
+from tests import clusters
+from tests.clusters import TestCluster
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(images={"scratch": None}, gpus_per_node=2) as embedded:
-        yield embedded
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=2) as reached:
+        yield reached
 
 
 class Lines:
@@ -46,7 +45,7 @@ class Lines:
 
 
 @contextlib.asynccontextmanager
-async def api_of(cluster: EmbeddedCluster, token: str = "") -> AsyncIterator[Api]:
+async def api_of(cluster: TestCluster, token: str = "") -> AsyncIterator[Api]:
     async def make_client() -> aio.ApiClient:
         configuration = aio.Configuration()
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
@@ -61,19 +60,19 @@ async def api_of(cluster: EmbeddedCluster, token: str = "") -> AsyncIterator[Api
         await api.close()
 
 
-async def token_with(cluster: EmbeddedCluster, name: str, *verbs_left_out: str) -> str:
+async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> str:
     """A token of a service account that has the printed Role, less some verbs."""
     printed = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", NAMESPACE, "--name", name,
+        [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", cluster.namespace, "--name", name,
          "--service-account", name],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     role, binding = yaml.safe_load_all(printed.stdout)
     for rule in role["rules"]:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb not in verbs_left_out]
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
-    accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
+    accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
     async with api_of(cluster) as admin:
         await admin.request("POST", accounts, body={"metadata": {"name": name}})
         await admin.request("POST", f"{rbac}/roles", body=role)
@@ -83,23 +82,23 @@ async def token_with(cluster: EmbeddedCluster, name: str, *verbs_left_out: str) 
     return str(answer["status"]["token"])
 
 
-async def submit_one(api: Api, run_id: str, program: str, log: Lines) -> Submitted:
+async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: Lines) -> Submitted:
     owner = Owner(TaskKey("rbac", "dag", "task", run_id), 1, run_id)
-    manifest = build("PyTorchJob", Overlay(image="scratch", command=["sh", "-c", program], gpus=1))
+    manifest = build("PyTorchJob", Overlay(image=clusters.IMAGE, command=["sh", "-c", program], gpus=1))
 
     def stamped(submission: str) -> dict[str, Any]:
         notes = {"ktrain.airflow/owner": owner.annotation()}
-        return stamp(manifest, owner.key.job_name(), NAMESPACE, owner.key.labels(submission), notes)
+        return stamp(manifest, owner.key.job_name(), namespace, owner.key.labels(submission), notes)
 
     version = await served_version(api, PYTORCHJOB)
     return await submit(api, PYTORCHJOB, version, stamped, owner, 1, log=log)
 
 
 @pytest.mark.parametrize(("program", "phase"), [("echo trained", "Succeeded"), ("echo broken >&2; exit 3", "Failed")])
-async def test_the_whole_life_under_the_least_role(cluster: EmbeddedCluster, program: str, phase: str) -> None:
+async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program: str, phase: str) -> None:
     log = Lines()
     async with api_of(cluster, await token_with(cluster, f"least-{phase.lower()}")) as api:
-        submitted = await submit_one(api, phase, program, log)
+        submitted = await submit_one(api, cluster.namespace, phase, program, log)
         outcome = await follow(submitted.ref, api, Options(), log=log, stop=Stop())
         assert isinstance(outcome, Outcome)
         assert outcome.phase == phase
@@ -112,16 +111,16 @@ async def test_the_whole_life_under_the_least_role(cluster: EmbeddedCluster, pro
 
 
 @pytest.mark.parametrize("verb", ["create", "watch"])
-async def test_a_missing_right_is_named_with_its_remedy(cluster: EmbeddedCluster, verb: str) -> None:
+async def test_a_missing_right_is_named_with_its_remedy(cluster: TestCluster, verb: str) -> None:
     log = Lines()
     async with api_of(cluster, await token_with(cluster, f"without-{verb}", verb)) as api:
         if verb == "create":
             with pytest.raises(AccessError) as error:
-                await submit_one(api, verb, "true", log)
+                await submit_one(api, cluster.namespace, verb, "true", log)
             said = str(error.value)
-            assert "create pytorchjobs.kubeflow.org in namespace 'default'" in said
-            assert "ktrain rbac --namespace default" in said
+            assert f"create pytorchjobs.kubeflow.org in namespace {cluster.namespace!r}" in said
+            assert f"ktrain rbac --namespace {cluster.namespace}" in said
             return
-        submitted = await submit_one(api, verb, "sleep 60", log)
-        with pytest.raises(AccessError, match=r"no right to watch .*ktrain rbac --namespace default"):
+        submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
+        with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
             await follow(submitted.ref, api, Options(), log=log, stop=Stop())

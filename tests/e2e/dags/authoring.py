@@ -24,7 +24,7 @@ with DAG("resumes", schedule=None, start_date=START):
 with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
     PyTorchJobOperator(
         task_id="train",
-        image="scratch",
+        image=os.environ["TEST_IMAGE"],
         command=["sh", "-c", "sleep 2; echo trained {{ ds }}"],
         gpus=2,
         pool="four_gpus",
@@ -34,7 +34,7 @@ with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
 with DAG("orphan", schedule=None, start_date=START):
     PyTorchJobOperator(
         task_id="train",
-        image="scratch",
+        image=os.environ["TEST_IMAGE"],
         command=["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"],
         gpus=1,
         deferrable=False,

@@ -1,0 +1,89 @@
+"""The cluster that tests talk to, by HTTP alone: the embedded one, or a real one that KTRAIN_TEST_KUBECONFIG names.
+
+On a real one each session has a namespace of its own, `scratch` stands for KTRAIN_TEST_IMAGE (an image with sh and
+python3), and the first node is told to have GPUs, as Kubernetes documents for extended resources. What needs the fault
+switches or the images of `examples/` is marked `embedded` and left out there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
+IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "scratch") if REAL else "scratch"
+GPUS = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class TestCluster:
+    """:param embedded: None where it is a real one."""
+
+    kubeconfig: Path
+    namespace: str
+    embedded: EmbeddedCluster | None = None
+
+    __test__ = False
+
+    def admin(self, fault: str, **how: Any) -> dict[str, Any]:
+        """A fault switch of the embedded cluster."""
+        assert self.embedded is not None, "only the embedded cluster has fault switches: mark the test `embedded`"
+        return self.embedded.admin(fault, **how)
+
+
+@contextlib.contextmanager
+def cluster(
+    *, images: Mapping[str, Path | None] | None = None, gpus: int = 8, **embedded: Any
+) -> Iterator[TestCluster]:
+    """A cluster with `gpus` on a node.
+
+    :param images: of the embedded cluster, besides `scratch`, which is an empty directory.
+    :param embedded: further arguments of `EmbeddedCluster`.
+    """
+    if REAL:
+        with _namespace(Path(REAL)) as namespace, _pretended_gpus(Path(REAL), gpus):
+            yield TestCluster(Path(REAL), namespace)
+        return
+    with EmbeddedCluster(images={IMAGE: None, **(images or {})}, gpus_per_node=gpus, **embedded) as started:
+        yield TestCluster(started.kubeconfig, "default", started)
+
+
+def core(kubeconfig: Path) -> client.CoreV1Api:
+    configuration = client.Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+    return client.CoreV1Api(client.ApiClient(configuration))
+
+
+@contextlib.contextmanager
+def _namespace(kubeconfig: Path) -> Iterator[str]:
+    api, name = core(kubeconfig), f"ktrain-test-{secrets.token_hex(3)}"
+    api.create_namespace({"metadata": {"name": name}})
+    try:
+        yield name
+    finally:
+        api.delete_namespace(name)
+
+
+@contextlib.contextmanager
+def _pretended_gpus(kubeconfig: Path, number: int) -> Iterator[None]:
+    """https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node: unless there are real ones."""
+    api = core(kubeconfig)
+    nodes = api.list_node().items
+    if any(int(node.status.capacity.get(GPUS, 0)) for node in nodes):
+        yield
+        return
+    name = nodes[-1].metadata.name
+    api.patch_node_status(name, {"status": {"capacity": {GPUS: str(number)}}})
+    try:
+        yield
+    finally:
+        api.patch_node_status(name, {"status": {"capacity": {GPUS: None}}})
