@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ class Stage:
     def gpus(self) -> int:
         return self.kube.gpus_held(self.selector)
 
+    def answers(self) -> bool:
+        with contextlib.suppress(*NOT_NOW):
+            self.kube.version()
+            return True
+        return False
+
     def check_freed(self, within: float = FREED_WITHIN) -> None:
         """No pod of this run holds a GPU, soon."""
 
@@ -125,6 +132,9 @@ class Stage:
 
     def set_state(self, state: str) -> None:
         self.airflow.set_state(self.dag, self.run, TASK, state)
+
+    def kill_task(self, number: signal.Signals) -> None:
+        self.airflow.kill_task(self.dag, self.run, TASK, number)
 
     def clear(self) -> None:
         self.airflow.clear(self.dag, self.run, TASK)
@@ -164,10 +174,7 @@ Begin = Callable[..., Stage]
 
 @contextlib.contextmanager
 def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """A function that starts a run of a chaos DAG; afterwards nothing is out of order any more."""
-    kube = Kube(str(cluster.kubeconfig))
+    """A function that starts a run of a chaos DAG."""
+    kube = Kube(str(cluster.kubeconfig), cluster.namespace)
     with Watcher(kube) as watcher:
-        try:
-            yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
-        finally:
-            cluster.admin("clear")
+        yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)

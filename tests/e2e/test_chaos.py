@@ -6,22 +6,20 @@ After each: as many jobs as there should be were ever created, no pod of a finis
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.e2e.airflow import Airflow, running, wait_for
+from tests.e2e.airflow import ROOT, Airflow, running, wait_for
 from tests.e2e.conftest import DAGS
-from tests.e2e.kube import Kube
-from tests.e2e.stage import Stage, Watcher
+from tests.e2e.stage import Begin, Stage, beginning
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("e2e")]
-Begin = Callable[..., Stage]
+pytestmark = [pytest.mark.chaos, pytest.mark.embedded, pytest.mark.timeout(900)]
 AWAY = 60  # seconds without an API server
+JOBS = "/pytorchjobs"
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +32,12 @@ def cluster() -> Iterator[TestCluster]:
 def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """Its own, which notices within seconds what Airflow notices within minutes by default."""
     dags = tmp_path_factory.mktemp("dags")
-    (dags / "chaos.py").symlink_to(DAGS / "chaos.py")
+    for dag in (DAGS / "chaos.py", ROOT / "example_dags" / "ktrain_reaper.py"):
+        (dags / dag.name).symlink_to(dag)
     with running(
         tmp_path_factory.mktemp("airflow"), cluster, dags,
+        KTRAIN_REAPER_DRY_RUN="false",
+        KTRAIN_REAPER_CONFIRM_AFTER="2",
         AIRFLOW__KTRAIN__WORKER_SECONDS="2",
         AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8",
         AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
@@ -49,33 +50,252 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    kube = Kube(str(cluster.kubeconfig), cluster.namespace)
-    with Watcher(kube) as watcher:
-        yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
+    """Afterwards nothing is out of order any more."""
+    with beginning(airflow, cluster) as function:
+        try:
+            yield function
+        finally:
+            cluster.admin("clear")
 
 
 @pytest.fixture
-def second(airflow: Airflow) -> Iterator[Airflow]:
-    """A second triggerer, and afterwards one that works."""
-    airflow.run("triggerer", "triggerer-2")
-    wait_for("the second triggerer starts", lambda: b"Trigger" in (airflow.home / "triggerer-2.out").read_bytes())
+def triggerers(airflow: Airflow) -> Iterator[Airflow]:
+    """Whatever is done to triggerers, afterwards there is one, and it works."""
     yield airflow
-    airflow.signal("triggerer-2", signal.SIGKILL)
-    airflow.signal("triggerer", signal.SIGKILL)
+    for name in [name for name in airflow.processes if name.startswith("triggerer")]:
+        airflow.end(name)
     airflow.run("triggerer")
+    airflow.wait_triggerers(1)
 
 
-def kill_worker(stage: Stage, number: signal.Signals = signal.SIGKILL) -> None:
-    (process,) = wait_for("the task's process", stage.airflow.task_processes)
-    os.kill(process, number)
+def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
+    """The task's state is right, nothing of it holds a GPU, and there was no job too many."""
+    assert stage.wait_state(state, timeout=240)["try_number"] == try_number
+    stage.check_freed()
+    stage.check_created(jobs)
 
 
-def count(seconds: int) -> list[str]:
-    return [f"line {i}" for i in range(seconds)]
+def check_reaped(stage: Stage) -> None:
+    """Nobody was left to act: the next run of the reaper frees the GPUs."""
+    assert stage.gpus() == 2
+    run = stage.airflow.trigger("ktrain_reaper")
+    stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")
+    assert stage.gpus() == 0
+    stage.check_created(1)
 
 
 # the worker
 
 
-def test_worker_killed_before_the_create(begin: Begin) -> None:
-    cluster = begin.__closure__  # noqa: F841
+def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
+    """It had asked, and the API server would not have it."""
+    cluster.admin("status", status=503, verb="create", path=JOBS)
+    stage = begin("chaos_worker_retries", seconds=5)
+    stage.wait_line("cannot take PyTorchJob")
+    stage.kill_task(signal.SIGKILL)
+    stage.wait_state("up_for_retry", "queued", "running")
+    stage.wait_try(2)
+    assert not stage.created()
+    cluster.admin("clear")
+    check_end(stage, "success", try_number=2)
+    stage.check_lines(5, try_number=2)
+
+
+def test_worker_killed_after_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
+    """Before it knew: the job was created, and whatever it asks next is not answered."""
+    cluster.admin("status", status=503, verb="get,list,watch", path=JOBS)
+    stage = begin("chaos_worker_retries", seconds=15)
+    wait_for("the job's pods", lambda: stage.gpus() == 2)
+    stage.kill_task(signal.SIGKILL)
+    stage.wait_try(2)
+    cluster.admin("clear")
+    check_end(stage, "success", try_number=2)
+    stage.check_lines(15, try_number=2)
+    assert "try 1 left it" in stage.log(2)
+
+
+def test_worker_lost_while_following(begin: Begin, airflow: Airflow) -> None:
+    """The process and its supervisor: nobody reports it. The retry goes on with the job."""
+    stage = begin("chaos_worker_retries", seconds=60)
+    stage.wait_line("[Worker 0] line 3")
+    airflow.kill_worker()
+    check_end(stage, "success", try_number=2)
+    stage.check_lines(60, try_number=2)
+    assert "Decision: adopt" in stage.log(2)
+
+
+def test_worker_lost_for_good(begin: Begin, airflow: Airflow) -> None:
+    """Without a retry nobody is left to act: the reaper."""
+    stage = begin("chaos_worker", seconds=600)
+    stage.wait_line("[Worker 0] line 3")
+    airflow.kill_worker()
+    stage.wait_state("failed")
+    check_reaped(stage)
+
+
+def test_sigterm_to_the_worker(begin: Begin) -> None:
+    """Airflow lets such a task go on and even succeed: it must not."""
+    stage = begin("chaos_worker", seconds=600)
+    stage.wait_line("[Worker 0] line 3")
+    stage.kill_task(signal.SIGTERM)
+    check_end(stage, "failed")
+    assert "TrainingKilledError: the task was killed" in stage.log()
+
+
+# the triggerer
+
+
+def test_triggerer_killed_with_a_second_one_beside(begin: Begin, triggerers: Airflow) -> None:
+    stage = begin("chaos_deferred", seconds=60)
+    stage.wait_followed()
+    triggerers.run("triggerer", "triggerer-2")
+    triggerers.wait_triggerers(2)
+    triggerers.signal("triggerer", signal.SIGKILL)
+    check_end(stage, "success")
+    stage.check_lines(60)
+    assert len(stage.segments(1)) == 3, "the worker and two triggerers"
+
+
+def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Airflow) -> None:
+    """As it wakes, Airflow kills its trigger, which the other one runs by now: the job must not notice."""
+    stage = begin("chaos_deferred", seconds=75)
+    stage.wait_followed()
+    triggerers.run("triggerer", "triggerer-2")
+    triggerers.wait_triggerers(2)
+    triggerers.signal("triggerer", signal.SIGSTOP)
+    wait_for("the other one has it", lambda: len(stage.segments(1)) == 3)
+    triggerers.signal("triggerer", signal.SIGCONT)
+    stage.wait_line("is kept: its task is deferred")
+    check_end(stage, "success")
+    stage.check_lines(75)
+
+
+def test_marked_failed_before_a_triggerer_has_it(begin: Begin, triggerers: Airflow) -> None:
+    """Between the worker's end and the trigger's start nothing of ours runs: the reaper."""
+    stage = begin("chaos_deferred", seconds=600)
+    wait_for("the job's pods", lambda: stage.gpus() == 2)
+    triggerers.end("triggerer")
+    stage.wait_state("deferred")
+    stage.set_state("failed")
+    stage.wait_state("failed")
+    check_reaped(stage)
+
+
+def test_deferral_times_out_with_its_triggerer(begin: Begin, triggerers: Airflow) -> None:
+    """Airflow's own timeout, where the trigger could not keep the deadline: the worker frees the GPUs."""
+    stage = begin("chaos_timeout", seconds=600)
+    stage.wait_followed()
+    triggerers.signal("triggerer", signal.SIGSTOP)
+    check_end(stage, "failed")
+    assert "2 GPUs are free" in stage.log()
+    assert "TaskDeferralTimeout" in stage.log()
+
+
+# what users do to a deferred task
+
+
+def test_deadline_while_deferred(begin: Begin) -> None:
+    stage = begin("chaos_timeout", seconds=600)
+    check_end(stage, "failed")
+    assert "TrainingTimeoutError" in stage.log()
+    assert "2 GPUs are free" in stage.log()
+
+
+def test_mark_success_while_deferred(begin: Begin) -> None:
+    stage = begin("chaos_deferred", seconds=600)
+    stage.wait_followed()
+    stage.set_state("success")
+    check_end(stage, "success")
+    assert stage.job() is None
+
+
+def test_mark_failed_while_deferred_with_keep_job(begin: Begin) -> None:
+    """The job is kept, and its GPUs are not."""
+    stage = begin("chaos_deferred_keeps", seconds=600)
+    stage.wait_followed()
+    stage.set_state("failed")
+    check_end(stage, "failed")
+    job = stage.job()
+    assert job is not None
+    assert job["spec"]["runPolicy"]["suspend"] is True
+
+
+def test_clear_while_running(begin: Begin) -> None:
+    """The old worker's kill releases its job; the new try's one is another."""
+    stage = begin("chaos_worker", seconds=10)
+    stage.wait_line("[Worker 0] line 3")
+    stage.clear()
+    stage.wait_try(2)
+    check_end(stage, "success", jobs=2, try_number=2)
+    stage.check_lines(10, try_number=2)
+
+
+# the cluster
+
+
+def test_api_server_away_while_waiting(begin: Begin, cluster: TestCluster) -> None:
+    stage = begin("chaos_deferred", seconds=AWAY + 30)
+    stage.wait_followed()
+    cluster.admin("drop", seconds=AWAY)
+    check_end(stage, "success")
+    stage.check_lines(AWAY + 30)
+
+
+def test_api_server_away_while_releasing(begin: Begin, cluster: TestCluster) -> None:
+    """The deletion is refused until the API server is gone altogether."""
+    stage = begin("chaos_deferred", seconds=8)
+    stage.wait_followed()
+    cluster.admin("status", status=503, verb="delete", path=JOBS)
+    stage.wait_line("is Succeeded")
+    cluster.admin("clear")
+    cluster.admin("drop", seconds=AWAY)
+    check_end(stage, "success")
+    stage.check_lines(8)
+
+
+def test_api_server_away_while_marked_failed(begin: Begin, cluster: TestCluster) -> None:
+    """A kill has 30 seconds, and the API server is away for longer: the reaper."""
+    stage = begin("chaos_deferred", seconds=600)
+    stage.wait_followed()
+    cluster.admin("drop", seconds=AWAY)
+    stage.set_state("failed")
+    stage.wait_line("could not be released within")
+    wait_for("the API server is back", stage.answers)
+    check_reaped(stage)
+
+
+@pytest.mark.parametrize("dag", ["chaos_worker", "chaos_deferred"])
+def test_job_deleted_under_us(begin: Begin, dag: str) -> None:
+    stage = begin(dag, seconds=600)
+    stage.wait_line("[Worker 0] line 3")
+    if dag == "chaos_deferred":
+        stage.wait_followed()
+    stage.kube.delete(stage.wait_created()["metadata"]["name"])
+    check_end(stage, "failed")
+    assert "TrainingInfrastructureError" in stage.log()
+
+
+def test_job_deleted_under_us_with_a_retry(begin: Begin) -> None:
+    stage = begin("chaos_deferred_retries", seconds=10)
+    stage.wait_followed()
+    stage.kube.delete(stage.wait_created()["metadata"]["name"])
+    check_end(stage, "success", jobs=2, try_number=2)
+    stage.check_lines(10, try_number=2)
+
+
+def test_fifty_jobs_end_a_second_after_the_deferral(begin: Begin, airflow: Airflow) -> None:
+    """A very fast event fails a task of Airflow 3.3; none of these may."""
+    stage = begin("chaos_many", seconds=3)
+
+    def states() -> list[str]:
+        return [t["state"] for t in airflow.tasks("chaos_many", stage.run)]
+
+    def done() -> bool:
+        now = states()
+        assert "failed" not in now
+        return len(now) == 50 and set(now) == {"success"}
+
+    wait_for("all have succeeded", done, 600)
+    assert {t["try_number"] for t in airflow.tasks("chaos_many", stage.run)} == {1}
+    stage.check_freed()
+    stage.check_created(50)

@@ -1,4 +1,4 @@
-"""The shortest of the ways in which a task is killed, under Airflow's own processes: the job goes, and only that job."""
+"""The shortest of the ways in which a task is killed, under Airflow's own processes: its job goes, and no other."""
 
 from __future__ import annotations
 

@@ -17,6 +17,13 @@ i=0
 while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
 exit {{ dag_run.conf.get("code", 0) }}
 """
+JOB: dict[str, Any] = {
+    "task_id": "train",
+    "image": os.environ.get("TEST_IMAGE", "scratch"),
+    "command": ["sh", "-c", COUNT],
+    "gpus": 1,
+    "retry_delay": datetime.timedelta(seconds=1),
+}
 
 
 class SoonTimedOut(PyTorchJobOperator):
@@ -25,21 +32,20 @@ class SoonTimedOut(PyTorchJobOperator):
     defer_padding = 3.0
 
 
+def a_dag(dag_id: str) -> DAG:
+    return DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"])
+
+
 def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **parameters: Any) -> None:
-    with DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
-        operator(
-            task_id="train",
-            image=os.environ["TEST_IMAGE"],
-            command=["sh", "-c", COUNT],
-            workers=1,
-            gpus=1,
-            retry_delay=datetime.timedelta(seconds=1),
-            **parameters,
-        )
+    with a_dag(dag_id):
+        operator(**JOB, workers=1, **parameters)
 
 
 dag("chaos_worker", deferrable=False)
 dag("chaos_worker_retries", deferrable=False, retries=1)
 dag("chaos_deferred")
+dag("chaos_deferred_retries", retries=1)
 dag("chaos_deferred_keeps", on_finish_action="keep_job")
-dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=25))
+dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=30))
+with a_dag("chaos_many"):  # jobs that end a second after their tasks have deferred
+    PyTorchJobOperator.partial(**JOB).expand(env=[{"NUMBER": str(number)} for number in range(50)])
