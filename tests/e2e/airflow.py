@@ -112,6 +112,20 @@ class Airflow:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def end(self, name: str) -> None:
+        """SIGKILL to a component; it is forgotten."""
+        self.signal(name, signal.SIGKILL)
+        self.processes.pop(name).wait(30)
+
+    def wait_triggerers(self, number: int) -> None:
+        """Until so many triggerers work."""
+
+        def alive() -> bool:
+            jobs = self.call("GET", "/api/v2/jobs?job_type=TriggererJob&is_alive=true")["jobs"]
+            return len(jobs) == number
+
+        wait_for(f"{number} triggerers work", alive)
+
     def stop(self) -> None:
         pids = [p for process in self.processes.values() for p in (process.pid, *descendants(process.pid))]
         for pid in pids:
@@ -124,6 +138,14 @@ class Airflow:
         """The processes that run tasks at this moment (not their supervisors), or that of one task instance."""
         titles = {pid: title(pid) for pid in descendants(self.processes["scheduler"].pid)}
         return [p for p, t in titles.items() if t.startswith(f"airflow worker -- {ti_id}") and "LocalExecutor" not in t]
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the process that runs a task and to the one that supervises it: a worker that is lost."""
+        for pid in descendants(self.processes["scheduler"].pid):
+            if "LocalExecutor" in (name := title(pid)) and "<idle>" not in name:
+                for process in (pid, *descendants(pid)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
 
     def kill_task(self, dag_id: str, run_id: str, task_id: str, number: signal.Signals) -> None:
         """Signal the process that runs a task."""
@@ -189,6 +211,10 @@ class Airflow:
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.call("GET", self._ti(dag_id, run_id, task_id))
         return found
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances?limit=100"
+        return list(self.call("GET", path)["task_instances"])
 
     def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 120) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
