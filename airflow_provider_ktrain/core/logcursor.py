@@ -57,6 +57,7 @@ class Position:
 
     :param restart: the run: the container's restartCount.
     :param complete: the run has ended and all of its log was read.
+    :param first: the time of the first line that was seen; "" before it.
     :param last: the latest time of a line; "" before the first.
     :param at_last: lines seen that have this time.
     :param base: the window that a resume asks for.
@@ -65,6 +66,7 @@ class Position:
 
     restart: int = 0
     complete: bool = False
+    first: str = ""
     last: str = ""
     at_last: int = 0
     base: Window = field(default_factory=lambda: Window("", "", 0))
@@ -91,6 +93,7 @@ class Position:
             # the first line, or a clock that was set back: begin a second before, for lines written out of order
             if self.newest.second:
                 self.last = ""
+            self.first = self.first or time
             before = datetime.fromisoformat(second) - timedelta(seconds=1)
             self.base = Window(before.isoformat(), time, 1)
             self.newest = Window(second, time, 1)

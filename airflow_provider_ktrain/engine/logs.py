@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay
+from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay, normal_time
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.budget import StreamBudget, process_budget
@@ -34,6 +34,10 @@ SILENCE = 300.0  #: seconds without a byte until a followed stream is asked for 
 NO_LOG = b"unable to retrieve container logs"  #: what a kubelet says, with 200, when it has no such log
 DOUBTS = 3  #: answers without what was seen before until that is believed to be gone
 BACKOFF = (0.1, 10.0)  #: seconds: the first and the longest pause
+PEEK = 10.0  #: seconds without a byte until a few lines that were asked for are given up
+PROOF = 5  #: last lines that are asked for to see that they are those that were read last
+PROOF_BYTES = 4096  #: of what was read last that are kept for it
+ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 
 
 @dataclass(frozen=True)
@@ -243,6 +247,8 @@ class _Container:
         self._interrupt: Callable[[], None] | None = None  # ends the stream that is followed
         self._tail = follower.tail
         self._rest: bytes | None = None  # what the last answer that seemed whole left without a line end
+        self._end = b""  # what that answer ended with
+        self._bytes = 0  # read of this run
         self._doubts = 0  # answers in a row that brought nothing new
         self._failures = 0
         self._finished = False
@@ -313,14 +319,14 @@ class _Container:
             if not at.complete or at.restart + 1 < before:
                 self._outlet.gap(f"of the runs before restart {run.restart}, only the last one's log is kept", at)
             self._begin(before)
-        elif at.complete:
+        elif at.complete or await self._proved(previous="true"):
             self._begin(run.restart)
         else:
             answer = await self._ask(previous="true")
             if answer.end is _End.NO_LOG:
                 self._outlet.gap(f"the log of run {before} is no longer kept", at)
                 self._begin(run.restart)
-            elif await self._settled(answer):
+            elif await self._settled(answer, previous="true"):
                 self._begin(run.restart)
 
     async def _current(self, run: Run, at: Position) -> bool:
@@ -347,14 +353,52 @@ class _Container:
             if self._run == run:
                 await self._look()
         else:
-            answer = await (self._ask(previous="true") if run.backing_off else self._ask())
-            if answer.end is _End.NO_LOG or await self._settled(answer, once=not run.ended):
+            query = {"previous": "true"} if run.backing_off else {}
+            if run.ended and await self._proved(**query):
+                whole = True
+            else:
+                answer = await self._ask(**query)
+                whole = answer.end is _End.NO_LOG or await self._settled(answer, once=not run.ended, **query)
+            if whole:
                 self._finished = True
                 at.complete = run.ended
                 return run.ended
         return True
 
-    async def _settled(self, answer: _Answer, *, once: bool = False) -> bool:
+    async def _proved(self, **query: str) -> bool:
+        """Whether the last lines of a run that has ended are those that were read last.
+
+        That spares reading again what was written in the last seconds, which can be much.
+        """
+        if not (self._rest is not None and self._end):
+            return False
+        known, self._end = self._end, b""
+        last = await self._peek(tailLines=str(PROOF), **query)
+        lines = last.split(b"\n")
+        if not last or not known.endswith(last) or (len(lines) > PROOF and len(set(lines[:PROOF])) == 1):
+            return False
+        await self._close_run(**query)
+        return True
+
+    async def _close_run(self, **query: str) -> None:
+        """All was read: hand on a last line without an end, and say where lines may be missing nevertheless."""
+        if self._rest:
+            replay = Replay(self._at)
+            replay.live = True
+            await self._outlet.hand_on(self._rest, replay)
+        at = self._at
+        if self._bytes < ROTATABLE:
+            return
+        head = await self._peek(limitBytes="64", **query)
+        first = normal_time(head.partition(b" ")[0].decode(errors="replace"))
+        if first is not None and first > at.first:
+            self._outlet.gap(
+                f"lines before {first} may be missing: the node rotated the log while it was followed, and a stream "
+                "goes on with the newest file whether or not it has come to the end of the last one",
+                at,
+            )
+
+    async def _settled(self, answer: _Answer, *, once: bool = False, **query: str) -> bool:
         """Whether an answer that was asked for after the end of a run shows that nothing is left to read.
 
         A server that loses its kubelet ends an answer as if it were whole: only one that repeats what is known and
@@ -366,15 +410,12 @@ class _Container:
         self._doubts = 0 if answer.fresh else self._doubts + 1
         if not once and not (same and (answer.caught_up or self._doubts > DOUBTS)):
             return False
-        if answer.rest:
-            replay = Replay(self._at)
-            replay.live = True
-            await self._outlet.hand_on(answer.rest, replay)
+        await self._close_run(**query)
         return True
 
     def _begin(self, restart: int) -> None:
         self._follower.cursor.begin(self._uid, self.name, restart)
-        self._rest, self._doubts = None, 0
+        self._rest, self._end, self._bytes, self._doubts = None, b"", 0, 0
 
     # requests
 
@@ -396,7 +437,7 @@ class _Container:
         if at.since is not None:
             query["sinceTime"] = at.since
         lines, replay, count, fresh = Lines(), Replay(at), 0, 0
-        end = _End.CUT
+        end, kept = _End.CUT, b""
         async with self._follower.budget.slot() as slot:
             try:
                 async with self._follower.api.stream(
@@ -408,6 +449,8 @@ class _Container:
                         if self._draining and not self._ends:
                             response.close()
                     async for chunk in response.content.iter_any():
+                        self._bytes += len(chunk)
+                        kept = (kept + chunk if len(chunk) < PROOF_BYTES else chunk)[-PROOF_BYTES:]
                         block = lines.feed(chunk)
                         if block is not None:
                             count += block.count(b"\n") + 1
@@ -424,7 +467,20 @@ class _Container:
             finally:
                 self._interrupt = None
                 self._outlet.dropped_bytes += lines.cut
+        self._end = kept if end is _End.WHOLE else b""
         return _Answer(end, count, fresh, lines.rest, replay.live)
+
+    async def _peek(self, **query: str) -> bytes:
+        """A few bytes of the log, which are not handed on; none where they cannot be had."""
+        asked = {"container": self.name, "timestamps": "true", **query}
+        try:
+            async with (
+                self._follower.budget.slot(),
+                self._follower.api.stream(f"{self._path}/log", query=asked, pool="logs", read_timeout=PEEK) as response,
+            ):
+                return await response.content.read(-1)
+        except (ApiUnavailable, ApiStatusError):
+            return b""
 
     async def _look(self) -> None:
         """Read the pod: is it still the one that is followed, and which run is its newest?"""

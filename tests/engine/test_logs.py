@@ -208,8 +208,66 @@ async def test_an_end_that_only_looks_whole_is_not_believed() -> None:
     async with following(kube, sink) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Failed"))
         await follower.drain(5)
-    assert kube.cuts == 3
+    assert kube.cuts >= 2
     assert sink.texts == numbered(0, 100)
+
+
+async def test_a_burst_is_read_once_and_its_last_lines_prove_it() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    for n in range(20_000):
+        log.write(stamp(1, nanos=n), f"line {n}")
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 20_000)
+        log.end()
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 20_000)
+    assert [{"follow", "tailLines"} & query.keys() for query in kube.queries] == [{"follow"}, {"tailLines"}]
+    assert report.unread == []
+
+
+@pytest.mark.parametrize("text", ["the same", "line {n}"])
+async def test_last_lines_that_prove_nothing_are_not_believed(text: str) -> None:
+    """An answer that ended after 20 of 40 lines as if it were whole, and last lines that may look like those."""
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    log = kube.log("p")
+    texts = [text.format(n=n) for n in range(40)]
+    for line in texts:
+        log.write(stamp(1), line)
+    log.end()
+    kube.clean_cuts = True
+    sizes = iter([sum(len(f"{stamp(1)} {line}\n") for line in texts[:20])])
+    kube.cut_after = lambda: next(sizes, None)
+    async with following(kube, sink) as follower:
+        report = await follower.drain(5)
+    assert kube.cuts == 1
+    assert sink.texts == texts
+    assert report.unread == []
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+async def test_a_rotation_under_an_open_stream_is_told(rotated: bool) -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    for n in range(1200):
+        log.write(stamp(n / 100), f"line {n} ".ljust(1000, "x"))
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 1200)
+        if rotated:
+            log.rotate()
+        write(log, 1200, 1210)
+        log.end()
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(5)
+    assert len(sink.lines) == 1210
+    assert len(sink.notes) == rotated
+    if rotated:
+        assert sink.notes == list(report.gaps["p", "main"])
+        assert f"lines before {stamp(12)} may be missing" in sink.notes[0]
 
 
 async def test_a_container_that_ended_before_it_was_seen() -> None:
