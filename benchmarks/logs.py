@@ -121,9 +121,13 @@ async def ours(told: Json) -> Json:
     """LogFollower, told of the pod's changes by the hub as the supervisor is."""
     from airflow_provider_ktrain.engine.watch import by_name
 
-    lines: list[Any] = []
-    sink = to_logger() if told["logger"] else lines.append
-    async with follower(sink) as (follow, pods), pods.listen(key=by_name(told["pod"])) as listener:
+    texts: list[str] = []
+    notes: list[str] = []
+
+    def keep(line: Any) -> None:
+        (notes if line.note else texts).append(line.text)
+
+    async with follower(to_logger() if told["logger"] else keep) as (follow, pods), pods.listen(key=by_name(told["pod"])) as listener:
         while True:
             for seen in await listener.changed():
                 follow.observe(seen.object, deleted=seen.type == "DELETED")
@@ -131,11 +135,7 @@ async def ours(told: Json) -> Json:
             if phases & {"Succeeded", "Failed"}:
                 break
         report = await follow.drain(300)
-    return {
-        "texts": [line.text for line in lines if not line.note],
-        "notes": [line.text for line in lines if line.note],
-        "unread": len(report.unread),
-    }
+    return {"texts": texts, "notes": notes, "unread": len(report.unread)}
 
 
 @contextlib.asynccontextmanager
