@@ -6,7 +6,6 @@ looks at one kind of evidence; the first that has something to say decides.
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 import math
@@ -16,6 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_ktrain.core import words
+from airflow_provider_ktrain.core.cause import Category, Cause, Limit
 from airflow_provider_ktrain.core.evidence import (
     SIGKILLED,
     SIGTERMED,
@@ -32,56 +33,6 @@ from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.status import Condition, true_conditions
 
 __all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed", "log_key"]
-
-
-class Category(enum.StrEnum):
-    """What kind of thing went wrong: which exception is raised, and whom it concerns."""
-
-    USER_CODE = "user code"
-    CONFIGURATION = "configuration"
-    IMAGE = "image"
-    SCHEDULING = "scheduling"
-    INFRASTRUCTURE = "infrastructure"
-    OUT_OF_MEMORY = "out of memory"
-    QUEUE = "queue"
-    TIMEOUT = "timeout"
-    HANG = "hang"
-    KILLED = "killed"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a job failed.
-
-    :param category: see :class:`Category`.
-    :param summary: one line: who, what, and the program's own words where there are any.
-    :param detail: what else was seen: the operator's message, restarts, the last lines of the replica's log.
-    :param resolution: what to do; empty where nobody can say.
-    :param replica: `Worker 3`; empty where it is the whole job's.
-    :param retryable: whether the same job, submitted again, may go through.
-    """
-
-    category: Category
-    summary: str
-    detail: str = ""
-    resolution: str = ""
-    replica: str = ""
-    retryable: bool = True
-
-    def __str__(self) -> str:
-        return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
-
-
-class Limit(enum.StrEnum):
-    """The limits that a task sets; see the operators' parameters of these names."""
-
-    QUEUE = "queue_timeout"
-    SCHEDULE = "schedule_timeout"
-    STARTUP = "startup_timeout"
-    EXECUTION = "execution_timeout"
-    LOG_STALL = "log_stall_timeout"
-    RESTARTS = "max_restarts"
 
 
 @dataclass(frozen=True)
@@ -175,7 +126,7 @@ def hopeless(job: Json, pods: Sequence[Json], events: Sequence[Json] = (), waite
     seen = _seen(job, pods, events)
     if "Running" in true_conditions(job) or seen.failed:
         return None
-    return _refused_by_operator(seen) or _cannot_start(seen, waited)
+    return _refused_by_operator(seen) or _cannot_start(seen, waited) or _pods_refused(seen, waited)
 
 
 def limit_passed(
@@ -191,9 +142,7 @@ def limit_passed(
     :param seconds: the limit (for `max_restarts`: the number of restarts).
     """
     seen = _seen(job, pods, events, log_tails)
-    obstacle = (
-        _refused_by_operator(seen) or _replica_failed(seen) or _cannot_start(seen, math.inf) or _unschedulable(seen)
-    )
+    obstacle = _refused_by_operator(seen) or _replica_failed(seen) or _obstacle(seen)
     if limit is Limit.RESTARTS:
         said = obstacle.summary if obstacle else "no failure is left to be seen"
         cause = obstacle or Cause(Category.USER_CODE, "")
@@ -236,7 +185,7 @@ def _replica_failed(seen: Seen) -> Cause | None:
         return None
     failure = found[0]
     cause = next((c for rule in _FAILURES if (c := rule(failure))), None) or _program_failed(failure)
-    obstacle = _cannot_start(seen) or _unschedulable(seen)
+    obstacle = _obstacle(seen)
     waits_for_others = failure.is_effect or failure.role == "Launcher"
     if obstacle and obstacle.replica != failure.replica and waits_for_others:
         # it could not wait for a replica that never came
@@ -271,46 +220,20 @@ def _surroundings(seen: Seen, failure: Failure) -> Iterator[str]:
 
 
 def _taken_away(f: Failure) -> Cause | None:
-    for pattern, category, what, resolution in _TAKEN:
-        if re.search(pattern, f.reason):
+    for known in words.TAKEN:
+        if re.search(known.pattern, f.reason):
             said = f": {_first_line(f.message)}" if f.message else ""
-            return Cause(category, f"{f.replica} {what} ({f.reason}){said}", "", resolution)
+            remedy = words.OWN_DISK_REMEDY if re.search(words.OWN_DISK_LIMIT, f.message) else known.resolution
+            return Cause(known.category, f"{f.replica} {known.what} ({f.reason}){said}", "", remedy)
     return None
-
-
-_TAKEN = (
-    (
-        r"^DeadlineExceeded$",
-        Category.TIMEOUT,
-        "was ended by its pod's activeDeadlineSeconds",
-        "raise the deadline, or train less",
-    ),
-    (
-        r"Preempt",
-        Category.INFRASTRUCTURE,
-        "was preempted by a pod of higher priority",
-        "retry; or give a priority_class, or a queue",
-    ),
-    (
-        r"^Evicted$|Eviction|TerminationByKubelet",
-        Category.INFRASTRUCTURE,
-        "was evicted from its node",
-        "retry; if it was for memory or disk, request what it uses",
-    ),
-    (
-        r"NodeLost|NodeShutdown|Shutdown|TaintManager|PodGC|NodeAffinity|OutOf|UnexpectedAdmissionError|DisruptionTarget",
-        Category.INFRASTRUCTURE,
-        "lost its node",
-        "retry; look at the node's conditions",
-    ),
-)
 
 
 def _out_of_memory(f: Failure) -> Cause | None:
     remedy = "raise the memory limit, or lower batch size, prefetching or the number of DataLoader workers"
     if f.reason == "OOMKilled":
         return Cause(Category.OUT_OF_MEMORY, f"{f.replica} ran out of memory (OOMKilled, exit code 137)", "", remedy)
-    if f.tail.child == -9 and not f.tail.exception:
+    shells_word = f.exit_code == SIGKILLED and re.search(r"^Killed$|\bKilled  ", f.tail.last)
+    if (f.tail.child == -9 or shells_word) and not f.tail.exception:
         said = f"{f.replica}: a process was killed by SIGKILL, most likely for memory ({_code(f.exit_code)})"
         return Cause(Category.OUT_OF_MEMORY, said, "", remedy)
     return None
@@ -319,130 +242,42 @@ def _out_of_memory(f: Failure) -> Cause | None:
 def _not_started(f: Failure) -> Cause | None:
     if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError") and f.exit_code not in (126, 127):
         return None
-    match = re.search(r"exec: .*?(?=: unknown$|$)", f.message)
-    said = match[0] if match else _first_line(f.message) or f.tail.last or _code(f.exit_code)
-    return Cause(
-        Category.CONFIGURATION,
-        f"{f.replica}: the command cannot be started: {said}",
-        "",
-        "correct the command, or use an image that has it",
-        retryable=False,
+    known, said = next(
+        (known, match[0]) for known in words.STARTS if (match := re.search(known.pattern, f.message)) is not None
     )
+    said = _first_line(said) or f.tail.last or _code(f.exit_code)
+    return Cause(known.category, f"{f.replica}: {known.what}: {said}", "", known.resolution, retryable=known.retryable)
 
 
 def _known_words(f: Failure) -> Cause | None:
-    """The exception first: what else stands in the log may have been dealt with."""
-    for text, (pattern, category, what, resolution, retryable) in itertools.product(
-        (f.tail.exception, f.tail.text), _WORDS
-    ):
-        if match := re.search(pattern, text):
-            said = f.tail.exception or match[0].strip()
-            return Cause(
-                category, f"{f.replica} {what}: {said} ({_code(f.exit_code)})", "", resolution, retryable=retryable
-            )
+    """The exception first, then what stands behind it: what stands before it may have been dealt with."""
+    _, _, behind = f.tail.text.rpartition(f.tail.exception) if f.tail.exception else ("", "", f.tail.text)
+    for text, known in itertools.product((f.tail.exception, behind), words.PROGRAMS):
+        if match := re.search(known.pattern, text):
+            said = f.tail.exception or _line_at(text, match.start())
+            summary = f"{f.replica} {known.what}: {said} ({_code(f.exit_code)})"
+            return Cause(known.category, summary, "", known.resolution, retryable=known.retryable)
     if f.exit_code == 128 + 7:
         return Cause(
             Category.CONFIGURATION,
             f"{f.replica} died of SIGBUS (exit code 135), most likely for lack of shared memory",
             "",
-            _SHM,
+            words.SHM,
             retryable=False,
         )
     return None
 
 
-_SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])"
-_WORDS: tuple[tuple[str, Category, str, str, bool], ...] = (
-    (
-        r"(?i)CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED",
-        Category.OUT_OF_MEMORY,
-        "ran out of GPU memory",
-        "lower the batch size, shard the model, or use GPUs with more memory",
-        True,
-    ),
-    (
-        r"insufficient shared memory|killed by signal: Bus error|Unexpected bus error",
-        Category.CONFIGURATION,
-        "has too little shared memory",
-        _SHM,
-        False,
-    ),
-    (
-        r"error: (unrecognized arguments|the following arguments are required|argument [^\n]*)[^\n]*",
-        Category.CONFIGURATION,
-        "does not take its arguments",
-        "correct args; leave out what the program does not read, as --world-size",
-        False,
-    ),
-    (
-        r"can't open file [^\n]*|No module named '?__main__[^\n]*",
-        Category.CONFIGURATION,
-        "cannot find its program",
-        "correct the path, or the image",
-        False,
-    ),
-    (
-        r"(?i)no NVIDIA driver|driver version is insufficient|no kernel image is available|not compiled with CUDA|"
-        r"ProcessGroupNCCL is only supported with GPUs[^\n]*|No CUDA GPUs are available|invalid device ordinal",
-        Category.CONFIGURATION,
-        "cannot use the GPUs",
-        "ask for GPUs (gpus=...), use gloo without them, or an image that fits the node's driver",
-        False,
-    ),
-    (
-        r"(?i)uncorrectable ECC|GPU has fallen off the bus|Xid[ :(]|device-side hardware|CUDA error: unknown error",
-        Category.INFRASTRUCTURE,
-        "has a broken GPU",
-        "retry on another node; report the node",
-        True,
-    ),
-    (
-        r"(?i)not enough slots available[^\n]*",
-        Category.CONFIGURATION,
-        "starts more processes than there are slots",
-        "match -np with Workers times slotsPerWorker",
-        False,
-    ),
-    (
-        r"has detected an attempt to run as root",
-        Category.CONFIGURATION,
-        "is not allowed to start mpirun",
-        "give mpirun --allow-run-as-root, or run the image as another user",
-        False,
-    ),
-    (
-        r"(?i)No space left on device",
-        Category.INFRASTRUCTURE,
-        "has no space left",
-        "free the volume or enlarge it",
-        True,
-    ),
-    (
-        r"(?i)address already in use",
-        Category.CONFIGURATION,
-        "finds its port taken",
-        "do not use hostNetwork with a fixed port twice on a node, nor start torchrun inside torchrun",
-        True,
-    ),
-    (
-        r"ModuleNotFoundError|SyntaxError|ImportError",
-        Category.USER_CODE,
-        "cannot import its code",
-        "add what is missing to the image",
-        False,
-    ),
-)
+def _line_at(text: str, place: int) -> str:
+    return text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()
 
 
 def _lost_a_peer(f: Failure) -> Cause | None:
     if not f.is_effect:
         return None
-    return Cause(
-        Category.INFRASTRUCTURE,
-        f"{f.replica} lost a peer, and no replica says why: {f.tail.exception or f.tail.last} ({_code(f.exit_code)})",
-        "",
-        "look at the network between the nodes, and at replicas that are gone; NCCL_DEBUG=INFO tells more",
-    )
+    said = f.tail.exception or f.tail.last
+    known = next(known for known in words.PEERS if re.search(known.pattern, said))
+    return Cause(known.category, f"{f.replica} {known.what}: {said} ({_code(f.exit_code)})", "", known.resolution)
 
 
 def _killed(f: Failure) -> Cause | None:
@@ -548,7 +383,7 @@ def _deleted(seen: Seen) -> Cause | None:
     if seen.failed or {"Succeeded", "Complete"} & set(true_conditions(seen.job)):
         return None
     what = "was deleted" if seen.gone else "is being deleted"
-    obstacle = _cannot_start(seen) or _unschedulable(seen)
+    obstacle = _obstacle(seen)
     return Cause(
         Category.INFRASTRUCTURE,
         f"{seen.title} {what} by someone else before it had ended",
@@ -563,8 +398,8 @@ def _deleted(seen: Seen) -> Cause | None:
 def _refused_by_operator(seen: Seen) -> Cause | None:
     for event in seen.events:
         reason, message = str(event.get("reason")), str(event.get("message"))
-        for pattern, words, what, resolution in _REFUSALS:
-            if re.search(pattern, reason) and re.search(words, message):
+        for pattern, said, what, resolution in _REFUSALS:
+            if re.search(pattern, reason) and re.search(said, message):
                 return Cause(
                     Category.CONFIGURATION,
                     f"{seen.title} {what}: {_first_line(message)}",
@@ -591,6 +426,28 @@ _REFUSALS = (
     (r"^FailedCreate", "is invalid", "has pods that the cluster refuses", "correct the field that is named"),
 )
 
+
+def _obstacle(seen: Seen) -> Cause | None:
+    """What keeps pods from being made, placed or started."""
+    return _cannot_start(seen) or _pods_refused(seen) or _unschedulable(seen)
+
+
+def _pods_refused(seen: Seen, waited: float = math.inf) -> Cause | None:
+    """Admission refuses the pods. A quota is the scheduling's affair: others will free some of it."""
+    for event in seen.events if waited >= PATIENCE["FailedCreatePod"] else ():
+        message = str(event.get("message"))
+        if str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION, message):
+            return Cause(
+                Category.CONFIGURATION,
+                f"{seen.title} has pods that the cluster refuses: {_first_line(message)}",
+                f"event {event.get('reason')}",
+                "correct what is named, or ask whoever set the rule; a service account must exist in the namespace",
+                retryable=False,
+            )
+    return None
+
+
+_ADMISSION = r"denied the request|is forbidden: (?!exceeded quota)"
 PATIENCE: dict[str, float] = {
     "InvalidImageName": 0,
     "ErrImageNeverPull": 0,
@@ -603,6 +460,7 @@ PATIENCE: dict[str, float] = {
     "RegistryUnavailable": 300,
     "FailedMount": 300,
     "FailedAttachVolume": 300,
+    "FailedCreatePod": 60,
 }  #: seconds for which a reason for waiting may heal by itself
 
 
@@ -668,23 +526,22 @@ def _image_remedy(reason: str, message: str) -> str:
 
 
 def _mount_failures(seen: Seen, pod: Json, waited: float) -> list[Cause]:
+    """The most telling event about a pod's volumes."""
     uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
-    replica = seen.replica_of(pod)
-    return [
-        Cause(
-            Category.CONFIGURATION,
-            f"{replica}: a volume cannot be mounted: {_first_line(str(event.get('message')))}",
-            f"event {reason}",
-            "create what is missing in the job's namespace, or correct its name in the manifest",
-            replica,
-            False,
-        )
+    messages = [
+        (reason, _first_line(str(event.get("message"))))
         for event in seen.events
-        if (reason := str(event.get("reason"))) in PATIENCE
+        if (reason := str(event.get("reason"))) in ("FailedMount", "FailedAttachVolume")
         and waited >= PATIENCE[reason]
         and (about := event.get("involvedObject") or {}).get("name") == name
         and about.get("uid") in (None, uid)
     ]
+    for known, (reason, said) in itertools.product(words.MOUNTS, messages):
+        if re.search(known.pattern, said):
+            replica = seen.replica_of(pod)
+            what = f"{replica}: {known.what}: {said}"
+            return [Cause(known.category, what, f"event {reason}", known.resolution, replica, known.retryable)]
+    return []
 
 
 def _unschedulable(seen: Seen) -> Cause | None:
@@ -696,9 +553,18 @@ def _unschedulable(seen: Seen) -> Cause | None:
             Category.SCHEDULING,
             f"{seen.replica_of(pod)} finds no node: {_scheduler_words(message)}",
             f"{len(stuck)} of {len(seen.pods)} pods have no node\n{message}",
-            "ask for less, choose other nodes, or wait until some are free",
+            "; ".join(remedy for pattern, remedy in words.PLACES if re.search(pattern, message)) or words.PLACES[-1][1],
             seen.replica_of(pod),
         )
+    for pod in seen.pods:
+        if scheduler := _waits_for_scheduler(pod):
+            return Cause(
+                Category.SCHEDULING,
+                f"{seen.replica_of(pod)} is looked at by no scheduler: schedulerName is {scheduler}",
+                "",
+                f"see whether the scheduler {scheduler} runs, or leave schedulerName out",
+                seen.replica_of(pod),
+            )
     for event in seen.events:
         if str(event.get("reason")).startswith("FailedCreate") and "quota" in str(event.get("message")):
             said = _first_line(str(event.get("message")))
@@ -711,6 +577,14 @@ def _unschedulable(seen: Seen) -> Cause | None:
 def _not_scheduled(pod: Json) -> Json | None:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
+
+
+def _waits_for_scheduler(pod: Json) -> str:
+    """The name of a scheduler that is not the cluster's own and has said nothing of a pod that needs a node."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    name = str(spec.get("schedulerName") or "default-scheduler")
+    waits = status.get("phase", "Pending") == "Pending" and not spec.get("nodeName") and not status.get("conditions")
+    return name if waits and name != "default-scheduler" else ""
 
 
 def _scheduler_words(message: str) -> str:
@@ -752,6 +626,7 @@ _RULES: tuple[Rule, ...] = (
     _failed_somehow,
     _deleted,
     _cannot_start,
+    _pods_refused,
     _unschedulable,
     _suspended,
 )

@@ -14,7 +14,7 @@ SHOWN = 20  #: lines of a log that a diagnosis repeats
 class Tail:
     """The end of one container's log.
 
-    :param exception: the line that names it, as Python ends a traceback; empty where there is none.
+    :param exception: the line that names it, as Python ends a traceback, or C++'s what(); empty where there is none.
     :param last: the last line with anything in it, of the program's own.
     :param is_effect: only a lost peer is told of: another replica is the cause.
     :param child: exit code of the process that torchrun or mpirun names as the first to fail (negative: a signal).
@@ -32,20 +32,24 @@ class Tail:
     heard: bool = False
 
 
-_PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+,\d+\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
+_PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
 _NAMED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
-_TORCHRUN = "ChildFailedError"
-_WRAPPERS = re.compile(rf"{_TORCHRUN}|^SystemExit|CalledProcessError")
+_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")  # of C++
+_LAUNCHER = re.compile(
+    r"ChildFailedError|Horovod detected that one or more|(mpirun|mpiexec|prterun) (detected|noticed) that"
+)
+_WRAPPERS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 _REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
 _EFFECTS = re.compile(
     r"connection closed by( remote)? peer|connection reset by( remote)? peer|broken pipe|socket closed|"
-    r"ncclRemoteError|remote process exited|NCCL communicator was aborted|"
-    r"watchdog caught collective operation timeout|timed out in .*(store|barrier|rendezvous)|"
-    r"Rendezvous(Connection|Closed|Timeout)Error|DistStoreError|DistNetworkError|"
-    r"connection refused|SignalException|got signal: ?15|received signal 15|"
+    r"connection refused|client socket has (timed out|failed)|failure in name resolution|name or service not known|"
+    r"unhandled system error|nccl(System|Internal|Remote)Error|remote process exited|NCCL communicator was aborted|"
+    r"watchdog caught collective operation timeout|operations have failed or timed out|"
+    r"timed out in .*(store|barrier|rendezvous)|Rendezvous(Connection|Closed|Timeout)Error|DistStoreError|"
+    r"DistNetworkError|SignalException|got signal: ?15|received signal 15|"
     r"ORTE has lost communication|lost connection to the remote daemon|a remote process|"
     r"HorovodInternalError",
     re.IGNORECASE,
@@ -58,13 +62,14 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     told = _error_file(message)
     lines = log or ([] if told else message.splitlines())
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
-    by_torchrun = any(_TORCHRUN in line for line in clean)
-    end = next((i for i, line in enumerate(clean) if by_torchrun and _REPORT.search(line)), len(clean))
+    launched = any(_LAUNCHER.search(line) for line in clean)
+    end = next((i for i, line in enumerate(clean) if launched and _REPORT.search(line)), len(clean))
     own = clean[:end]
     found = [e for e in ([told] if told else []) + list(_exceptions(own)) if not _WRAPPERS.search(e)]
+    found = found or [match[1].strip() for line in own if (match := _WHAT.match(line))]
     causes = [e for e in found if not _EFFECTS.search(e)]
     # of several processes the first to fail is the cause, of one the last exception, which it did not survive
-    exception = (causes or found or [""])[0 if by_torchrun or told else -1]
+    exception = (causes or found or [""])[0 if launched or told else -1]
     return Tail(
         exception=exception,
         last=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),

@@ -413,13 +413,13 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         (
             "mpirun-root",
             Category.CONFIGURATION,
-            "Master 0 is not allowed to start mpirun: has detected an attempt to run as root (exit code 1)",
+            "Master 0 is not allowed to start mpirun: prterun has detected an attempt to run as root. (exit code 1)",
         ),
         (
             "mpirun-slots",
             Category.CONFIGURATION,
             "Master 0 starts more processes than there are slots: "
-            "not enough slots available in the system to satisfy the 64 (exit code 1)",
+            "There are not enough slots available in the system to satisfy the 64 (exit code 1)",
         ),
     ],
 )
@@ -508,9 +508,7 @@ def test_a_job_that_nobody_took_up() -> None:
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
     assert "no operator has taken it up" in diagnose(job, []).summary
     cause = limit_passed(Limit.STARTUP, 300, job, [])
-    assert (
-        cause.summary == "PyTorchJob train no operator has taken it up after 300 s (startup_timeout)" or cause.summary
-    )
+    assert cause.summary == "PyTorchJob train was taken up by no operator after 300 s (startup_timeout)"
 
 
 def test_quota() -> None:

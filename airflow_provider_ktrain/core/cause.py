@@ -1,0 +1,56 @@
+"""The words in which a failure is told: its category, its cause, the limit that ended it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Category(enum.StrEnum):
+    """What kind of thing went wrong: which exception is raised, and whom it concerns."""
+
+    USER_CODE = "user code"
+    CONFIGURATION = "configuration"
+    IMAGE = "image"
+    SCHEDULING = "scheduling"
+    INFRASTRUCTURE = "infrastructure"
+    OUT_OF_MEMORY = "out of memory"
+    QUEUE = "queue"
+    TIMEOUT = "timeout"
+    HANG = "hang"
+    KILLED = "killed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job failed.
+
+    :param category: see :class:`Category`.
+    :param summary: one line: who, what, and the program's own words where there are any.
+    :param detail: what else was seen: the operator's message, restarts, the last lines of the replica's log.
+    :param resolution: what to do; empty where nobody can say.
+    :param replica: `Worker 3`; empty where it is the whole job's.
+    :param retryable: whether the same job, submitted again, may go through.
+    """
+
+    category: Category
+    summary: str
+    detail: str = ""
+    resolution: str = ""
+    replica: str = ""
+    retryable: bool = True
+
+    def __str__(self) -> str:
+        return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
+
+
+class Limit(enum.StrEnum):
+    """The limits that a task sets; see the operators' parameters of these names."""
+
+    QUEUE = "queue_timeout"
+    SCHEDULE = "schedule_timeout"
+    STARTUP = "startup_timeout"
+    EXECUTION = "execution_timeout"
+    LOG_STALL = "log_stall_timeout"
+    RESTARTS = "max_restarts"

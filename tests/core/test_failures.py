@@ -1,0 +1,78 @@
+"""The neighbours of the recorded failures: what Kubernetes and the programs write, and its first line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_provider_ktrain.core.diagnosis import PATIENCE, diagnose, hopeless, log_key
+
+from .test_diagnosis import failed, pod
+
+GROUPS = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
+CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
+ENDED = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:01:00Z"}
+
+
+def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    role = case.get("is", "Worker")
+    job = {"kind": "MPIJob" if role == "Launcher" else "PyTorchJob", "metadata": {"name": "train"}}
+    created = {"type": "Created", "status": "True", "reason": "Created", "message": "created"}
+    job["status"] = {"conditions": [created]} if case.get("waits") else failed(message="")["status"]
+    it = pod(role, 0)
+    it["metadata"]["name"] = "train-pod"
+    it["spec"] = {} if "conditions" in case.get("status", {}) or "spec" in case else it["spec"]
+    it["spec"] |= case.get("spec", {})
+    container = it["status"]["containerStatuses"][0]
+    if "ended" in case:
+        container["state"] = {"terminated": ENDED | case["ended"]}
+        it["status"]["phase"] = "Failed"
+    if "waiting" in case:
+        container["state"] = {"waiting": case["waiting"]}
+        it["status"]["phase"] = "Pending"
+    if "last" in case:
+        container["lastState"] = {"terminated": ENDED | case["last"]}
+    if "init" in case:
+        it["status"]["initContainerStatuses"] = [case["init"]]
+    if case.get("status", {}).get("phase") == "Pending" and "waiting" not in case:
+        del it["status"]["containerStatuses"]  # it has no node
+    it["status"] |= case.get("status", {})
+    events = [e | {"involvedObject": {"name": "train-pod" if e.get("of") else "train"}} for e in case.get("events", ())]
+    return job, [it] if case.get("pods", True) else [], events
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_line_of_a_failure(name: str) -> None:
+    case = CASES[name]
+    logs = {"pytorch": case.get("log"), "fetch": case.get("init log")}
+    tails = {log_key("train-pod", container): text.splitlines() for container, text in logs.items() if text}
+    cause = diagnose(*evidence(case), tails)
+    assert (cause.summary, cause.category) == (case["first"], case["category"])
+    assert cause.retryable is case.get("retryable", True)
+    assert case.get("resolution", "") in cause.resolution
+    assert cause.resolution
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "hopeless" in case])
+def test_pods_that_are_refused_for_good_are_hopeless_after_some_patience(name: str) -> None:
+    seen = evidence(CASES[name])
+    assert hopeless(*seen) is None
+    cause = hopeless(*seen, waited=max(PATIENCE.values()))
+    assert cause
+    assert cause.summary == CASES[name]["first"]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("talking: ") and "GPU" not in name])
+def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
+    """The one that missed it ended first; the one that ran out of memory is the cause all the same."""
+    job, (missed,), events = evidence(CASES[name])
+    cause = pod("Worker", 1, code=1, at=600)
+    tails = {
+        log_key("train-pod", "pytorch"): CASES[name]["log"].splitlines(),
+        log_key("train-worker-1", "pytorch"): ["torch.OutOfMemoryError: CUDA out of memory."],
+    }
+    summary = "Worker 1 ran out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. (exit code 1)"
+    assert diagnose(job, [missed, cause], events, tails).summary == summary
