@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
@@ -27,6 +28,12 @@ MakeClient = Callable[[], Awaitable["ApiClient"]]
 POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
 READ_BUFFER = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
 CONNECT_TIMEOUT = 15.0  #: seconds
+
+
+def pause_after(failures: int, first: float, longest: float) -> float:
+    """Seconds to wait after so many failures in a row (from 1): twice as long each time, at random between a half and
+    the whole of it, so that what lost a server together does not come back together."""
+    return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
 
 
 class ApiUnavailable(KtrainError):

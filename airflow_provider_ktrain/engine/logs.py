@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import enum
 import logging
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay, normal_time
 from airflow_provider_ktrain.engine import paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.budget import StreamBudget, process_budget
 from airflow_provider_ktrain.engine.outlet import Lines, LogLine, Outlet, Rate
 
@@ -427,7 +426,7 @@ class _Container:
         if answer.end is _End.CUT:
             self._failures += 1
             if self._failures > 1:
-                await asyncio.sleep(self._backoff())
+                await asyncio.sleep(pause_after(max(self._failures - 1, 1), *BACKOFF))
             await self._look()
         return answer
 
@@ -500,7 +499,7 @@ class _Container:
                     self.observe(run_of(pod, self.name))
                 return
             self._failures += 1
-            await asyncio.sleep(self._backoff())
+            await asyncio.sleep(pause_after(max(self._failures - 1, 1), *BACKOFF))
 
     async def _pause(self, longest: float | None) -> None:
         """Wait until something is observed, at most that many seconds."""
@@ -508,7 +507,3 @@ class _Container:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest):
                 await self._news.wait()
-
-    def _backoff(self) -> float:
-        first, longest = BACKOFF
-        return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(max(self._failures - 2, 0), 16))

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ RESYNC = 600.0  #: seconds after which everything is listed again, whatever the 
 SILENCE = 150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
 LINGER = 10.0  #: seconds that a hub outlives its last listener
 BACKOFF = (0.05, 30.0)  #: seconds: the first and the longest pause
+STEADY = 1.0  #: seconds that a stream has lived for its end not to follow a failure: else what ends at once would spin
 RELIST_AFTER = 5  #: failures in a row after which a watch is not resumed: the server may be another one by now
 UNAUTHORIZED = 3  #: times in a row that 401 is answered until listeners are told
 
@@ -152,6 +153,8 @@ class Hub:
         field_selector: str = "",
         *,
         forget: Callable[[], object] = lambda: None,
+        steady: float = STEADY,
+        resync: float = RESYNC,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
         self.away_since: float | None = None  #: time.monotonic() since which the server has not been reached
@@ -167,7 +170,11 @@ class Hub:
         self._synced = False
         self._version = ""  # "" asks for a list
         self._resync_at = 0.0
-        self._failures = 0
+        self._failures = 0  # in a row
+        self._steady = steady
+        self._resync = resync
+        self._opened: float | None = None  # when the stream that is read began
+        self._told_away = False
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._forget = forget  # by those who share it
@@ -243,34 +250,43 @@ class Hub:
     async def _cycle(self) -> float:
         """List where that is due, then watch until the stream ends; returns the seconds to pause before the next."""
         wait: float | None = None
+        clean, self._opened = False, None
         try:
             if not self._version or time.monotonic() >= self._resync_at:
                 await self._list()
-            if await self._watch() > 1:
-                self._failures = 0
-                return 0
-            # a stream that ends at once counts as a failure, or we would spin
+            await self._watch()
+            clean = True
         except ApiUnavailable as error:
-            if self.away_since is None:
-                self.away_since = time.monotonic()
-                log.warning("Watch of %s: %s; trying again", self._path, error)
-            self.stats["cuts"] += 1
+            self._away(error)
         except ApiStatusError as error:
             wait = error.retry_after
             if error.gone:
                 self._version = ""
                 self.stats["expired"] += 1
-            elif not error.transient and (error.status != 401 or self._failures + 1 >= UNAUTHORIZED):
+            elif error.transient:
+                self._away(error)
+            elif error.status != 401 or self._failures + 1 >= UNAUTHORIZED:
                 self._refused(error)
         except Exception as error:
             # the client could not be built, or an answer was no Kubernetes object
             self._refused(error)
+        if self._opened is not None and time.monotonic() - self._opened >= self._steady:
+            self._failures = 0
+            if clean:
+                return 0
         self._failures += 1
         if self._failures >= RELIST_AFTER:
             self._version = ""
-        first, longest = BACKOFF
-        pause: float = random.uniform(0.5, 1) * min(longest, first * 2 ** min(self._failures - 1, 20))
-        return max(pause, wait or 0)
+        return max(pause_after(self._failures, *BACKOFF), wait or 0)
+
+    def _away(self, error: ApiUnavailable | ApiStatusError) -> None:
+        """Say so once, and not at all of a cut after which the server is there."""
+        self.stats["cuts"] += 1
+        if self.away_since is None:
+            self.away_since = time.monotonic()
+        elif not self._told_away:
+            self._told_away = True
+            log.warning("Watch of %s: %s; trying again", self._path, error)
 
     def _refused(self, error: Exception) -> None:
         if self.failure is None:
@@ -279,9 +295,9 @@ class Hub:
         self._everyone(lambda listener: listener._fail(error))
 
     def _reached(self) -> None:
-        if self.away_since is not None:
+        if self.away_since is not None and self._told_away:
             log.info("Watch of %s: back after %.0f s", self._path, time.monotonic() - self.away_since)
-        self.away_since = None
+        self.away_since, self._told_away = None, False
         self.failure = None
 
     async def _list(self) -> None:
@@ -309,13 +325,13 @@ class Hub:
         for obj in found.values():
             self._stands(obj)
         self._version = page["metadata"]["resourceVersion"]
-        self._resync_at = time.monotonic() + RESYNC * random.uniform(0.9, 1.1)
+        self._resync_at = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
         self._synced = True
         self._reached()
         self._everyone(Listener._sync)
 
-    async def _watch(self) -> float:
-        """Follow changes until the stream ends, at the latest when a resync is due; returns the seconds it lived."""
+    async def _watch(self) -> None:
+        """Follow changes until the stream ends, at the latest when a resync is due."""
         query = {
             **self._selectors,
             "watch": "true",
@@ -324,16 +340,15 @@ class Hub:
             "timeoutSeconds": str(max(1, round(self._resync_at - time.monotonic()))),
         }
         self.stats["watches"] += 1
-        began = time.monotonic()
         async with self._api.stream(self._path, query=query, read_timeout=SILENCE) as response:
             self._reached()
+            self._opened = time.monotonic()
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._event(_parse(line))
                     self._failures = 0
-        return time.monotonic() - began
 
     def _event(self, event: dict[str, Any]) -> None:
         obj = event["object"]

@@ -116,6 +116,16 @@ class FakeKube:
         self.version += 1
         self.oldest = self.version
 
+    def bookmark(self) -> str:
+        """Tell all watches which version they have come to."""
+        self.version += 1
+        self._record("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(self.version)}})
+        return str(self.version)
+
+    def forget(self, name: str) -> Object:
+        """Delete an object of which no watch tells."""
+        return self.objects.pop(name)
+
     def cut(self) -> None:
         """Cut all streams that are open."""
         for request in list(self.streams.values()):
@@ -218,6 +228,8 @@ class FakeKube:
             held: set[str] = set()
             news = asyncio.Event()
             self._watchers.add(news)
+            over = asyncio.get_running_loop().call_later(float(query["timeoutSeconds"]), news.set)
+            until = over.when()
             try:
                 for version, kind, obj in self.history:
                     if version <= at:
@@ -229,9 +241,12 @@ class FakeKube:
                             obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
                             await write(json.dumps({"type": told, "object": obj}).encode() + b"\n")
                     news.clear()
-                    if self.history[-1][0] <= at:
+                    if asyncio.get_running_loop().time() >= until:
+                        break
+                    if not self.history or self.history[-1][0] <= at:
                         await news.wait()
             finally:
+                over.cancel()
                 self._watchers.discard(news)
         return write.response
 
@@ -314,6 +329,8 @@ class Writer:
 
 def seen(held: set[str], kind: str, obj: Object, match: Callable[[Object], bool]) -> str | None:
     """What a watch with a selector tells of a change, given the uids it holds."""
+    if kind == "BOOKMARK":
+        return kind
     uid = obj["metadata"]["uid"]
     if kind != "DELETED" and match(obj):
         told = "MODIFIED" if uid in held else "ADDED"

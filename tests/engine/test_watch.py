@@ -10,8 +10,20 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_owner, by_uid, hub
+from airflow_provider_ktrain.engine import watch
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.watch import (
+    BACKOFF,
+    RELIST_AFTER,
+    Hub,
+    Listener,
+    Seen,
+    by_label,
+    by_name,
+    by_owner,
+    by_uid,
+    hub,
+)
 
 from .fakekube import PODS, FakeKube, cutter, serving, until
 
@@ -270,6 +282,123 @@ async def test_closing_the_api_ends_the_hub_and_tells() -> None:
         assert hub(api, PODS) is not pods
 
 
+async def test_a_bookmark_is_where_a_watch_goes_on() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            await listener.changed()
+            await until(lambda: kube.streams)
+            version = kube.bookmark()
+            await until(lambda: pods.stats["events"])
+            assert listener._pending == {}
+            kube.cut()
+            await until(lambda: kube.requests["watch"] == 2)
+            assert kube.queries[-1]["resourceVersion"] == version
+            assert kube.queries[-1]["allowWatchBookmarks"] == "true"
+
+
+async def test_a_resync_finds_what_the_watch_did_not_tell() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    async with serving(kube) as api, Hub(api, PODS, resync=0.1).listen() as listener:
+        await listener.changed()
+        gone = kube.forget("a")
+        (seen,) = await listener.changed()
+        assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+
+
+async def test_hubs_are_shared_by_what_is_alike_and_by_no_other_connection() -> None:
+    async with serving(FakeKube()) as one, serving(FakeKube()) as other:
+        pods = hub(one, PODS, label_selector="a=b")
+        assert hub(one, PODS, label_selector="a=b") is pods
+        different = [hub(other, PODS, label_selector="a=b"), hub(one, PODS), hub(one, PODS + "x", label_selector="a=b")]
+        assert len({id(h) for h in [pods, *different]}) == 4
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == watch.__name__]
+
+
+@pytest.mark.parametrize("how", ["no connection", "503"])
+async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", watch.__name__)
+    kube = FakeKube()
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            await listener.changed()
+            await until(lambda: kube.streams)
+            if how == "503":
+                kube.refusal = (503, "ServiceUnavailable")
+            else:
+                kube.away = True
+            kube.cut()
+            await until(lambda: pods.stats["cuts"] > 4)
+            kube.refusal, kube.away = None, False
+            kube.put("a")
+            assert len(await listener.changed()) == 1  # and no error before
+    assert len(said(caplog)) == 2
+    assert said(caplog)[0].startswith(f"WARNING Watch of {PODS}: ")
+    assert said(caplog)[1].startswith(f"INFO Watch of {PODS}: back after ")
+
+
+async def test_a_cut_after_which_the_server_is_there_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", watch.__name__)
+    kube = FakeKube()
+    async with serving(kube) as api, hub(api, PODS).listen() as listener:
+        await listener.changed()
+        for n in range(3):
+            await until(lambda: kube.streams)
+            kube.cut()
+            kube.put(f"p{n}")
+            assert len(await listener.changed()) == 1
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize(("steady", "lists"), [(0.0, 1), (60.0, 2)])
+async def test_cuts_of_streams_that_have_lived_are_no_series_of_failures(steady: float, lists: int) -> None:
+    """A proxy that cuts every so often must not make a watch ever slower; one that cuts at once must."""
+    kube = FakeKube()
+    async with serving(kube) as api, Hub(api, PODS, steady=steady).listen() as listener:
+        await listener.changed()
+        for n in range(1, RELIST_AFTER + 1):
+            await until(lambda n=n: kube.streams and kube.requests["watch"] == n)
+            kube.cut()
+        await until(lambda: kube.requests["watch"] == RELIST_AFTER + 1)
+    assert kube.requests["list"] == lists
+
+
+async def test_credentials_that_are_refused_for_good_are_told() -> None:
+    kube = FakeKube()
+    async with serving(kube) as api:
+        pods = hub(api, PODS)
+        async with pods.listen() as listener:
+            await listener.changed()
+            await until(lambda: kube.streams)
+            kube.refusal = (401, "Unauthorized")
+            kube.cut()
+            with pytest.raises(ApiStatusError, match="401"):
+                await listener.changed()
+            assert api.stats["rebuilt"] >= 2  # a new client each time
+            kube.refusal = None
+            kube.put("a")
+            assert len(await anext_after_errors(listener)) == 1
+
+
+@given(st.integers(1, 100), st.randoms(use_true_random=False))
+def test_pauses_grow_to_a_limit_and_differ(failures: int, rng: random.Random) -> None:
+    first, longest = BACKOFF
+    state = random.getstate()
+    random.seed(rng.random())
+    pauses = {pause_after(failures, first, longest) for _ in range(20)}
+    random.setstate(state)
+    assert len(pauses) > 10
+    assert all(0.5 * min(longest, first * 2 ** (failures - 1)) <= p <= longest for p in pauses)
+    assert min(pauses) <= first * 2 ** (failures - 1)
+
+
 class Story:
     """Random writes to a store, in which the connection suffers; then the listeners are held against the store."""
 
@@ -287,8 +416,20 @@ class Story:
             self.kube.put(name, self.rng.choice([OURS, OURS, {"app": "x"}]), spec={"n": self.rng.random()})
 
     def trouble(self) -> None:
-        self.rng.choice([self.kube.cut, self.kube.expire, lambda: None])()
+        self.rng.choice([self.kube.cut, self.kube.expire, self.away, self.new_token, self.overload, lambda: None])()
         self.kube.cut_after = cutter(self.rng, 1500, self.rng.randrange(4))
+
+    def away(self) -> None:
+        self.kube.away = not self.kube.away
+        self.kube.cut()
+
+    def new_token(self) -> None:
+        self.kube.token += "x"
+        self.kube.cut()
+
+    def overload(self) -> None:
+        self.kube.refusal = None if self.kube.refusal else self.rng.choice([(503, "ServiceUnavailable"), (429, "Slow")])
+        self.kube.cut()
 
     async def run(self, actions: int) -> None:
         async with serving(self.kube) as api:
@@ -303,6 +444,7 @@ class Story:
                         turns -= 1
                         await asyncio.sleep(0)
                 self.kube.cut_after = lambda: None
+                self.kube.away, self.kube.refusal = False, None
                 self.kube.put("last", OURS)
 
                 def standing(name: str | None = None) -> dict[str, str]:
