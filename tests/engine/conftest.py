@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.engine.tasks import Task, api_of
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=64) as reached:
+        yield reached
+
+
+@pytest.fixture
+async def task(cluster: TestCluster) -> AsyncIterator[Task]:
+    """A task with a job's name of its own; what is left of its job goes at the end."""
+    async with api_of(cluster) as api:
+        task = Task(api, cluster.namespace)
+        try:
+            yield task
+        finally:
+            await task.delete()

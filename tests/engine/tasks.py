@@ -1,0 +1,189 @@
+"""A task's dealings with a cluster through the engine: what the tests of submit, release and supervisor share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kubernetes_asyncio import client as aio
+from kubernetes_asyncio import config as aio_config
+
+from airflow_provider_ktrain.core.identity import (
+    MANIFEST_ANNOTATION,
+    OWNER_ANNOTATION,
+    JobRef,
+    Owner,
+    Reattach,
+    TaskKey,
+)
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest import Options as Overlay
+from airflow_provider_ktrain.core.manifest import build, stamp
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.release import job_pods
+from airflow_provider_ktrain.engine.submit import Submitted, submit
+from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
+from tests import clusters
+from tests.clusters import TestCluster
+
+Object = dict[str, Any]
+T = TypeVar("T")
+#: trains until it is told to end, and ends at once then
+TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class Lines:
+    """A log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> None:
+        self.said.append(str(event))
+
+    warning = info
+
+    def __str__(self) -> str:
+        return "\n".join(self.said)
+
+
+class MeddledApi(Api):
+    """An Api with somebody at work between its requests: `before` and `after` are called around each."""
+
+    async def before(self, method: str, path: str) -> None: ...
+
+    async def after(self, method: str, path: str) -> None: ...
+
+    async def request(self, method: str, path: str, **how: Any) -> Object:
+        await self.before(method, path)
+        answer = await super().request(method, path, **how)
+        await self.after(method, path)
+        return answer
+
+
+A = TypeVar("A", bound=Api)
+
+
+@contextlib.asynccontextmanager
+async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> AsyncIterator[A]:
+    async def make_client() -> aio.ApiClient:
+        configuration = aio.Configuration()
+        await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+        if token:
+            configuration.api_key = {"BearerToken": f"Bearer {token}"}
+        return aio.ApiClient(configuration)
+
+    api = cls(make_client, (cluster.kubeconfig, token, cls))
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+async def until(look: Callable[[], Awaitable[T]], seconds: float = 30) -> T:
+    """What `look` returns once it is something."""
+    async with asyncio.timeout(seconds):
+        while not (found := await look()):
+            await asyncio.sleep(0.05)
+    return found
+
+
+@dataclass
+class Task:
+    """One run of a task, of its own: its tries, and the one job that they have."""
+
+    api: Api
+    namespace: str
+    key: TaskKey = field(default_factory=lambda: TaskKey("tests", "dag", "train", uuid.uuid4().hex[:8]))
+    log: Lines = field(default_factory=Lines)
+
+    def owner(self, number: int) -> Owner:
+        return Owner(self.key, number, f"ti-{number}-{self.key.run_id}")
+
+    def manifest(
+        self, number: int, submission: str, program: str, run_policy: Mapping[str, Any], **more: Any
+    ) -> Object:
+        overlay = Overlay(**{"image": clusters.IMAGE, "command": ["sh", "-c", program], "gpus": 1, **more})
+        built = build(PYTORCHJOB.name, overlay)
+        built["spec"].setdefault("runPolicy", {}).update(run_policy)
+        owner = self.owner(number)
+        notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: str(hash(repr(built)))}
+        return stamp(built, self.key.job_name(), self.namespace, owner.key.labels(submission), notes)
+
+    async def submit(
+        self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",
+        run_policy: Mapping[str, Any] | None = None, patience: float = 30, api: Api | None = None, **overlay: Any,
+    ) -> Submitted:  # fmt: skip
+        """Submit as try `number`; the task was cleared before try `first`."""
+        return await submit(
+            api or self.api, PYTORCHJOB, "v1",
+            lambda submission: self.manifest(number, submission, program, run_policy or {}, **overlay),
+            self.owner(number), first, reattach=reattach, patience=patience, log=self.log,
+        )  # fmt: skip
+
+    async def follow(
+        self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
+        cursor: Mapping[str, Any] | None = None, **options: Any,
+    ) -> Outcome | Handover:  # fmt: skip
+        return await follow(
+            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, until=until
+        )
+
+    async def ended(self, ref: JobRef, **how: Any) -> Outcome:
+        outcome = await self.follow(ref, **how)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    # the cluster, asked
+
+    @property
+    def path(self) -> str:
+        return paths.jobs(PYTORCHJOB, "v1", self.namespace, self.key.job_name())
+
+    async def job(self) -> Object | None:
+        try:
+            return await self.api.request("GET", self.path)
+        except ApiStatusError as e:
+            assert e.not_found
+            return None
+
+    async def pods(self, ref: JobRef) -> dict[str, str]:
+        """Phases of the job's pods by name."""
+        return {p["metadata"]["name"]: p["status"]["phase"] for p in await job_pods(self.api, ref)}
+
+    async def running(self, ref: JobRef, number: int = 1) -> None:
+        async def run() -> bool:
+            return list((await self.pods(ref)).values()).count("Running") == number
+
+        await until(run)
+
+    async def condition(self, kind: str) -> None:
+        """Until the job has this condition."""
+
+        async def has() -> bool:
+            conditions = ((await self.job() or {}).get("status") or {}).get("conditions") or ()
+            return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+        await until(has)
+
+    async def patch(self, patch: Object) -> Object:
+        return await self.api.request("PATCH", self.path, body=patch, content_type=MERGE_PATCH)
+
+    async def disown(self, number: int) -> None:
+        """Another try takes the job over."""
+        await self.patch({"metadata": {"annotations": {OWNER_ANNOTATION: self.owner(number).annotation()}}})
+
+    async def delete(self, propagation: str = "Background") -> None:
+        with contextlib.suppress(ApiStatusError, ApiUnavailable):
+            await self.api.request("DELETE", self.path, body={"propagationPolicy": propagation})
+
+
+def soon(seconds: float = 0.0) -> float:
+    return time.monotonic() + seconds

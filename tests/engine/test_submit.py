@@ -1,0 +1,251 @@
+"""Submit against an API server: create is the lock, and what is found under the name is taken, replaced or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError, UnreachableError
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, TaskKey
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.submit import Submitted, explain, served_version
+from tests.clusters import TestCluster
+from tests.engine.tasks import MeddledApi, Task, api_of, until
+
+
+async def test_what_is_created_names_its_owner_and_its_submission(task: Task) -> None:
+    submitted = await task.submit()
+    assert submitted.created
+    job = await task.job()
+    assert job is not None
+    assert Owner.of(job) == task.owner(1)
+    assert submitted.ref.uid == job["metadata"]["uid"]
+    assert submitted.ref.submission == job["metadata"]["labels"][SUBMISSION_LABEL]
+    await task.running(submitted.ref)  # its pods are found by our label
+
+
+async def test_a_retry_adopts_what_lives_and_says_what_differs(task: Task) -> None:
+    first = await task.submit(1)
+    second = await task.submit(2, "echo something else")
+    assert not second.created
+    assert second.ref.uid == first.ref.uid
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+    assert "try 1 left it" in str(task.log)
+    assert "$.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command" in str(task.log)
+
+
+async def test_a_retry_with_if_unchanged(task: Task) -> None:
+    first = await task.submit(1)
+    same = await task.submit(2, reattach="if_unchanged")
+    assert same.ref.uid == first.ref.uid
+    other = await task.submit(3, "sleep 1", reattach="if_unchanged")
+    assert other.created
+    assert other.ref.uid != first.ref.uid
+    assert not await task.pods(first.ref)
+
+
+async def test_a_clear_replaces_what_lives_once_its_pods_are_gone(task: Task) -> None:
+    first = await task.submit(1)
+    await task.running(first.ref)
+    second = await task.submit(2, first=2)
+    assert second.created
+    assert second.ref.uid != first.ref.uid
+    assert not await task.pods(first.ref)
+    assert "1 GPUs are free" in str(task.log)
+
+
+@pytest.mark.parametrize(
+    ("program", "condition", "first", "created"),
+    [("true", "Succeeded", 1, False), ("true", "Succeeded", 2, True), ("exit 3", "Failed", 1, True)],
+    ids=["a retry takes the result", "a clear does not", "a failed one is replaced"],
+)
+async def test_what_has_ended(task: Task, program: str, condition: str, first: int, created: bool) -> None:
+    before = await task.submit(1, program)
+    await task.condition(condition)
+    after = await task.submit(2, program, first=first)
+    assert after.created is created
+    assert (after.ref.uid != before.ref.uid) is created
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+async def test_what_is_being_deleted_is_waited_for(task: Task) -> None:
+    first = await task.submit(1)
+    await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
+    await task.delete()
+    waiting = asyncio.create_task(task.submit(2))
+
+    async def waits() -> bool:
+        return "it is being deleted. Decision: wait" in str(task.log)
+
+    await until(waits)
+    assert not waiting.done()
+    await task.patch({"metadata": {"finalizers": None}})
+    second = await waiting
+    assert second.created
+    assert second.ref.uid != first.ref.uid
+
+
+async def test_what_was_suspended_by_a_release_goes_on(task: Task) -> None:
+    first = await task.submit(1)
+    await task.running(first.ref)
+    assert (await release(task.api, first.ref, Mode.SUSPEND)).done
+    second = await task.submit(2)
+    assert second.ref.uid == first.ref.uid
+    await task.running(second.ref)
+    assert "it is resumed" in str(task.log)
+
+
+@pytest.mark.parametrize(
+    ("owner", "says"),
+    [
+        (None, "somebody else created it"),
+        (Owner(TaskKey("staging", "dag", "train", "run"), 1, "theirs"), r"belongs to dag\.train of run run .*staging"),
+        (2, "belongs to try 2 of this task, and this is 1"),
+    ],
+    ids=["nobody", "another deployment", "a later try"],
+)
+async def test_what_is_not_ours_is_refused_and_left_alone(task: Task, owner: Owner | int | None, says: str) -> None:
+    await task.submit(2)
+    if not isinstance(owner, int):
+        await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: owner and owner.annotation()}}})
+    before = await task.job()
+    with pytest.raises(ForeignJobError, match=says) as error:
+        await task.submit(1)
+    assert f"kubectl delete -n {task.namespace} pytorchjobs" in str(error.value)
+    after = await task.job()
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+
+
+# races
+
+
+async def test_many_tries_at_once_have_one_job(task: Task) -> None:
+    numbers = range(1, 9)
+    ends = await asyncio.gather(*(task.submit(n) for n in numbers), return_exceptions=True)
+    taken = [end for end in ends if isinstance(end, Submitted)]
+    assert all(isinstance(end, Submitted | ForeignJobError) for end in ends)
+    assert len({end.ref.uid for end in taken}) == 1
+    assert [end.created for end in taken].count(True) == 1
+    assert Owner.of(await task.job() or {}) == task.owner(8), "the last try is never refused"
+
+
+async def test_a_lost_answer_to_our_own_create(task: Task, cluster: TestCluster) -> None:
+    """It counts as created: the next try is another attempt."""
+
+    class Lossy(MeddledApi):
+        lost = 0
+
+        async def after(self, method: str, path: str) -> None:
+            if method == "POST" and not self.lost:
+                self.lost += 1
+                raise ApiUnavailable("the answer got lost")
+
+    async with api_of(cluster, Lossy) as api:
+        submitted = await task.submit(1, api=api)
+        assert api.lost == 1
+    assert submitted.created
+    assert "cannot take" in str(task.log)
+
+
+async def test_what_changes_between_read_and_write_is_decided_upon_again(task: Task, cluster: TestCluster) -> None:
+    """It succeeded just before the clear's deletion: then the deletion is fenced off, and decided again."""
+    await task.submit(1)
+
+    class Meddled(MeddledApi):
+        changed = 0
+
+        async def before(self, method: str, path: str) -> None:
+            if method in ("DELETE", "PATCH") and self.changed < 3:
+                self.changed += 1
+                await task.patch({"metadata": {"annotations": {"tests.example/touched": str(self.changed)}}})
+
+    async with api_of(cluster, Meddled) as api:
+        adopted = await task.submit(2, api=api)
+        assert api.changed == 3
+        assert str(task.log).count("Decision: adopt") == 4
+        assert not adopted.created
+        api.changed = 0
+        replaced = await task.submit(3, first=3, api=api)
+        assert str(task.log).count("Decision: replace") == 4
+    assert replaced.ref.uid != adopted.ref.uid
+
+
+async def test_what_another_try_takes_between_read_and_write_is_refused(task: Task, cluster: TestCluster) -> None:
+    await task.submit(1)
+
+    class Overtaken(MeddledApi):
+        async def before(self, method: str, path: str) -> None:
+            if method == "PATCH":
+                await task.disown(3)
+
+    async with api_of(cluster, Overtaken) as api:
+        with pytest.raises(ForeignJobError, match="belongs to try 3"):
+            await task.submit(2, api=api)
+    assert Owner.of(await task.job() or {}) == task.owner(3)
+
+
+# what cannot be done
+
+
+@pytest.mark.embedded
+async def test_an_overloaded_api_server_is_asked_again(task: Task, cluster: TestCluster) -> None:
+    cluster.admin("status", status=503, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", count=2)
+    submitted = await task.submit()
+    assert submitted.created
+    assert str(task.log).count("trying again") == 2
+
+
+@pytest.mark.embedded
+async def test_patience_ends(task: Task, cluster: TestCluster) -> None:
+    cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
+    try:
+        with pytest.raises(Exception, match="could not create pytorchjobs.kubeflow.org in namespace 'default' .500"):
+            await task.submit(patience=0.1)
+    finally:
+        cluster.admin("clear")
+
+
+async def test_what_the_schema_refuses(task: Task) -> None:
+    with pytest.raises(ManifestError, match="refused the manifest"):
+        await task.submit(run_policy={"backofLimit": 3})
+    assert await task.job() is None
+
+
+async def test_a_namespace_that_does_not_exist(task: Task) -> None:
+    task.namespace = "nowhere"
+    with pytest.raises(ManifestError, match="namespace: found 'nowhere', .*kubectl create namespace nowhere"):
+        await task.submit()
+
+
+async def test_no_cluster_there() -> None:
+    async def nobody() -> Any:
+        from kubernetes_asyncio import client
+
+        return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
+
+    api = Api(nobody, "nobody")
+    with pytest.raises(UnreachableError, match="cannot be reached: .*kube_config_path.*kubectl version"):
+        await served_version(api, PYTORCHJOB)
+    await api.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ApiStatusError(403, "Forbidden", "x is forbidden"), "no right to create .*ktrain rbac --namespace ns"),
+        (ApiStatusError(401, "Unauthorized", "Unauthorized"), r"refused the credentials \(401\).*renew its token"),
+        (ApiStatusError(403, "Forbidden", 'admission webhook "q" denied: no'), "refused the manifest"),
+        (ApiStatusError(403, "Forbidden", "ns because it is being terminated"), "is being terminated"),
+        (ApiStatusError(500, "InternalError", "etcd"), r"could not create .* \(500\): etcd"),
+    ],
+)
+def test_a_refusal_in_words(error: ApiStatusError, says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        raise explain(error, "create", "pytorchjobs.kubeflow.org", "ns")
