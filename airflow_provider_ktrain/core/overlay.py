@@ -48,7 +48,8 @@ class ClaimVolume:
 
     :param claim: its name; more than one replica needs one that is ReadWriteMany (or ReadOnlyMany).
     :param mount_path: where the container finds it.
-    :param sub_path: the directory in it that is mounted.
+    :param read_only: default: False.
+    :param sub_path: the directory in it that is mounted. Default: all of it.
     """
 
     claim: str
@@ -73,6 +74,7 @@ class HostPath:
     :param path: on the node.
     :param mount_path: in the container; the same path by default.
     :param type: Kubernetes' hostPath type (`Directory`, `DirectoryOrCreate`, ...): what must be there.
+    :param read_only: default: False.
     """
 
     path: str

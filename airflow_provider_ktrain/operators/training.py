@@ -74,10 +74,13 @@ class TrainingJobOperator(BaseOperator):
     :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
     :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
         differs between runs, mapped tasks and, unless `resume_on_clear`, clears.
+    :param resume_on_clear: whether a clear keeps the checkpoint directory and goes on counting KTRAIN_ATTEMPT; default:
+        False, as a cleared retraining would resume at its end and train nothing.
     :param dry_run: create nothing; check what `ktrain check --server` checks: versions that are served, namespace,
         rights, queue, the server's schema, and a dry run on the server.
 
-    The overlay, `image` to `annotations`, is described at `core.overlay.Options`; the manifest stays the truth.
+    The overlay, `image` to `annotations`, is described at `core.overlay.Options` (`priority_class_name` and `queue_name`
+    are `priority_class` and `queue` there); the manifest stays the truth.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
     time is counted from the job's submission, over retries that go on with it.
 

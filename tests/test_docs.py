@@ -1,0 +1,224 @@
+"""README and docs/ say what is so: their code runs, their links lead somewhere, the names that they use exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pathlib
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from airflow.dag_processing.dagbag import DagBag
+
+from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.core.checks import check
+from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.manifest import ClaimVolume, HostPath, SharedMemory
+from airflow_provider_ktrain.operators.life import (
+    DeleteTrainingJobOperator,
+    ResumeTrainingJobOperator,
+    ScaleTrainingJobOperator,
+    SuspendTrainingJobOperator,
+)
+from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
+from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
+from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        PyTorchJobOperator, MPIJobOperator, PyTorchJobSensor, MPIJobSensor, ScaleTrainingJobOperator,
+        SuspendTrainingJobOperator, ResumeTrainingJobOperator, DeleteTrainingJobOperator, ReapTrainingJobsOperator,
+        ClaimVolume, HostPath, SharedMemory,
+    )
+}  # fmt: skip
+#: what a piece of a DAG may use without saying where it is from
+PRELUDE = "\n".join(
+    [
+        "from datetime import timedelta",
+        "import pendulum",
+        "from airflow.sdk import DAG, task",
+        *(f"from {cls.__module__} import {name}" for name, cls in CLASSES.items()),
+        "",
+    ]
+)
+NO_DAG = "# in the training program"  #: first line of code that a job runs, not a DAG
+
+
+class Block(NamedTuple):
+    """A fenced block of code, and where it stands."""
+
+    place: str
+    language: str
+    text: str
+
+
+def blocks(language: str) -> list[Any]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            place = f"{page.relative_to(ROOT)}:{text[: match.start()].count(chr(10)) + 1}"
+            if match[1] == language:
+                found.append(pytest.param(Block(place, match[1], match[2]), id=place))
+    assert found
+    return found
+
+
+def prose(page: pathlib.Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_runs(block: Block, tmp_path: pathlib.Path) -> None:
+    """A whole DAG file as Airflow reads it, a piece of one within a DAG; what a job or a test runs is only compiled."""
+    compile(block.text, block.place, "exec")
+    if block.text.startswith(NO_DAG) or "EmbeddedCluster" in block.text:
+        return
+    text = block.text
+    if "from airflow.sdk import" not in text:
+        text = PRELUDE + (text if "with DAG(" in text else f'with DAG("docs"):\n{textwrap.indent(text, "    ")}')
+    (tmp_path / "documented.py").write_text(text)
+    bag = DagBag(tmp_path, load_op_links=False)
+    assert not bag.import_errors
+    assert [dag for dag in bag.dags.values() if dag.tasks]
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_manifests_are_right(block: Block) -> None:
+    for manifest in yaml.safe_load_all(block.text):
+        assert manifest["kind"] in KINDS
+        assert [str(problem) for problem in check(manifest)] == []
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Each use of `ktrain` in a console block, in one line: place and words."""
+    for block in (param.values[0] for param in blocks("console")):
+        for command in re.findall(r"^\$ (.*)$", block.text.replace("\\\n", " "), re.MULTILINE):
+            if match := re.search(r"(?:^|/| )ktrain (\w+.*?)(?: \||$)", command):
+                yield block.place, match[1]
+
+
+@pytest.mark.parametrize(("place", "command"), commands())
+def test_commands_have_their_options(place: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = command.split()
+    name = words[:2] if words[0] == "cluster" else words[:1]
+    with pytest.raises(SystemExit) as ended:
+        main([*name, "--help"])
+    assert ended.value.code == 0, place
+    told = capsys.readouterr().out
+    for option in (word for word in words if word.startswith("-")):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", told), f"{place}: {name} has no {option}"
+
+
+def test_commands_are_found() -> None:
+    assert {words.split()[0] for _, words in commands()} == {"check", "rbac", "cluster"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if ":" in path:
+            continue
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{target} is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_tests_that_are_named_exist(page: pathlib.Path) -> None:
+    text = page.read_text() if page.parent != DOCS or page.name != "fidelity.md" else ""
+    named = re.findall(r"(?<![\w./-])((?:example_dags|examples|tests|scripts|benchmarks|docs)/[\w./-]*\w)", text)
+    for path in named:
+        assert (ROOT / path).exists(), f"{path} is not there"
+    for path in re.findall(r"(?<![\w./-])((?:core|engine|hooks|operators|local)/\w+\.py)", text):
+        assert (ROOT / "airflow_provider_ktrain" / path).exists(), f"{path} is not there"
+    tests = {
+        name for file in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert name in tests, f"{name} is no test"
+
+
+def parameters(cls: type) -> set[str]:
+    """What a class's constructor takes, Airflow's parameters included."""
+    return {
+        name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters
+    }
+
+
+def tables() -> list[Any]:
+    """Tables whose first column is headed by a class: the page, the class, what the column names."""
+    found = []
+    for page in PAGES:
+        for match in re.finditer(r"^\| `(\w+)` \|.*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE):
+            cells = [row.split("|")[1] for row in match[2].splitlines()]
+            names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+            found.append(pytest.param(match[1], names, id=f"{page.stem}-{match[1]}"))
+    return found
+
+
+@pytest.mark.parametrize(("cls", "names"), tables())
+def test_parameters_that_are_named_exist(cls: str, names: list[str]) -> None:
+    assert names
+    assert set(names) <= parameters(CLASSES[cls])
+
+
+def test_every_parameter_is_documented() -> None:
+    """In the docstrings, from which the reference is made."""
+    from airflow_provider_ktrain.core import overlay
+    from airflow_provider_ktrain.operators import life, training
+    from airflow_provider_ktrain.sensors import training as sensors
+
+    elsewhere = set(inspect.signature(overlay.Options).parameters) | {"priority_class_name"}  # in Options' docstring
+    for cls, known in (
+        (training.TrainingJobOperator, elsewhere),
+        (sensors.TrainingJobSensor, set()),
+        (life._JobVerbOperator, set()),
+        (DeleteTrainingJobOperator, set()),
+        (ScaleTrainingJobOperator, set()),
+        (ReapTrainingJobsOperator, set()),
+        (overlay.Options, set()),
+        (overlay.SharedMemory, set()),
+        (overlay.ClaimVolume, set()),
+        (overlay.HostPath, set()),
+    ):
+        own = {name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "kwargs")}
+        told = set(re.findall(r":param (\w+):", cls.__doc__ or ""))
+        assert own <= told | known, f"{cls.__name__}: {sorted(own - told - known)}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        assert f"- {page.relative_to(DOCS)}\n" in text
+
+
+def test_the_generated_parts_say_what_the_code_says() -> None:
+    """The hook fills in each comment; it is plain Python, so MkDocs is not needed here."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    wanted = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
+    assert wanted == set(hook.GENERATED)
+    for name, part in (
+        ("rules", "| `container-name` | error |"),
+        ("categories", "`TrainingHangError`"),
+        ("commands", "usage: ktrain cluster start"),
+        ("options", "AIRFLOW__KTRAIN__DEPLOYMENT_ID"),
+        ("rights", "pods/log"),
+    ):
+        assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")
