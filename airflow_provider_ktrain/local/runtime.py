@@ -62,12 +62,15 @@ class Run:
         self._started: asyncio.Future[int] = loop.create_future()
         self._ended: asyncio.Future[Ended] = loop.create_future()
         Path(spec.dir).mkdir(parents=True, exist_ok=True)
-        self._socket, theirs = socket.socketpair()
+        self._unsaid: list[bytes] = []  # what the shim is to be told, in this order, once it is connected
+        self._writer: asyncio.StreamWriter | None = None
+        self._say(asdict(spec))
+        ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SHIM)], stdin=theirs.fileno(), start_new_session=True, cwd="/"
             )
-        self._task = loop.create_task(self._follow())
+        self._task = loop.create_task(self._follow(ours))
 
     @property
     def exec_socket(self) -> Path:
@@ -87,27 +90,30 @@ class Run:
 
     def stop(self, grace: float) -> None:
         """SIGTERM now and SIGKILL after `grace` seconds; 0 is SIGKILL at once. A later call can shorten the time."""
-        with contextlib.suppress(OSError):
-            self._socket.send(json.dumps({"stop": grace}).encode() + b"\n")
+        self._say({"stop": grace})
 
     def kill_shim(self) -> None:
         """What happens when the machine takes the shim itself: for tests."""
         self._process.kill()
 
-    async def _follow(self) -> None:
-        self._socket.setblocking(False)
-        loop = asyncio.get_running_loop()
+    def _say(self, message: dict[str, Any]) -> None:
+        self._unsaid.append(json.dumps(message).encode() + b"\n")
+        if self._writer and not self._writer.is_closing():
+            self._writer.writelines(self._unsaid)
+            self._unsaid.clear()
+
+    async def _follow(self, connection: socket.socket) -> None:
         ended = Ended(137)
-        reader, writer = await asyncio.open_unix_connection(sock=self._socket.dup())
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        self._writer.writelines(self._unsaid)
+        self._unsaid.clear()
         try:
-            await loop.sock_sendall(self._socket, json.dumps(asdict(self.spec)).encode() + b"\n")
             async for line in reader:
                 ended = self._told(json.loads(line)) or ended
         except OSError:
             pass
         finally:
-            writer.close()
-            self._socket.close()
+            self._writer.close()
             self._process.wait()  # its end of the socket is closed: it is gone, or all but
             if not self._started.done():
                 self._started.set_exception(StartError(self.spec.argv[0], 5))

@@ -253,6 +253,7 @@ class Shim:
         self._when(self._control.fileno(), self._command)
         self._when(woken.fileno(), functools.partial(self._drain, woken))
         self._tell(started=self._main)
+        self._obey()
         self._reap()
         while self._exit is None:
             self._turn(self._timeout())
@@ -341,6 +342,10 @@ class Shim:
             self._forget(self._control.fileno())
             self._deadline = time.monotonic()
         self._received += data
+        self._obey()
+
+    def _obey(self) -> None:
+        """Do what was received: a stop can be so early that it comes together with the run itself."""
         while b"\n" in self._received:
             grace = self._message()["stop"]
             if grace > 0 and self._exit is None and handles(self._main, signal.SIGTERM):

@@ -163,6 +163,14 @@ async def test_stop_is_sigterm_first(tmp_path: Path) -> None:
     assert content((tmp_path / "0.log").read_bytes()) == b"up\nbye\n"
 
 
+async def test_stopped_before_it_has_started(tmp_path: Path) -> None:
+    """The shim finds the stop together with the run."""
+    run = Run(spec(tmp_path, ["sleep", "60"]))
+    run.stop(0)
+    async with asyncio.timeout(20):
+        assert await run.ended() == Ended(137)
+
+
 async def test_a_command_without_a_handler_is_deaf_to_sigterm_as_process_1_is(tmp_path: Path) -> None:
     run = Run(spec(tmp_path, ["sleep", "60"]))
     await run.started()
