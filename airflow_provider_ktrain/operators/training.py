@@ -79,8 +79,8 @@ class TrainingJobOperator(BaseOperator):
     :param dry_run: create nothing; check what `ktrain check --server` checks: versions that are served, namespace,
         rights, queue, the server's schema, and a dry run on the server.
 
-    The overlay, `image` to `annotations`, is described at `core.overlay.Options` (`priority_class_name` and `queue_name`
-    are `priority_class` and `queue` there); the manifest stays the truth.
+    The overlay, `image` to `annotations`, is described at `core.overlay.Options`, where `priority_class_name` and
+    `queue_name` are `priority_class` and `queue`; the manifest stays the truth.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
     time is counted from the job's submission, over retries that go on with it.
 
