@@ -17,6 +17,8 @@ SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])
 class Words:
     """A regular expression, and what it means where it matches.
 
+    A configuration is what no retry can mend: tasks are not retried for it (`exceptions.TrainingConfigurationError`).
+
     :param what: what befell the replica, as in `Worker 0 <what>: ...`.
     """
 
@@ -111,7 +113,7 @@ PROGRAMS = (
         r"ssh: connect to host |(orted|prted): (command )?not found|unable to upgrade connection|"
         r'Error from server \(\w+\): pods? "?[\w.-]+|"plm_rsh_agent" was set to a path that could not be found|'
         r"kubexec\.sh: |(ORTE|PRTE) was unable to reliably start one or more daemons",
-        CONFIGURATION,
+        INFRASTRUCTURE,
         "cannot reach its Workers",
         "look at the Workers: they must run, with sshd (v2beta1) or reached by kubectl exec (v1), and have Open MPI in "
         "their PATH; under v1 the Launcher has to wait for them",
@@ -130,7 +132,7 @@ PROGRAMS = (
     ),
     Words(
         r"(?i)address already in use",
-        CONFIGURATION,
+        INFRASTRUCTURE,
         "finds its port taken",
         "do not use hostNetwork with a fixed port twice on a node, nor start torchrun inside torchrun",
     ),
@@ -241,7 +243,7 @@ MOUNTS = (
     ),
     Words(
         r"Multi-Attach error",
-        CONFIGURATION,
+        INFRASTRUCTURE,
         "a volume cannot be mounted",
         "use a claim that is ReadWriteMany, or let the other pod end",
     ),
