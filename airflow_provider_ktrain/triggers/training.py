@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.supervisor import Outcome
 
 HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
-KILL_PATIENCE = 20.0  #: seconds; Airflow gives on_kill 30
-STATE_PATIENCE = 8.0  #: seconds of these 30 that Airflow may take to tell the task's state
+KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
+STATE_PATIENCE = (
+    60.0  #: seconds that Airflow may take to tell the task's state: a triggerer's first question takes 4 to 8
+)
 
 
 class TrainingJobTrigger(BaseTrigger):
@@ -90,8 +92,9 @@ class TrainingJobTrigger(BaseTrigger):
         when the new try may own the job already. So the task's state is asked first (deferred: nobody killed it), and
         the release is fenced by the owner.
 
-        A triggerer of Airflow 3.3 cancels what it has cancelled again with every heartbeat, a second later: it would
-        cut the release off. So that is a task of its own, waited for here and, where even this is cut off, in `cleanup`.
+        A triggerer of Airflow 3.3 cancels what it has cancelled again every second, and after 30 s (on_kill_timeout):
+        it would cut the release off. So that is a task of its own, waited for here and, where this is cut off, in
+        `cleanup`; it ends with the triggerer.
         """
         self._killing = asyncio.ensure_future(self._release_if_killed())
         await self._killed()
@@ -134,6 +137,6 @@ class TrainingJobTrigger(BaseTrigger):
             ti = self.task_instance
             asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
             return await asyncio.wait_for(asking, STATE_PATIENCE)
-        except Exception:
-            self.log.exception("The state of the task cannot be read")
+        except Exception as e:
+            self.log.warning("The state of the task cannot be read: %s: %s", type(e).__name__, e)
             return "unknown"

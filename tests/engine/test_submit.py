@@ -206,7 +206,9 @@ async def test_an_overloaded_api_server_is_asked_again(task: Task, cluster: Test
 async def test_patience_ends(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
     try:
-        with pytest.raises(Exception, match="could not create pytorchjobs.kubeflow.org in namespace 'default' .500"):
+        with pytest.raises(
+            Exception, match=r"could not create pytorchjobs.kubeflow.org in .* \(500\)"
+        ):
             await task.submit(patience=0.1)
     finally:
         cluster.admin("clear")
@@ -220,7 +222,7 @@ async def test_what_the_schema_refuses(task: Task) -> None:
 
 async def test_a_namespace_that_does_not_exist(task: Task) -> None:
     task.namespace = "nowhere"
-    with pytest.raises(ManifestError, match="namespace: found 'nowhere', .*kubectl create namespace nowhere"):
+    with pytest.raises(ManifestError, match=r"namespace: found 'nowhere', .*kubectl create namespace nowhere"):
         await task.submit()
 
 
@@ -231,7 +233,7 @@ async def test_no_cluster_there() -> None:
         return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
 
     api = Api(nobody, "nobody")
-    with pytest.raises(UnreachableError, match="cannot be reached: .*kube_config_path.*kubectl version"):
+    with pytest.raises(UnreachableError, match=r"cannot be reached: .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
     await api.close()
 
