@@ -68,7 +68,7 @@ async def job_trigger(told: Json, name: str, uid: str, fired: Fired) -> None:
         job_namespace=NAMESPACE,
         pod_names=[],
         pod_namespace=NAMESPACE,
-        base_container_name="base",
+        base_container_name="pytorch",
         kubernetes_conn_id="kubernetes_default",
         get_logs=False,
     )
@@ -83,7 +83,7 @@ async def pod_trigger(told: Json, name: str, uid: str, fired: Fired) -> None:
         pod_name=name,
         pod_namespace=NAMESPACE,
         trigger_start_time=datetime.datetime.now(datetime.UTC),
-        base_container_name="base",
+        base_container_name="pytorch",
         kubernetes_conn_id="kubernetes_default",
         get_logs=False,
         log_events_on_startup=False,

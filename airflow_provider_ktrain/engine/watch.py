@@ -270,7 +270,7 @@ class Hub:
         except Exception as error:
             # the client could not be built, or an answer was no Kubernetes object
             self._refused(error)
-        if self._opened is not None and time.monotonic() - self._opened >= self._steady:
+        if self._lived():
             self._failures = 0
             if clean:
                 return 0
@@ -278,6 +278,10 @@ class Hub:
         if self._failures >= RELIST_AFTER:
             self._version = ""
         return max(pause_after(self._failures, *BACKOFF), wait or 0)
+
+    def _lived(self) -> bool:
+        """Whether a stream was read, and not only for a moment."""
+        return self._opened is not None and time.monotonic() - self._opened >= self._steady
 
     def _away(self, error: ApiUnavailable | ApiStatusError) -> None:
         """Say so once, and not at all of a cut after which the server is there."""

@@ -451,7 +451,7 @@ class Story:
                     objects = self.kube.objects.items()
                     return versions({n: o for n, o in objects if o["metadata"]["labels"] == OURS and name in (None, n)})
 
-                await until(lambda: versions(everything.objects) == standing(), 5)
+                await until(lambda: versions(everything.objects) == standing(), 60)
                 assert versions(one.objects) == standing("p1")
                 await until(lambda: not everything._pending)
                 reading.cancel()
