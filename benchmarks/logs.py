@@ -34,6 +34,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from harness import Contender, Json, answers, contender, credentials, machine, memory, quantile, session, table
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
@@ -67,7 +68,7 @@ async def raw(told: Json) -> Json:
         session(told["cluster"], read_bufsize=1 << 20) as http,
         http.get(f"{PODS}/{told['pod']}/log", params={"follow": "1", "timestamps": "1"}) as response,
     ):
-        with contextlib.suppress(OSError, Exception):
+        with contextlib.suppress(aiohttp.ClientError):
             async for chunk in response.content.iter_any():
                 lines += chunk.count(b"\n")
     return {"lines": lines}
@@ -127,7 +128,10 @@ async def ours(told: Json) -> Json:
     def keep(line: Any) -> None:
         (notes if line.note else texts).append(line.text)
 
-    async with follower(to_logger() if told["logger"] else keep) as (follow, pods), pods.listen(key=by_name(told["pod"])) as listener:
+    async with (
+        follower(to_logger() if told["logger"] else keep) as (follow, pods),
+        pods.listen(key=by_name(told["pod"])) as listener,
+    ):
         while True:
             for seen in await listener.changed():
                 follow.observe(seen.object, deleted=seen.type == "DELETED")
@@ -135,7 +139,8 @@ async def ours(told: Json) -> Json:
             if phases & {"Succeeded", "Failed"}:
                 break
         report = await follow.drain(300)
-    return {"texts": texts, "notes": notes, "unread": len(report.unread)}
+        requests = follow.api.stats["logs"]
+    return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
 
 
 @contextlib.asynccontextmanager
@@ -244,7 +249,6 @@ async def streams(told: Json) -> Json:
         await asyncio.sleep(3)
         probing = asyncio.create_task(lag())
         used, began, before = time.process_time(), time.monotonic(), counted["lines"]
-        streams = http_streams(follow.api)
         for n in range(30):
             spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none:1"}]}
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"probe-{n}"}, "spec": spec}
@@ -263,7 +267,7 @@ async def streams(told: Json) -> Json:
         for copy in copies:
             await copy.close()
     return {
-        "streams": streams,
+        "streams": follow.api.stats["logs"],
         "lines/s": (counted["lines"] - before) / took,
         "CPU %": 100 * used / took,
         "watch p50": quantile(noticed, 0.5),
@@ -273,11 +277,6 @@ async def streams(told: Json) -> Json:
         "lag p99": quantile(late, 0.99),
         "lag max": max(late),
     }
-
-
-def http_streams(api: Any) -> int:
-    """Log requests that are open: each was counted once, and none has ended."""
-    return int(api.stats["logs"])
 
 
 CONTENDERS: dict[str, Callable[[Json], Awaitable[Json]]] = {
@@ -417,10 +416,12 @@ class Stage:
             assert response.status == 201, await response.text()
 
     async def phase(self, pod: str, wanted: str) -> None:
+        """Wait for the pod's phase, whatever is cut meanwhile."""
         while True:
-            async with self._http.get(f"{PODS}/{pod}") as response:
-                if (await response.json()).get("status", {}).get("phase") == wanted:
-                    return
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self._http.get(f"{PODS}/{pod}") as response:
+                    if (await response.json()).get("status", {}).get("phase") == wanted:
+                        return
             await asyncio.sleep(0.1)
 
     async def remove(self, *pods: str) -> None:
@@ -491,8 +492,6 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
             while cuts and not ending.done():
                 await asyncio.sleep(1)
                 await asyncio.to_thread(stage.cut)
-                if ending.done() and ending.exception():  # it was cut, too
-                    ending = asyncio.create_task(stage.phase(pod, "Succeeded"))
             found = await asyncio.gather(*running)
         rows = [row(name, {"lost": lines - f["lines"], **f}) for name, f in zip(names, found, strict=True)]
         how = "with a cut of every connection each second" if cuts else "without cuts"
@@ -501,7 +500,75 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
     return "\n\n".join(told)
 
 
-SCENES: dict[str, Callable[[Stage, argparse.Namespace], Awaitable[str]]] = {"burst": burst, "steady": steady}
+async def cuts(stage: Stage, args: argparse.Namespace) -> str:
+    containers, rate, pause = 4, 500, 0.1
+    count = max(1, int(1200 / containers * args.seconds / 20))
+    lines = int(rate * pause * count * 1.3)
+    told = {"pod": "cuts", "lines": lines, "containers": containers}
+    with stage.contender("LogFollower", **told) as process:
+        await stage.write("cuts", lines, rate, containers=[f"main-{n}" for n in range(containers)])
+        await stage.phase("cuts", "Running")
+        running = asyncio.create_task(go(process))
+        for _ in range(count):
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(stage.cut)
+        found = await running
+    await stage.remove("cuts")
+    head = [
+        "lines",
+        "times that all connections were cut",
+        "requests for logs",
+        "lost",
+        "repeated",
+        "told to be missing",
+    ]
+    row = [found["lines"], count, found["requests"], found["lost"], found["repeated"], len(found["notes"])]
+    return f"{containers} containers of {rate} lines/s each, {1 / pause:.0f} cuts a second\n\n" + table(head, [row])
+
+
+async def flood_scene(stage: Stage, args: argparse.Namespace) -> str:
+    size, rate = 1000, 50_000
+    with stage.contender("flood", seconds=args.seconds) as process:
+        await stage.write("quiet", 10**9, 100)
+        await stage.write("flood", 10**9, rate, size)
+        await stage.phase("flood", "Running")
+        found = await go(process)
+    await stage.remove("quiet", "flood")
+    came = (found["handed on"] * size + found["dropped bytes"]) / found["seconds"] / 1e6
+    head = [
+        "flood MB/s that came", "handed on MB/s", "left out and said, lines", "CPU %", "MiB before", "MiB at most",
+        "quiet one's lines", "delay p50 ms", "p99 ms",
+    ]  # fmt: skip
+    row = [
+        came, found["handed on"] * size / found["seconds"] / 1e6, found["dropped"],
+        100 * found["cpu"] / found["seconds"], found["before"], found["peak"],
+        found["quiet lines"], 1000 * found["late p50"], 1000 * found["late p99"],
+    ]  # fmt: skip
+    note = found["notes"][0] if found["notes"] else ""
+    return f"A container that writes {size * rate / 1e6:.0f} MB/s beside one that writes a line every 10 ms\n\n" + (
+        f"{table(head, [row])}\n\nThe first line that tells: `{note}`"
+    )
+
+
+async def streams_scene(stage: Stage, args: argparse.Namespace) -> str:
+    pods, containers, copies = 10, 3, 10
+    names = [f"stream-{n}" for n in range(pods)]
+    for name in names:
+        await stage.write(name, 10**9, 10, containers=[f"main-{n}" for n in range(containers)])
+    for name in names:
+        await stage.phase(name, "Running")
+    with stage.contender("streams", pods=pods, copies=copies) as process:
+        found = await go(process)
+    await stage.remove(*names)
+    keys = ("watch p50", "watch max", "delete p50", "delete max", "lag p99", "lag max")
+    head = ["streams", "lines/s", "CPU %", "MiB at most", *(f"{key} ms" for key in keys)]
+    row = [found["streams"], found["lines/s"], found["CPU %"], found["rss"], *(1000 * found[key] for key in keys)]
+    return f"{pods * containers * copies} streams in one process, 10 lines/s each\n\n" + table(head, [row])
+
+
+SCENES: dict[str, Callable[[Stage, argparse.Namespace], Awaitable[str]]] = {
+    "burst": burst, "steady": steady, "cuts": cuts, "flood": flood_scene, "streams": streams_scene,
+}  # fmt: skip
 
 
 async def run(args: argparse.Namespace) -> None:
