@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 KILLED = 137  # the exit code of what was killed
+LOST_PATIENCE = 10.0  # seconds that mpirun's remote commands have to end after it
 SSH_WITH_VALUE = set("BbcDEeFIiJLlmOopQRSWw")  # options of ssh that take a value
 KUBECTL_WITH_VALUE = {"-n", "--namespace", "-c", "--container"}
 
@@ -44,20 +45,31 @@ class Agent:
 
     def execute(self, directory: str, argv: list[str]) -> int:
         """Run a command in the container whose shim listens in `directory`; its exit code."""
+        mark = self._underway / str(os.getpid())
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
         with connect(directory, "exec.sock") as shim:
             request = json.dumps({"argv": argv}).encode() + b"\n"
             sent = socket.send_fds(shim, [request], [0, 1, 2])
             shim.sendall(request[sent:])
             answer: dict[str, int] = json.loads(shim.makefile("rb").readline() or b'{"exit": 137}')
         code = 126 if "error" in answer else answer["exit"]
-        if code == KILLED:
-            self._lost.touch()
+        if code != KILLED:
+            mark.unlink(missing_ok=True)
         return code
 
     @property
-    def _lost(self) -> Path:
-        """A file that is there when a command in another pod was killed."""
-        return Path(os.environ["PATH"].partition(":")[0], "lost")
+    def _underway(self) -> Path:
+        """A file for each command in another pod, by the process that waits for it; those that were killed stay."""
+        return Path(os.environ["PATH"].partition(":")[0], "underway")
+
+    def _lost_any(self) -> bool:
+        """Whether a command in another pod did not come to its end, once all that wait for one have ended."""
+        until = time.monotonic() + LOST_PATIENCE
+        marks = list(self._underway.glob("*"))
+        while any(alive(int(mark.name)) for mark in marks) and time.monotonic() < until:
+            time.sleep(0.01)
+        return any(mark.exists() for mark in marks)
 
     # the tools
 
@@ -127,12 +139,12 @@ class Agent:
     def mpirun(self, *arguments: str) -> int:
         """The real mpirun, but for one thing: Open MPI 5 ends with 0 when a host is lost, where 4 ended with 1."""
         real = shutil.which("mpirun", path=os.environ["PATH"].partition(":")[2]) or "mpirun"
-        self._lost.unlink(missing_ok=True)
+        shutil.rmtree(self._underway, ignore_errors=True)
         process = subprocess.Popen([real, *arguments])
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, lambda caught, _: process.send_signal(caught))
         code = process.wait()
-        return 128 - code if code < 0 else code or int(self._lost.exists())
+        return 128 - code if code < 0 else code or int(self._lost_any())
 
     def deliver_kubectl(self, hostfile: str) -> int:
         """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run."""
@@ -151,6 +163,13 @@ def connect(directory: str, name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(name)
     return connection
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 def say(text: str, file: Any = None) -> None:
