@@ -1,0 +1,222 @@
+"""Release against an API server: what goes, what is kept, what is never touched, and what is said where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
+from tests.clusters import TestCluster
+from tests.engine.tasks import MeddledApi, Task, api_of, until
+
+STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
+#: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
+LEFT_BEHIND = "case $RANK in 0) sleep 2;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
+
+
+@pytest.mark.parametrize(
+    ("action", "succeeded", "ended", "mode"),
+    [
+        ("delete_job", True, True, Mode.DELETE),
+        ("delete_job", False, False, Mode.DELETE),
+        ("keep_job", True, True, Mode.DELETE_PODS),
+        ("keep_job", False, True, Mode.DELETE_PODS),
+        ("keep_job", False, False, Mode.SUSPEND),
+        ("delete_succeeded_job", True, True, Mode.DELETE),
+        ("delete_succeeded_job", False, True, Mode.DELETE_PODS),
+        ("delete_succeeded_job", False, False, Mode.SUSPEND),
+    ],
+)
+def test_whatever_is_kept_gpus_are_not(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
+    assert mode_of(action, succeeded=succeeded, ended=ended) is mode
+
+
+async def test_delete_is_foreground_and_verified(task: Task) -> None:
+    ref = (await task.submit(workers=1)).ref
+    await task.running(ref, 2)
+    done = await release(task.api, ref)
+    assert await task.job() is None
+    assert not await task.pods(ref)
+    assert (done.done, done.pods, done.gpus) == (True, 2, 2)
+    assert "deleted: its 2 pods are gone, 2 GPUs are free (held until now: 2)" in done.text
+
+
+async def test_it_is_idempotent(task: Task) -> None:
+    ref = (await task.submit()).ref
+    ends = await asyncio.gather(*(release(task.api, ref) for _ in range(4)))
+    assert all(end.done for end in ends)
+    again = await release(task.api, ref)
+    assert (again.done, again.pods, again.gpus) == (True, 0, 0)
+
+
+async def test_without_verification_it_returns_while_pods_go(task: Task) -> None:
+    ref = (await task.submit(1, STUBBORN, grace=5)).ref
+    await task.running(ref)
+    done = await release(task.api, ref, verify=False)
+    assert "its pods are asked to end" in done.text
+    assert await task.pods(ref)
+    job = await task.job()
+    assert job is not None
+    assert "foregroundDeletion" in job["metadata"]["finalizers"], "the job stays until its pods are gone"
+
+
+# what is kept
+
+
+async def test_an_unfinished_job_is_kept_without_its_pods(task: Task) -> None:
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    done = await release(task.api, ref, Mode.SUSPEND)
+    assert "suspended: its 1 pods are gone, 1 GPUs are free" in done.text
+    job = await task.job()
+    assert job is not None
+    assert job["spec"]["runPolicy"]["suspend"] is True
+    assert job["metadata"]["annotations"][SUSPENDED_ANNOTATION] == ref.owner
+    assert not await task.pods(ref)
+
+
+@pytest.mark.parametrize("mode", [Mode.DELETE_PODS, Mode.SUSPEND])
+async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: Mode) -> None:
+    """SUSPEND is asked for by who saw it run: it ended meanwhile, and suspending it would free nothing."""
+    ref = (await task.submit(1, LEFT_BEHIND, workers=2, run_policy={"cleanPodPolicy": "None"})).ref
+    await task.condition("Succeeded")
+    await task.running(ref, 2)
+    done = await release(task.api, ref, mode)
+    assert list((await task.pods(ref)).values()) == ["Succeeded"]
+    assert done.gpus == 2
+    job = await task.job()
+    assert job is not None
+    assert not job["spec"]["runPolicy"].get("suspend")
+
+
+# what is not touched
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_another_tries_job_is_not_touched(task: Task, mode: Mode) -> None:
+    ref = (await task.submit(1)).ref
+    await task.submit(2)
+    await task.running(ref)
+    done = await release(task.api, ref, mode)
+    assert not done.done
+    assert "not this try's any more" in done.text
+    assert list((await task.pods(ref)).values()) == ["Running"]
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+async def test_a_namesake_is_not_touched(task: Task) -> None:
+    """Names are used again: the job of the next life has another uid."""
+    ref = (await task.submit(1)).ref
+    after = (await task.submit(2, first=2)).ref
+    await task.running(after)
+    await release(task.api, ref)
+    job = await task.job()
+    assert job is not None
+    assert job["metadata"]["uid"] == after.uid
+    assert "deletionTimestamp" not in job["metadata"]
+    assert list((await task.pods(after)).values()) == ["Running"]
+
+
+class Meddled(MeddledApi):
+    """Somebody writes between our read and our write, so many times."""
+
+    task: Task
+    times = 1
+    owner = 0  # the try that takes the job over; 0: only something unimportant changes
+
+    async def before(self, method: str, path: str) -> None:
+        if method not in ("DELETE", "PATCH") or "pytorchjobs" not in path or not self.times:
+            return
+        self.times -= 1
+        if self.owner:
+            await self.task.disown(self.owner)
+        else:
+            await self.task.patch({"metadata": {"annotations": {"tests.example/touched": str(self.times)}}})
+
+
+@pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
+async def test_a_write_in_between_is_read_and_decided_again(task: Task, cluster: TestCluster, mode: Mode) -> None:
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    async with api_of(cluster, Meddled) as api:
+        api.task, api.times = task, 3
+        assert (await release(api, ref, mode)).done
+        assert not api.times
+    assert not await task.pods(ref)
+
+
+@pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
+async def test_an_adoption_in_between_fences_it_off(task: Task, cluster: TestCluster, mode: Mode) -> None:
+    """Adoption keeps the uid: without the resource version the adopted job would be lost."""
+    ref = (await task.submit(1)).ref
+    await task.running(ref)
+    async with api_of(cluster, Meddled) as api:
+        api.task, api.owner = task, 2
+        assert not (await release(api, ref, mode)).done
+    assert list((await task.pods(ref)).values()) == ["Running"]
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+# what fails
+
+
+async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
+    ref = (await task.submit(1, STUBBORN, grace=5)).ref
+    await task.running(ref)
+    with pytest.raises(ReleaseError, match=r"1 pods with 1 GPUs are still there after 1 s: \S+-master-0.*kubectl get"):
+        await release(task.api, ref, timeout=1)
+
+
+async def test_what_an_orphaning_deletion_left(task: Task) -> None:
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    await task.delete("Orphan")
+
+    async def gone() -> bool:
+        return await task.job() is None
+
+    await until(gone)
+    assert await task.pods(ref)
+    done = await release(task.api, ref)
+    assert (done.pods, done.gpus) == (1, 1)
+    assert not await task.pods(ref)
+
+
+@pytest.mark.embedded
+async def test_an_api_server_that_is_away_is_asked_again(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit()).ref
+    cluster.admin("status", status=503, path="pytorchjobs", count=3)
+    assert (await release(task.api, ref)).done
+    assert await task.job() is None
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("fault", [{"fault": "drop", "seconds": 2}, {"fault": "refuse", "seconds": 2}])
+async def test_an_api_server_that_stays_away(task: Task, cluster: TestCluster, fault: dict[str, str]) -> None:
+    """The time is bounded, and the error says what may still hold GPUs."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    cluster.admin(**fault)
+    began = time.monotonic()
+    with pytest.raises(ReleaseError, match=r"within 1 s: the API server cannot be reached.*kubectl delete -n"):
+        await release(task.api, ref, timeout=1)
+    assert time.monotonic() - began < 2
+    assert (await release(task.api, ref, timeout=30)).done, "and it is released once it is back"
+
+
+async def test_a_right_that_is_missing_is_an_error(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit()).ref
+    async with api_of(cluster, token="nobody") as stranger:
+        with pytest.raises(ReleaseError, match=r"could not be released: 401 Unauthorized"):
+            await release(stranger, ref)
+
+
+async def test_a_job_of_others_is_found_by_the_operators_labels(task: Task) -> None:
+    """As the verbs delete it: it names no owner, and its pods have none of our labels."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
+    assert (await release(task.api, theirs)).gpus == 1
