@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pathlib
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 COMMANDS = ("check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
+
+
+PAGES = ("guarantees.md", "fidelity.md")  #: written by scripts, for the end of the navigation
+
+
+def on_config(config: Any, **kwargs: Any) -> Any:
+    config.nav += [page for page in PAGES if (pathlib.Path(config.docs_dir) / page).exists()]
+    return config
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:

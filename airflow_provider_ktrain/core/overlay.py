@@ -106,8 +106,8 @@ class Options:
     :param gpus: per trained replica, as a limit (and request); 0 removes it.
     :param gpu_resource: the resource that `gpus` counts.
     :param resources: other resources per trained replica, as limits and requests: `{"memory": "64Gi", "rdma/hca": 1}`.
-    :param nproc_per_node: processes per replica: PyTorchJob's `nprocPerNode` (a number, `auto`, `gpu` or `cpu`),
-        MPIJob's `slotsPerWorker` (a number).
+    :param nproc_per_node: processes per replica: PyTorchJob's `nprocPerNode` (a number, `auto`, `gpu` or `cpu`;
+        training-operator 1.7 and newer), MPIJob's `slotsPerWorker` (a number).
     :param hosts: names of the only nodes that may take the replicas, by their label kubernetes.io/hostname.
     :param node_selector: labels of the nodes, added to the manifest's.
     :param tolerations: added to the manifest's.

@@ -66,10 +66,12 @@ class TrainingJobOperator(BaseOperator):
     :param logs: `auto` (default: all replicas of a job of up to 16, else the primary's), `all`, `primary`, `none`, or
         replica indexes by role: `{"Worker": [0, 1]}`.
     :param queue_timeout: how long the job may be suspended by a queue. Seconds or timedelta; None (default) waits.
-    :param schedule_timeout: how long a pod may be without a node. None (default) waits.
-    :param startup_timeout: how long a pod with a node may take until its containers run. Default: one hour.
-    :param log_stall_timeout: how long a running job may be silent in all replicas that are followed. None: for ever.
-    :param max_restarts: how many container restarts are borne, over all pods. None: any number.
+    :param schedule_timeout: how long a pod may be without a node. Seconds or timedelta; None (default) waits.
+    :param startup_timeout: how long a pod with a node may take until its containers run. Seconds or timedelta; None
+        waits. Default: one hour.
+    :param log_stall_timeout: how long a running job may be silent in all replicas that are followed. Seconds or
+        timedelta; None (default): for ever.
+    :param max_restarts: how many container restarts are borne, over all pods. None (default): any number.
     :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
     :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
     :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
