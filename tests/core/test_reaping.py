@@ -1,0 +1,61 @@
+"""Which jobs a reaper may release: only those that nobody follows any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.reaping import judge
+
+OWNER = Owner(TaskKey("prod", "dag", "train", "run-1"), 1, "ti-1")
+OVER = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]
+ALIVE = [
+    "none", "running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule",
+    "awaiting_input", "unknown (no answer)", "a state of a later Airflow",
+]  # fmt: skip
+
+
+def job(condition: str = "Running", owner: Owner | None = OWNER, **metadata: Any) -> dict[str, Any]:
+    notes = {**({OWNER_ANNOTATION: owner.annotation()} if owner else {}), **metadata.pop("annotations", {})}
+    return {
+        "metadata": {"annotations": notes, **metadata},
+        "status": {"conditions": [{"type": condition, "status": "True"}]},
+    }
+
+
+@pytest.mark.parametrize("state", OVER)
+def test_left_over_where_its_task_is_over(state: str) -> None:
+    verdict = judge(job(), "prod", state, held=2)
+    assert verdict.orphan
+    assert f"its task is {state}" in verdict.reason
+    assert judge(job(), "prod", state, held=0).orphan, "unfinished: its operator may start pods again"
+
+
+@pytest.mark.parametrize("state", ALIVE)
+@pytest.mark.parametrize("condition", ["Running", "Failed", "Suspended"])
+def test_never_where_somebody_follows_it_or_will(state: str, condition: str) -> None:
+    assert not judge(job(condition), "prod", state, held=2).orphan
+
+
+@pytest.mark.parametrize("owner", [None, Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "ti-1")])
+def test_never_a_job_of_others(owner: Owner | None) -> None:
+    assert not judge(job(owner=owner), "prod", "failed", held=2).orphan
+
+
+def test_never_what_is_going_already() -> None:
+    assert not judge(job(deletionTimestamp="2026-11-21T10:00:00Z"), "prod", "failed", held=2).orphan
+
+
+@pytest.mark.parametrize(
+    ("condition", "held", "orphan"), [("Succeeded", 0, False), ("Failed", 0, False), ("Failed", 1, True)]
+)
+def test_what_was_kept_stays_unless_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
+    assert judge(job(condition), "prod", "failed", held).orphan is orphan
+
+
+@pytest.mark.parametrize(("held", "orphan"), [(0, False), (1, True)])
+def test_what_a_release_has_suspended_stays_unless_it_holds_gpus(held: int, orphan: bool) -> None:
+    kept = job("Suspended", annotations={SUSPENDED_ANNOTATION: "ti-1"})
+    assert judge(kept, "prod", "failed", held).orphan is orphan

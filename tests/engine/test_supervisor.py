@@ -1,0 +1,256 @@
+"""Following a job against an API server: every end, every limit, and what is left of the job then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.identity import Owner
+from airflow_provider_ktrain.core.limits import Limits
+from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop
+from tests.clusters import TestCluster
+from tests.engine.tasks import TRAINS, Task, soon, until
+
+COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
+
+
+def lines(task: Task) -> list[str]:
+    return [line.removeprefix("[Master 0] line ") for line in task.log.said if line.startswith("[Master 0] line ")]
+
+
+async def test_success(task: Task) -> None:
+    ref = (await task.submit(1, "echo line 0; echo line 1")).ref
+    outcome = await task.ended(ref)
+    assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
+    assert "1 GPUs are free" in outcome.released
+    assert lines(task) == ["0", "1"]
+    assert await task.job() is None
+
+
+async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
+    ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    assert not outcome.succeeded
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "user code"
+    assert "exit code 3" in outcome.cause["summary"]
+    assert outcome.released
+    assert await task.job() is None
+
+
+@pytest.mark.parametrize(
+    ("action", "program", "left"),
+    [
+        ("keep_job", "true", True),
+        ("keep_job", "exit 3", True),
+        ("delete_succeeded_job", "true", False),
+        ("delete_succeeded_job", "exit 3", True),
+    ],
+)
+async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, left: bool) -> None:
+    ref = (await task.submit(1, program)).ref
+    outcome = await task.ended(ref, on_finish_action=action)
+    assert outcome.released
+    assert (await task.job() is not None) is left
+    assert not {"Pending", "Running"} & set((await task.pods(ref)).values())
+
+
+# limits
+
+
+@pytest.mark.parametrize(
+    ("submitted", "limits", "category", "says"),
+    [
+        ({"run_policy": {"suspend": True}}, {"queue": 1}, "queue", "queue_timeout"),
+        ({"gpus": 1000}, {"schedule": 1}, "scheduling", "schedule_timeout"),
+        ({"image": "registry.example/none:1"}, {"startup": 1}, "image", "startup_timeout"),
+        ({"program": TRAINS}, {"log_stall": 1}, "hang", "log_stall_timeout"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_each_limit_ends_the_job(
+    task: Task, submitted: dict[str, Any], limits: dict[str, float], category: str, says: str
+) -> None:
+    ref = (await task.submit(**submitted)).ref
+    outcome = await task.ended(ref, limits=Limits(**limits))
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == category
+    assert says in " ".join(str(value) for value in outcome.cause.values())
+    assert outcome.released
+    assert await task.job() is None
+
+
+async def test_restarts_are_counted(task: Task) -> None:
+    ref = (await task.submit(1, "echo again; exit 1", run_policy={"backoffLimit": 10})).ref
+    outcome = await task.ended(ref, limits=Limits(max_restarts=0), logs="none")
+    assert outcome.cause is not None
+    assert "max_restarts" in " ".join(str(value) for value in outcome.cause.values())
+    assert await task.job() is None
+
+
+async def test_the_deadline_is_absolute(task: Task) -> None:
+    """It was set long ago, by the try that submitted the job."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    outcome = await task.ended(ref, deadline=time.time() - 1)
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "timeout"
+    assert await task.job() is None
+
+
+async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
+    ref = (await task.submit(1, run_policy={"suspend": True})).ref
+    outcome = await task.ended(ref, deadline=time.time() + 0.5)
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "timeout"
+    assert await task.job() is None
+
+
+async def test_what_waits_in_a_queue_waits(task: Task) -> None:
+    """Its own clock is the only one that runs."""
+    ref = (await task.submit(1, run_policy={"suspend": True})).ref
+    ended = await task.follow(ref, limits=Limits(schedule=0.1, startup=0.1, log_stall=0.1), until=soon(1.5))
+    assert isinstance(ended, Handover)
+    assert await task.job() is not None
+
+
+# what others do
+
+
+async def test_deleted_under_us(task: Task) -> None:
+    ref = (await task.submit()).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    await task.delete()
+    outcome = await following
+    assert outcome.phase == "Gone"
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "infrastructure"
+    assert not await task.pods(ref)
+
+
+async def test_gone_before_it_was_ever_seen(task: Task) -> None:
+    ref = (await task.submit()).ref
+    await task.delete()
+
+    async def gone() -> bool:
+        return await task.job() is None
+
+    await until(gone)
+    assert (await task.ended(ref)).phase == "Gone"
+
+
+async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
+    """Deleted and created again, by the next life of the task: this one is gone, and that one goes on."""
+    ref = (await task.submit(1)).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    after = (await task.submit(2, first=2)).ref
+    assert (await following).phase == "Gone"
+    await task.running(after)
+
+
+async def test_another_try_takes_it_over(task: Task) -> None:
+    ref = (await task.submit(1)).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    await task.submit(2)
+    outcome = await following
+    assert outcome.superseded
+    assert not outcome.released
+    assert list((await task.pods(ref)).values()) == ["Running"]
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+# kills
+
+
+async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None:
+    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
+    stop = Stop()
+    following = asyncio.create_task(task.ended(ref, stop=stop))
+    await task.running(ref)
+    stop.request("the task was killed")
+    outcome = await following
+    assert outcome.cause is not None
+    assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "the task was killed")
+    assert "asked to end" in outcome.released
+    assert await task.pods(ref)
+    job = await task.job()
+    assert job is not None
+    assert job["metadata"]["deletionTimestamp"]
+
+
+async def test_a_kill_before_it_begins(task: Task) -> None:
+    ref = (await task.submit()).ref
+    stop = Stop()
+    stop.request("the task was killed")
+    assert (await task.ended(ref, stop=stop)).released
+
+
+async def test_cancelling_touches_nothing(task: Task) -> None:
+    """A triggerer that stops is no reason to end a training."""
+    ref = (await task.submit()).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert list((await task.pods(ref)).values()) == ["Running"]
+
+
+@pytest.mark.embedded
+async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit(1, "exit 3")).ref
+    cluster.admin("status", status=403, verb="delete", path=f"{ref.name}$")
+    try:
+        outcome = await task.ended(ref)
+    finally:
+        cluster.admin("clear")
+    assert outcome.cause is not None
+    assert "exit code 3" in outcome.cause["summary"]
+    assert "could not be released: 403" in outcome.release_error
+    assert outcome.release_error in task.log.said
+
+
+# handing over
+
+
+async def test_handed_over_with_its_logs(task: Task) -> None:
+    """The next one goes on from the cursor: no line is lost, and none repeated."""
+    ref = (await task.submit(1, COUNTS)).ref
+    cursor, hands = None, 0
+    while True:
+        ended = await task.follow(ref, cursor=cursor, until=soon(1.5) if hands < 2 else None)
+        if not isinstance(ended, Handover):
+            break
+        cursor, hands = ended.cursor, hands + 1
+    assert hands == 2
+    assert ended.succeeded
+    assert lines(task) == [str(i) for i in range(10)]
+
+
+@pytest.mark.embedded
+async def test_an_api_server_that_is_away_for_a_while(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit(1, COUNTS)).ref
+    following = asyncio.create_task(task.ended(ref))
+
+    async def begun() -> bool:
+        return bool(lines(task))
+
+    await until(begun)
+    cluster.admin("drop", seconds=3)
+    outcome = await following
+    assert outcome.succeeded
+    assert outcome.released
+    assert lines(task) == [str(i) for i in range(10)]
+
+
+def test_options_travel_as_json() -> None:
+    import json
+
+    options = Options(limits=Limits(queue=3), deadline=12.5, conditions=("Running",), logs={"Worker": [0]})
+    assert Options.from_dict(json.loads(json.dumps(options.to_dict()))) == options
