@@ -54,7 +54,7 @@ def pytorchjob_task(
     :param python_callable: the function.
     :param multiple_outputs: unroll a returned dict into several XComs.
     :param kwargs: of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
-    :raises ValueError: when the DAG is parsed: the function needs what does not travel, or `command` or `args` is given.
+    :raises ValueError: when the DAG is parsed: the function needs what does not travel; `command` or `args` is given.
     :raises TrainingConfigurationError: when the task runs: the arguments are no JSON, or over 96 KiB with the program.
     """
     return task_decorator_factory(
