@@ -108,27 +108,38 @@ class Task:
         return Owner(self.key, number, f"ti-{number}-{self.key.run_id}")
 
     def manifest(
-        self, number: int, submission: str, program: str, run_policy: Mapping[str, Any], grace: int, **more: Any
+        self,
+        number: int,
+        submission: str,
+        program: str,
+        run_policy: Mapping[str, Any],
+        grace: int,
+        restart_policy: str,
+        **more: Any,
     ) -> Object:
         overlay = Overlay(**{"image": clusters.IMAGE, "command": ["sh", "-c", program], "gpus": 1, **more})
         built = build(PYTORCHJOB.name, overlay)
         built["spec"].setdefault("runPolicy", {}).update(run_policy)
         for replica in built["spec"]["pytorchReplicaSpecs"].values():
             replica["template"]["spec"]["terminationGracePeriodSeconds"] = grace
+            replica["restartPolicy"] = restart_policy
         owner = self.owner(number)
         notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: str(hash(repr(built)))}
         return stamp(built, self.key.job_name(), self.namespace, owner.key.labels(submission), notes)
 
     async def submit(
         self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",
-        run_policy: Mapping[str, Any] | None = None, grace: int = 1, patience: float = 30, api: Api | None = None,
-        **overlay: Any,
+        run_policy: Mapping[str, Any] | None = None, grace: int = 1, restart_policy: str = "Never",
+        patience: float = 30, api: Api | None = None, **overlay: Any,
     ) -> Submitted:  # fmt: skip
         """Submit as try `number`; the task was cleared before try `first`."""
+
+        def stamped(submission: str) -> Object:
+            return self.manifest(number, submission, program, run_policy or {}, grace, restart_policy, **overlay)
+
         return await submit(
-            api or self.api, PYTORCHJOB, "v1",
-            lambda submission: self.manifest(number, submission, program, run_policy or {}, grace, **overlay),
-            self.owner(number), first, reattach=reattach, patience=patience, log=self.log,
+            api or self.api, PYTORCHJOB, "v1", stamped, self.owner(number), first,
+            reattach=reattach, patience=patience, log=self.log,
         )  # fmt: skip
 
     async def follow(

@@ -206,9 +206,7 @@ async def test_an_overloaded_api_server_is_asked_again(task: Task, cluster: Test
 async def test_patience_ends(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
     try:
-        with pytest.raises(
-            Exception, match=r"could not create pytorchjobs.kubeflow.org in .* \(500\)"
-        ):
+        with pytest.raises(Exception, match=r"could not create pytorchjobs.kubeflow.org in .* \(500\)"):
             await task.submit(patience=0.1)
     finally:
         cluster.admin("clear")

@@ -84,7 +84,7 @@ async def test_each_limit_ends_the_job(
 
 
 async def test_restarts_are_counted(task: Task) -> None:
-    ref = (await task.submit(1, "echo again; exit 1", run_policy={"backoffLimit": 10})).ref
+    ref = (await task.submit(1, "exit 1", restart_policy="OnFailure", run_policy={"backoffLimit": 10})).ref
     outcome = await task.ended(ref, limits=Limits(max_restarts=0), logs="none")
     assert outcome.cause is not None
     assert "max_restarts" in " ".join(str(value) for value in outcome.cause.values())
