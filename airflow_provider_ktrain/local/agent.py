@@ -126,15 +126,13 @@ class Agent:
 
     def sshd(self, *_: str) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._leave)
-        say("Server listening on 0.0.0.0 port 22.\nServer listening on :: port 22.")
-        signal.pause()
+            signal.signal(signum, lambda caught, _: sys.exit(caught))
+        try:
+            say("Server listening on 0.0.0.0 port 22.\nServer listening on :: port 22.")
+            signal.pause()
+        except SystemExit as told:  # said here: the signal can come in the middle of what is said above
+            say(f"Received signal {told.code}; terminating.")
         return 0
-
-    @staticmethod
-    def _leave(signum: int, _: Any) -> NoReturn:
-        say(f"Received signal {signum}; terminating.")
-        sys.exit(0)
 
     def mpirun(self, *arguments: str) -> int:
         """The real mpirun, but for one thing: Open MPI 5 ends with 0 when a host is lost, where 4 ended with 1."""
