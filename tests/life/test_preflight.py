@@ -18,8 +18,10 @@ from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.engine.preflight import NAME
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
+
+pytestmark = pytest.mark.embedded  # what is not there (Kueue), and names in the namespace `default`
 
 Object = dict[str, Any]
 Check = Callable[..., tuple[int, list[Object]]]
@@ -49,7 +51,7 @@ def queued(manifest: Object) -> Object:
 
 @pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1")], ids=["pytorchjob", "mpijob"])
 def test_what_the_cluster_takes_has_no_problem_and_is_not_created(
-    cluster: EmbeddedCluster, check: Check, manifest: Object
+    cluster: TestCluster, check: Check, manifest: Object
 ) -> None:
     assert check(manifest, cluster.kubeconfig) == (0, [])
     del manifest["metadata"]["name"]  # the operators give it one
@@ -60,7 +62,7 @@ def test_what_the_cluster_takes_has_no_problem_and_is_not_created(
     assert not {"train", "horovod", NAME} & {job["metadata"]["name"] for job in made}
 
 
-def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: EmbeddedCluster, check: Check) -> None:
+def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(mpijob("v2beta1"), cluster.kubeconfig)
     assert status == 1
     assert (problem["code"], problem["path"], problem["found"], problem["expected"]) == (
@@ -72,14 +74,14 @@ def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: EmbeddedCluster
     assert "the cluster runs training-operator" in problem["hint"]
 
 
-def test_what_the_operators_mend_is_no_error(cluster_v2: EmbeddedCluster, check: Check) -> None:
+def test_what_the_operators_mend_is_no_error(cluster_v2: TestCluster, check: Check) -> None:
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"  # sent under runPolicy
     assert check(manifest, cluster_v2.kubeconfig)[0] == 0
     assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "clean-pod-policy")]
 
 
-def test_a_namespace_that_is_not_there(cluster: EmbeddedCluster, check: Check) -> None:
+def test_a_namespace_that_is_not_there(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "nowhere")
     assert status == 1
     assert (problem["code"], problem["found"]) == ("namespace", "nowhere")
@@ -90,14 +92,14 @@ def test_a_namespace_that_is_not_there(cluster: EmbeddedCluster, check: Check) -
     assert problem["found"] == "elsewhere"
 
 
-def test_a_queue_where_no_kueue_runs_is_a_warning(cluster: EmbeddedCluster, check: Check) -> None:
+def test_a_queue_where_no_kueue_runs_is_a_warning(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(queued(pytorchjob()), cluster.kubeconfig)
     assert (status, problem["level"], problem["code"]) == (0, "warning", "queue")
     assert problem["path"] == "$.metadata.labels['kueue.x-k8s.io/queue-name']"
     assert "no Kueue" in problem["message"]
 
 
-def test_what_only_the_server_refuses_is_told_in_its_words(cluster: EmbeddedCluster, check: Check) -> None:
+def test_what_only_the_server_refuses_is_told_in_its_words(cluster: TestCluster, check: Check) -> None:
     manifest = pytorchjob()
     manifest["metadata"]["labels"] = {"a": "no label value!"}
     status, (problem,) = check(manifest, cluster.kubeconfig)
@@ -105,7 +107,7 @@ def test_what_only_the_server_refuses_is_told_in_its_words(cluster: EmbeddedClus
     assert "no label value!" in problem["message"]
 
 
-def test_what_is_wrong_anyway_is_told_once(cluster: EmbeddedCluster, check: Check) -> None:
+def test_what_is_wrong_anyway_is_told_once(cluster: TestCluster, check: Check) -> None:
     manifest = yaml.safe_load((DATA / "practitioner-nccl.yaml").read_text())
     status, problems = check(manifest, cluster.kubeconfig)
     assert status == 1
@@ -115,7 +117,7 @@ def test_what_is_wrong_anyway_is_told_once(cluster: EmbeddedCluster, check: Chec
 # ---- rights
 
 
-def role(cluster: EmbeddedCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
+def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
     """A kubeconfig of a service account that has just these rights in the namespace `default`."""
     api = config.new_client_from_config(str(cluster.kubeconfig))
     core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
@@ -132,13 +134,13 @@ def role(cluster: EmbeddedCluster, name: str, rules: list[Object], folder: pathl
     return path
 
 
-def test_the_least_role_is_enough(cluster: EmbeddedCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_the_least_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     kubeconfig = role(cluster, "enough", rbac.rules(), tmp_path)
     assert check(pytorchjob(), kubeconfig) == (0, [])
     assert check(mpijob("v1"), kubeconfig) == (0, [])
 
 
-def test_each_right_that_is_lacking_is_told(cluster: EmbeddedCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_each_right_that_is_lacking_is_told(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     jobs, pods, logs, _ = rbac.rules()
     jobs["verbs"], logs["verbs"] = ["create", "get", "list", "patch"], []
     status, problems = check(pytorchjob(), role(cluster, "lacking", [jobs, pods, logs], tmp_path))
@@ -156,7 +158,7 @@ def test_each_right_that_is_lacking_is_told(cluster: EmbeddedCluster, check: Che
 
 
 def test_a_cluster_that_cannot_be_asked_is_two(
-    cluster: EmbeddedCluster, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    cluster: TestCluster, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, kubeconfig = tmp_path / "job.yaml", tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(pytorchjob()))
@@ -178,7 +180,7 @@ def test_a_cluster_that_cannot_be_asked_is_two(
     assert "--context: found 'none', expected one of" in capsys.readouterr().err
 
 
-def test_the_context_says_where(cluster: EmbeddedCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_the_context_says_where(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
     (context,) = kubeconfig["contexts"]
     kubeconfig["contexts"].append({"name": "away", "context": {**context["context"], "namespace": "far"}})

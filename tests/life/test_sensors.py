@@ -1,0 +1,138 @@
+"""Sensors wait for jobs that others submitted, and delete nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
+
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
+from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+from tests.life.jobs import Jobs, Object
+
+FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
+
+
+def sensor(job: Object, **arguments: Any) -> Any:
+    """A sensor for a job; in the worker unless told otherwise."""
+    of = MPIJobSensor if job["kind"] == "MPIJob" else PyTorchJobSensor
+    arguments = {"task_id": "wait", "job_name": job["metadata"]["name"], "deferrable": False} | arguments
+    return of(timeout=60, **arguments)
+
+
+@pytest.fixture
+def later() -> Iterator[list[threading.Timer]]:
+    """Timers that are over when the test is."""
+    timers: list[threading.Timer] = []
+    yield timers
+    for timer in timers:
+        timer.join()
+
+
+def test_it_waits_for_success_and_leaves_the_job(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"])
+    sensor(job).execute({})
+    assert jobs.condition(job, "Succeeded")
+
+
+def test_a_job_that_is_not_there_yet(jobs: Jobs, later: list[threading.Timer]) -> None:
+    manifest = jobs.build(command=["true"])
+    later.append(threading.Timer(0.5, jobs.submit, [manifest]))
+    later[0].start()
+    sensor(manifest).execute({})
+    assert jobs.condition(jobs.submitted(manifest), "Succeeded")
+
+
+@pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
+def test_a_condition_or_one_of_several(jobs: Jobs, conditions: str | list[str]) -> None:
+    job = jobs.submit(kind="MPIJob", workers=1)
+    sensor(job, conditions=conditions).execute({})
+    assert jobs.condition(job, "Running")
+    assert not jobs.condition(job, "Succeeded")
+
+
+def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
+    job = jobs.submit(command=FAILS)
+    with pytest.raises(TrainingUserCodeError) as error:
+        sensor(job).execute({})
+    assert str(error.value).splitlines()[0] == "Master 0 failed with exit code 3; its last line: no data"
+    assert jobs.read(job)
+    assert jobs.pods(job)
+    sensor(job, conditions=["Failed"]).execute({})  # unless that is what is waited for
+
+
+def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+    later.append(threading.Timer(0.5, jobs.delete, [job]))
+    later[0].start()
+    with pytest.raises(AirflowException, match="was deleted by someone else before it had ended"):
+        sensor(job).execute({})
+
+
+def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+    impatient = sensor(job)
+    impatient.timeout = 0.5
+    with pytest.raises(AirflowException, match=r"is not Succeeded after"):
+        impatient.execute({})
+    lenient = sensor(job, soft_fail=True)
+    lenient.timeout = 0.5
+    with pytest.raises(AirflowSkipException):
+        lenient.execute({})
+    assert jobs.condition(job, "Running")
+
+
+def test_logs_are_brought_where_they_are_wanted(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    job = jobs.submit(command=["sh", "-c", "echo lesson one"])
+    sensor(job).execute({})
+    assert "lesson one" not in "".join(capfd.readouterr())
+    sensor(job, logs="all").execute({})
+    assert "[Master 0] lesson one" in "".join(capfd.readouterr())
+
+
+def test_one_look_at_a_time(jobs: Jobs) -> None:
+    job = jobs.build()
+    looks = sensor(job, mode="reschedule", conditions=["Running"])
+    assert looks.poke({}) is False
+    jobs.submit(job)
+    jobs.wait(jobs.submitted(job), "Running")
+    assert looks.poke({}) is True
+    failed = jobs.submit(command=FAILS)
+    jobs.wait(failed, "Failed")
+    with pytest.raises(TrainingUserCodeError, match="no data"):
+        sensor(failed, mode="reschedule").poke({})
+
+
+def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"])
+    waiting = sensor(job, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute({})
+    trigger = deferred.value.trigger
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_ktrain.triggers.training.TrainingJobTrigger"
+    assert "manifest" not in arguments
+    assert arguments["options"]["release"] is False
+
+    async def event() -> Any:
+        return await anext(type(trigger)(**arguments).run())
+
+    payload = asyncio.run(event()).payload
+    waiting.execute_complete({}, payload)
+    assert jobs.read(job)
+    with pytest.raises(TrainingUserCodeError, match="Master 0 failed"):
+        cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+        waiting.execute_complete({}, {**payload, "phase": "Failed", "cause": cause, "succeeded": False})
+    with pytest.raises(TrainingJobError, match="the trigger failed while it waited for the job: boom"):
+        waiting.execute_complete({}, {"error": "boom"})
+
+
+def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
+    with pytest.raises(TrainingJobError, match="conditions: found 'Done', expected some of Created, Running"):
+        sensor(jobs.build(), conditions=["Done"]).execute({})
