@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,14 @@ from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[EmbeddedCluster]:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where containers of the image `workshop` work: what they wait for, a test puts there."""
+    return tmp_path_factory.mktemp("workshop")
+
+
+@pytest.fixture(scope="session")
+def cluster(workshop: Path) -> Iterator[EmbeddedCluster]:
     """One cluster for a whole session: use names of your own, and leave no fault behind."""
-    with EmbeddedCluster(images={"busybox": None, "demo": None, "python": None}, gpus_per_node=4) as embedded:
+    images = {"busybox": None, "demo": None, "python": None, "workshop": workshop}
+    with EmbeddedCluster(images=images, gpus_per_node=4) as embedded:
         yield embedded

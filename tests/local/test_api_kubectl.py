@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +31,7 @@ spec:
           terminationGracePeriodSeconds: 1
           containers:
           - name: pytorch
-            image: demo
+            image: workshop
             command: [sh, -c, "echo training as $RANK of $WORLD_SIZE; SCRIPT"]
     Worker:
       replicas: 1
@@ -40,10 +41,15 @@ spec:
           terminationGracePeriodSeconds: 1
           containers:
           - name: pytorch
-            image: demo
+            image: workshop
             command: [sh, -c, "echo training as $RANK of $WORLD_SIZE; SCRIPT"]
 """
 Kubectl = Callable[..., str]
+
+
+def waits_for(name: str) -> str:
+    """A script that waits for a file of the workshop."""
+    return f"until [ -e {name} ]; do sleep 0.02; done"
 
 
 def job(name: str, script: str = "true") -> str:
@@ -70,9 +76,13 @@ def kubectl(cluster: EmbeddedCluster, namespace: str) -> Kubectl:
     return run
 
 
-def test_a_job_from_create_to_delete(kubectl: Kubectl) -> None:
-    assert kubectl("create", "-f", "-", stdin=job("simple", "sleep 1")) == "pytorchjob.kubeflow.org/simple created\n"
-    assert "already exists" in kubectl("create", "-f", "-", stdin=job("simple", "sleep 1"), code=1)
+def test_a_job_from_create_to_delete(kubectl: Kubectl, workshop: Path) -> None:
+    manifest = job("simple", waits_for("simple.done"))
+    assert kubectl("create", "-f", "-", stdin=manifest) == "pytorchjob.kubeflow.org/simple created\n"
+    assert "already exists" in kubectl("create", "-f", "-", stdin=manifest, code=1)
+    # a master that ended sooner would leave the worker in its init container
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/simple-worker-0", "--timeout=60s")
+    (workshop / "simple.done").touch()
     kubectl("wait", "--for=condition=Succeeded", "pytorchjobs/simple", "--timeout=60s")
     assert "type: Succeeded" in kubectl("get", "-o", "yaml", "pytorchjobs", "simple")
     listed = kubectl("get", "pytorchjobs").split()
@@ -124,9 +134,16 @@ def test_apply_of_built_in_types(kubectl: Kubectl) -> None:
     kubectl("delete", "pod", "plain", "--grace-period=0", "--force")
 
 
-def test_logs_as_they_come(kubectl: Kubectl) -> None:
-    kubectl("create", "-f", "-", stdin=job("talker", "for i in 1 2 3; do echo step $i; sleep 0.1; done"))
-    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/talker-master-0", "--timeout=60s")
+def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop: Path) -> None:
+    kubectl(
+        "create", "-f", "-", stdin=job("talker", f"{waits_for('talker.done')}; for i in 1 2 3; do echo step $i; done")
+    )
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/talker-worker-0", "--timeout=60s")
+    path = "/api/v1/namespaces/kubectl/pods/talker-master-0/log?follow=true"
+    with Client(cluster).open("GET", path) as followed:
+        assert followed.readline() == b"training as 0 of 2\n"
+        (workshop / "talker.done").touch()
+        assert followed.read() == b"step 1\nstep 2\nstep 3\n"
     assert kubectl("logs", "-f", "talker-master-0") == "training as 0 of 2\nstep 1\nstep 2\nstep 3\n"
     assert kubectl("logs", "talker-master-0", "--tail=1") == "step 3\n"
     assert kubectl("logs", "talker-master-0", "--timestamps", "--tail=1").endswith("Z step 3\n")
@@ -162,8 +179,8 @@ REFUSED = [
     ("replicas: 1", "replicas: 2", "spec.pytorchReplicaSpecs[Master].replicas: Forbidden: must be 1"),
     ("Master:", "Chief:", 'Unsupported value: "Chief": supported values: "Master", "Worker"'),
     (
-        "image: demo",
-        "images: demo",
+        "image: workshop",
+        "images: workshop",
         'unknown field "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].images"',
     ),
 ]
