@@ -187,7 +187,7 @@ TAKEN = (
         r"Preempt",
         INFRASTRUCTURE,
         "was preempted by a pod of higher priority",
-        "retry; or give a priority_class, or a queue",
+        "retry; or give a priority_class_name, or a queue_name",
     ),
     Words(
         r"^Evicted$|Eviction|TerminationByKubelet",
