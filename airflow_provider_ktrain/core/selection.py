@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind
 
 #: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}
@@ -15,16 +15,17 @@ SMALL_JOB = 16  #: replicas up to which "auto" means all
 
 
 def check_choice(choice: LogChoice, kind: Kind) -> None:
-    """KtrainError where `choice` cannot be meant for jobs of this kind."""
+    """ManifestError where `choice` cannot be meant for jobs of this kind."""
     if isinstance(choice, str):
         if choice not in WORDS:
-            raise KtrainError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
+            raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
         return
     if unknown := [role for role in choice if role not in kind.roles]:
-        raise KtrainError(f"logs: found the role {unknown[0]!r}, expected {' or '.join(kind.roles)} for a {kind.name}")
+        expected = f"expected {' or '.join(kind.roles)} for a {kind.name}"
+        raise ManifestError(f"logs: found the role {unknown[0]!r}, {expected}")
     for role, indexes in choice.items():
         if not all(isinstance(i, int) and i >= 0 for i in indexes):
-            raise KtrainError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
+            raise ManifestError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
 
 
 def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:

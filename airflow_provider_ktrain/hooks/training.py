@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from airflow_provider_ktrain.core.errors import AccessError, ManifestError
+
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
@@ -35,10 +37,21 @@ class TrainingHook:
         """Read the connection now, synchronously: in a worker, before an event loop runs.
 
         So nothing that follows, a kill in a signal handler least of all, has to ask Airflow for it.
+
+        :raises ManifestError: there is no such connection.
         """
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+        from airflow.sdk.exceptions import AirflowNotFoundException
 
-        self._extras = dict(KubernetesHook.get_connection(self.conn_id).extra_dejson)
+        try:
+            self._extras = dict(KubernetesHook.get_connection(self.conn_id).extra_dejson)
+        except AirflowNotFoundException as e:
+            raise ManifestError(
+                "kubernetes_conn_id",
+                found=repr(self.conn_id),
+                expected="a connection of type `kubernetes`",
+                remedy=f"airflow connections add {self.conn_id} --conn-type kubernetes",
+            ) from e
 
     @property
     def namespace(self) -> str | None:
@@ -47,14 +60,25 @@ class TrainingHook:
         return extras.get("namespace") or extras.get("extra__kubernetes__namespace") or None
 
     async def make_client(self) -> ApiClient:
-        """A new client with credentials as they are now."""
+        """A new client with credentials as they are now.
+
+        :raises AccessError: the connection's kubeconfig, or its context, is not there or cannot be read.
+        """
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
+        from kubernetes_asyncio.config import ConfigException
 
         hook = AsyncKubernetesHook(
             conn_id=self.conn_id, cluster_context=self.cluster_context, connection_extras=self._extras
         )
         stack = contextlib.AsyncExitStack()
-        client: ApiClient = await stack.enter_async_context(hook.get_conn())
+        try:
+            client: ApiClient = await stack.enter_async_context(hook.get_conn())
+        except (ConfigException, OSError) as e:
+            path = (self._extras or {}).get("kube_config_path") or "kube_config_path, kube_config, in_cluster, KUBECONFIG"
+            raise AccessError(
+                f"the connection {self.conn_id!r} gives no client: {e}. Check its kubeconfig ({path}) and "
+                f"cluster_context ({self.cluster_context or 'not set'})"
+            ) from e
         self._open.append(stack)
         return client
 

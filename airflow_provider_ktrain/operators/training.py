@@ -432,10 +432,10 @@ class TrainingJobOperator(BaseOperator):
 
     def _check_parameters(self) -> None:
         if self.on_finish_action not in ON_FINISH_ACTIONS:
-            expected = ", ".join(ON_FINISH_ACTIONS)
-            raise KtrainError(f"on_finish_action: found {self.on_finish_action!r}, expected one of {expected}")
+            expected = f"one of {', '.join(ON_FINISH_ACTIONS)}"
+            raise ManifestError("on_finish_action", found=repr(self.on_finish_action), expected=expected)
         if self.reattach not in ("always", "if_unchanged"):
-            raise KtrainError(f"reattach: found {self.reattach!r}, expected always or if_unchanged")
+            raise ManifestError("reattach", found=repr(self.reattach), expected="always or if_unchanged")
         check_choice(self.logs, self.kind)
 
 

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.operators.instance import Instance
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=64) as reached:
+        yield reached
+
+
+@pytest.fixture
+def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """A task instance in a deployment of its own; what is left of its job goes at the end."""
+    extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
+    monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "0.5")
+    with Instance(cluster) as made:
+        yield made

@@ -1,0 +1,142 @@
+"""One task instance without an Airflow: what the SDK gives to `execute`, for one try after the other."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from airflow.sdk import DAG, TaskInstanceState
+from airflow.sdk.exceptions import TaskDeferred
+from kubernetes import client, config
+
+from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainingJobOperator
+from tests import clusters
+from tests.clusters import TestCluster
+
+Object = dict[str, Any]
+DAG_ID = "dag"
+TRAINS = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
+
+
+class Store(dict[str, Any]):
+    """`task_state_store`."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+@dataclass
+class Ti:
+    """The part of a task instance that operators use."""
+
+    run_id: str
+    try_number: int
+    max_tries: int
+    dag_id: str = DAG_ID
+    task_id: str = "train"
+    map_index: int = -1
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    xcoms: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+
+class Instance:
+    """Tries of one task in one run. A context manager that deletes its jobs."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        self.cluster = cluster
+        self.run_id = uuid.uuid4().hex[:8]
+        self.store = Store()
+        self.ti: Ti | None = None
+        self.operator: TrainingJobOperator | None = None
+        self.folder = ""
+        configuration = client.Configuration()
+        config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+        api = client.ApiClient(configuration)
+        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+    # the task
+
+    def execute(
+        self, *, number: int = 1, retries: int = 0, max_tries: int | None = None,
+        operator: type[TrainingJobOperator] = PyTorchJobOperator, **parameters: Any,
+    ) -> Any:  # fmt: skip
+        """Run `execute` as try `number`; what it returns, or the exception with which it defers."""
+        self.ti = Ti(self.run_id, number, retries if max_tries is None else max_tries)
+        if "manifest" not in parameters:
+            parameters = {"image": clusters.IMAGE, "command": TRAINS, "gpus": 1, **parameters}
+        start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+        with DAG(DAG_ID, schedule=None, start_date=start, template_searchpath=self.folder or None):
+            self.operator = operator(task_id="train", retries=retries, **parameters)
+        self.operator.resolve_template_files()
+        try:
+            return self.operator.execute(self.context)
+        except TaskDeferred as deferred:
+            return deferred
+
+    def resume(self, event: Object) -> Any:
+        """As the worker goes on after the trigger's event."""
+        assert self.operator is not None
+        return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
+
+    @property
+    def context(self) -> Any:
+        return {"ti": self.ti, "task_state_store": self.store}
+
+    # the cluster
+
+    @property
+    def key(self) -> TaskKey:
+        return TaskKey("tests", DAG_ID, "train", self.run_id)
+
+    def jobs(self) -> list[Object]:
+        found = self._custom.list_namespaced_custom_object(
+            "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs",
+            label_selector=f"{PREFIX}/run-id={label_value(self.run_id)}",
+        )  # fmt: skip
+        return list(found["items"])
+
+    def everything(self) -> set[str]:
+        """The uids of all jobs and pods there are."""
+        jobs = self._custom.list_cluster_custom_object("kubeflow.org", "v1", "pytorchjobs")["items"]
+        pods = self._core.list_pod_for_all_namespaces().items
+        return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
+
+    def running(self) -> int:
+        selector = f"{PREFIX}/run-id={label_value(self.run_id)}"
+        pods = self._core.list_namespaced_pod(self.cluster.namespace, label_selector=selector).items
+        return [p.status.phase for p in pods].count("Running")
+
+    def delete(self) -> None:
+        for job in self.jobs():
+            self._custom.delete_namespaced_custom_object(
+                "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"]
+            )
+
+
+class Supervisor:
+    """Airflow's supervisor process as a trigger sees it: it tells the state of one task."""
+
+    def __init__(self, state: TaskInstanceState | Exception | None) -> None:
+        self.state = state
+
+    def send(self, message: Any) -> Any:
+        from airflow.sdk.execution_time.comms import TaskStatesResult
+
+        if isinstance(self.state, Exception):
+            raise self.state
+        return TaskStatesResult(task_states={message.run_ids[0]: {message.task_ids[0]: self.state}})

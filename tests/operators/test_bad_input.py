@@ -1,0 +1,94 @@
+"""What is wrong is told before or at submit: the field, what was found, what was expected, and what to do about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
+from airflow_provider_ktrain.operators.training import MPIJobOperator
+from tests.core.manifests import pytorchjob
+from tests.operators.instance import Instance
+
+
+def changed(change: str) -> str:
+    job = copy.deepcopy(pytorchjob())
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    if change == "no container":
+        replicas["Master"]["template"]["spec"]["containers"][0]["name"] = "trainer"
+    else:
+        replicas["Master"]["replicas"] = 2
+    return yaml.safe_dump(job)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"manifest": "kind: [PyTorchJob\nspec: {}"}, ["YAML", "line"]),
+        ({"manifest": "kind: Deployment\napiVersion: apps/v1\nmetadata: {}"}, ["Deployment", "PyTorchJob"]),
+        ({"manifest": yaml.safe_dump(pytorchjob()), "operator": MPIJobOperator}, ["PyTorchJob", "MPIJob"]),
+        ({"manifest": changed("no container")}, ["Master", "containers", "trainer", "pytorch"]),
+        ({"manifest": changed("two masters")}, ["Master", "replicas", "found 2", "expected 1"]),
+        ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "cannot be read", "remedy"]),
+        ({"namespace": "nowhere"}, ["namespace", "nowhere", "kubectl create namespace nowhere"]),
+        ({"on_finish_action": "keep"}, ["on_finish_action", "'keep'", "keep_job"]),
+        ({"reattach": "never"}, ["reattach", "'never'", "if_unchanged"]),
+        ({"logs": "some"}, ["logs", "some", "primary"]),
+        ({"kubernetes_conn_id": "of_somebody"}, ["of_somebody"]),
+        ({"cluster_context": "elsewhere"}, ["elsewhere"]),
+    ],
+    ids=[
+        "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "a missing file",
+        "a missing namespace", "on_finish_action", "reattach", "logs", "a missing connection", "a missing context",
+    ],
+)  # fmt: skip
+def test_it_is_told_and_nothing_is_left_behind(
+    instance: Instance, tmp_path: pathlib.Path, parameters: dict[str, Any], said: list[str]
+) -> None:
+    instance.folder = str(tmp_path)
+    before = instance.everything()
+    with pytest.raises(TrainingConfigurationError) as error:
+        instance.execute(**parameters)
+    message = str(error.value)
+    assert [word for word in said if word not in message] == [], message
+    assert instance.everything() <= before
+    assert not instance.store.get("ktrain-job")
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "", token: str = "") -> None:
+    """Have the connection ask another server, or with another token."""
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    if server:
+        config["clusters"][0]["cluster"]["server"] = server
+    if token:
+        config["users"][0]["user"] = {"token": token}
+    extra = {"kube_config": json.dumps(config)}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+def test_a_kubeconfig_that_is_not_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"kube_config_path": "/nowhere/kubeconfig"}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    with pytest.raises(TrainingConfigurationError, match=r"gives no client: .*/nowhere/kubeconfig"):
+        instance.execute()
+
+
+def test_a_refused_token(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, instance, token="expired-and-secret")
+    with pytest.raises(TrainingConfigurationError, match=r"refused the credentials \(401\).*renew its token") as error:
+        instance.execute()
+    assert "expired-and-secret" not in str(error.value)
+    assert not instance.jobs()
+
+
+def test_no_cluster_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry may help: it is no error of configuration."""
+    connect(monkeypatch, instance, server="https://127.0.0.1:9")
+    with pytest.raises(TrainingJobError, match=r"the cluster cannot be reached: .*127.0.0.1:9.*kube_config_path"):
+        instance.execute()
+    assert not instance.jobs()
