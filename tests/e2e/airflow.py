@@ -186,7 +186,14 @@ class Airflow:
         return str(self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
     def backfill(self, dag_id: str, from_date: str, to_date: str, max_active_runs: int) -> None:
-        """`airflow backfill create`; SQLite has one writer, and Airflow's others get in the way: tried again then."""
+        """`airflow backfill create`, while no scheduler runs.
+
+        SQLite has one writer: Airflow undoes a backfill that another one interrupts, and a scheduler that has seen its
+        runs by then dies of it.
+        """
+        scheduler = self.processes["scheduler"]
+        scheduler.terminate()
+        scheduler.wait(60)
         command = ["backfill", "create", "--dag-id", dag_id, "--from-date", from_date, "--to-date", to_date]
         command += ["--max-active-runs", str(max_active_runs)]
 
@@ -198,6 +205,7 @@ class Airflow:
             return done.returncode == 0
 
         wait_for(f"a backfill of {dag_id} is created", created)
+        self.run("scheduler")
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         return list(self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"])

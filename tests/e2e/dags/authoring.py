@@ -25,7 +25,7 @@ with DAG("intervals", schedule="@daily", start_date=START, catchup=False):
     PyTorchJobOperator(
         task_id="train",
         image=os.environ["TEST_IMAGE"],
-        command=["sh", "-c", "sleep 2; echo trained {{ ds }}"],
+        command=["sh", "-c", "sleep {{ 14 if logical_date.day <= 2 else 1 }}; echo trained {{ ds }}"],
         gpus=2,
         pool="four_gpus",
         pool_slots=2,
