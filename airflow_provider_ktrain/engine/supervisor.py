@@ -204,7 +204,7 @@ class _Supervisor:
             pods_hub = hub(self.api, pods_path, label_selector=self.ref.pod_selector)
         async with (
             jobs_hub.listen(key=by_uid(self.ref.uid) if self.ref.uid else by_name(self.ref.name)) as jobs,
-            pods_hub.listen(self._is_mine, key=by_label(*self.ref.pod_selector.split("="))) as pods,
+            pods_hub.listen(key=by_label(*self.ref.pod_selector.split("="))) as pods,
         ):
             while True:
                 await self._take(jobs, pods)
@@ -227,6 +227,8 @@ class _Supervisor:
             self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
             return Outcome(self.phase, False, superseded=True)
         if (met := set(self.options.conditions) & true_conditions(self.job or {}).keys()) and not self.gone:
+            if self.phase.ended:
+                await self._drain(self.options.drain_timeout)
             self.log.info(f"{self.ref} has the condition {' and '.join(sorted(met))}")
             return Outcome(self.phase, True)
         if self.phase.ended:
@@ -275,7 +277,7 @@ class _Supervisor:
                 uid = seen.object["metadata"]["uid"]
                 if uid == self.ref.uid:
                     self.gone = True
-                else:
+                elif self._is_mine(seen.object):
                     self.pods[uid] = seen.object
                     self.logs.observe(seen.object, deleted=True)
 
@@ -285,6 +287,7 @@ class _Supervisor:
         return error
 
     def _is_mine(self, pod: Mapping[str, Any]) -> bool:
+        """Known only once the job is: one that is followed by its name has no uid before."""
         return bool(self.ref.submission) or belongs(pod, self.ref)
 
     async def _take(self, jobs: Listener, pods: Listener) -> None:
@@ -306,11 +309,12 @@ class _Supervisor:
                 self.chosen = chooser(self.options.logs, self.kind, job)
             self.job = job
         if self.job is not None:
-            for uid, pod in pods.objects.items():
-                self.pods[uid] = pod
+            mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
+            self.pods |= mine
+            for pod in mine.values():
                 self.logs.observe(pod)
-        if self.gone or self.job is not None:
-            phase = Phase.GONE if self.gone else phase_of(self.job, pods.objects.values())
+        if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
+            phase = Phase.GONE if self.gone else phase_of(self.job, filter(self._is_mine, pods.objects.values()))
             if phase is not self.phase:
                 self._say(phase)
                 self._count_phase()

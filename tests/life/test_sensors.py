@@ -126,8 +126,8 @@ def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
     payload = asyncio.run(event()).payload
     waiting.execute_complete({}, payload)
     assert jobs.read(job)
+    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
     with pytest.raises(TrainingUserCodeError, match="Master 0 failed"):
-        cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
         waiting.execute_complete({}, {**payload, "phase": "Failed", "cause": cause, "succeeded": False})
     with pytest.raises(TrainingJobError, match="the trigger failed while it waited for the job: boom"):
         waiting.execute_complete({}, {"error": "boom"})
