@@ -78,10 +78,16 @@ async def release(
     """
     began = time.monotonic()
     end = began + timeout
+    before: list[Object] | None = None
+
+    async def count_and_ask() -> Mode | None:
+        nonlocal before
+        before = before if before is not None else await _pods_before(api, ref)
+        return await _ask(api, ref, mode, before or [])
+
     try:
         async with asyncio.timeout(timeout + HANG):
-            before = await _pods_before(api, ref)
-            done = await patiently(lambda: _ask(api, ref, mode, before), end)
+            done = await patiently(count_and_ask, end)
             if done is None:
                 return Released(False, 0, 0, 0.0, f"{ref} is not this try's any more: nothing was touched")
             left = await _wait_gone(api, ref, done, end) if verify else []
@@ -100,13 +106,17 @@ async def release(
             f"{ref}: {len(left)} pods with {sum(map(_gpus, left))} GPUs are still there after {seconds:.0f} s: "
             f"{names}. They were asked to end; see `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
-    held = [p for p in before if not _ended(p)]
-    gpus = sum(map(_gpus, held))
-    total = sum(map(_gpus, before))
+    pods = [p for p in before or () if done is not Mode.DELETE_PODS or not _ended(p)]
+    gpus = sum(map(_gpus, (p for p in pods if not _ended(p))))
     what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[done]
-    free = f"its {len(before)} pods are gone, {total} GPUs are free" if verify else "its pods are asked to end"
-    text = f"{ref} {what}: {free} (held until now: {gpus}); took {seconds:.1f} s"
-    return Released(True, len(before), gpus, round(seconds, 3), text)
+    if not verify:
+        free = "its pods are asked to end"
+    elif before is None:
+        free = "its pods, which could not be counted, are gone"
+    else:
+        free = f"its {len(pods)} pods are gone, {sum(map(_gpus, pods))} GPUs are free"
+    held = f" (held until now: {gpus})" if before is not None else ""
+    return Released(True, len(pods), gpus, round(seconds, 3), f"{ref} {what}: {free}{held}; took {seconds:.1f} s")
 
 
 def passing(error: ApiUnavailable | ApiStatusError) -> bool:
@@ -127,13 +137,13 @@ async def patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
             delay = min(delay * 2, 5)
 
 
-async def _pods_before(api: Api, ref: JobRef) -> list[Object]:
-    """The job's pods, for the count of what is freed; none where they cannot be read: the deletion must not wait."""
+async def _pods_before(api: Api, ref: JobRef) -> list[Object] | None:
+    """The job's pods, for the count of what is freed; None where they cannot be read: the deletion must not wait."""
     try:
         async with asyncio.timeout(COUNT_PATIENCE):
             return await job_pods(api, ref)
     except (ApiUnavailable, ApiStatusError, TimeoutError):
-        return []
+        return None
 
 
 async def job_pods(api: Api, ref: JobRef) -> list[Object]:

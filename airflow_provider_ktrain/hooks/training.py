@@ -74,7 +74,8 @@ class TrainingHook:
         try:
             client: ApiClient = await stack.enter_async_context(hook.get_conn())
         except (ConfigException, OSError) as e:
-            path = (self._extras or {}).get("kube_config_path") or "kube_config_path, kube_config, in_cluster, KUBECONFIG"
+            extras = self._extras or {}
+            path = extras.get("kube_config_path") or "kube_config_path, kube_config, in_cluster, KUBECONFIG"
             raise AccessError(
                 f"the connection {self.conn_id!r} gives no client: {e}. Check its kubeconfig ({path}) and "
                 f"cluster_context ({self.cluster_context or 'not set'})"
