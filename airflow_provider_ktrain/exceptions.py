@@ -1,20 +1,27 @@
 """What a task raises: one exception per category of cause, so that `retry_policy` rules can name them.
 
-    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
-    retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
+retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 
 class TrainingJobError(AirflowException):
-    """A training job that did not succeed. The first line says why."""
+    """A training job that did not succeed. The first line says why.
+
+    `cause` is `core.cause.Cause` as a dict, empty where there is none: a `retry_policy` of your own may ask it whether
+    the cause is `retryable`, or which `replica` failed.
+    """
+
+    cause: Mapping[str, Any] = MappingProxyType({})
 
 
 class TrainingUserCodeError(TrainingJobError):
@@ -64,8 +71,10 @@ class TrainingReleaseError(TrainingJobError):
 class TrainingConfigurationError(AirflowFailException):
     """The manifest, the task's parameters or the cluster's set-up: trying again does not help, so it is not retried."""
 
+    cause: Mapping[str, Any] = MappingProxyType({})
 
-BY_CATEGORY: Mapping[str, type[AirflowException]] = {
+
+BY_CATEGORY: Mapping[str, type[TrainingJobError | TrainingConfigurationError]] = {
     "user code": TrainingUserCodeError,
     "configuration": TrainingConfigurationError,
     "image": TrainingImageError,
@@ -79,7 +88,9 @@ BY_CATEGORY: Mapping[str, type[AirflowException]] = {
 }
 
 
-def failure(cause: Mapping[str, Any], released: str = "") -> AirflowException:
+def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError | TrainingConfigurationError:
     """The exception of a cause (`core.diagnosis.Cause` as a dict): summary first, then detail, remedy, release."""
     lines = [cause["summary"], cause.get("detail"), cause.get("resolution"), released]
-    return BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))
+    error = BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))
+    error.cause = cause
+    return error

@@ -437,6 +437,13 @@ class TrainingJobOperator(BaseOperator):
         if self.reattach not in ("always", "if_unchanged"):
             raise ManifestError("reattach", found=repr(self.reattach), expected="always or if_unchanged")
         check_choice(self.logs, self.kind)
+        if self.logs == "none" and self.log_stall_timeout is not None:
+            raise ManifestError(
+                "log_stall_timeout",
+                found=f"{self.log_stall_timeout!r} with logs='none'",
+                expected="logs that are followed: without them every job looks silent",
+                remedy="follow one replica, such as logs='primary', or leave log_stall_timeout out",
+            )
 
 
 class PyTorchJobOperator(TrainingJobOperator):

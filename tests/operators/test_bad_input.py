@@ -39,12 +39,14 @@ def changed(change: str) -> str:
         ({"on_finish_action": "keep"}, ["on_finish_action", "'keep'", "keep_job"]),
         ({"reattach": "never"}, ["reattach", "'never'", "if_unchanged"]),
         ({"logs": "some"}, ["logs", "some", "primary"]),
+        ({"logs": "none", "log_stall_timeout": 60}, ["log_stall_timeout", "60", "logs='primary'"]),
         ({"kubernetes_conn_id": "of_somebody"}, ["of_somebody"]),
         ({"cluster_context": "elsewhere"}, ["elsewhere"]),
     ],
     ids=[
         "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "a missing file",
-        "a missing namespace", "on_finish_action", "reattach", "logs", "a missing connection", "a missing context",
+        "a missing namespace", "on_finish_action", "reattach", "logs", "silence of no logs", "a missing connection",
+        "a missing context",
     ],
 )  # fmt: skip
 def test_it_is_told_and_nothing_is_left_behind(

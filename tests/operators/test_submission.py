@@ -1,0 +1,146 @@
+"""What `execute` does for one try after the other: where the job goes, which attempt it is, what travels on."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_provider_ktrain.core.identity import Owner
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
+from tests.operators.instance import TRAINS, Instance, Object
+
+
+def attempt(job: Object) -> str:
+    container = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    return str(next(e["value"] for e in container["env"] if e["name"] == "KTRAIN_ATTEMPT"))
+
+
+def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
+    instance.execute(number=1, retries=2)
+    (first,) = instance.jobs()
+    instance.execute(number=2, retries=2)
+    (second,) = instance.jobs()
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    assert (attempt(first), attempt(second)) == ("1", "1")
+    instance.delete()
+    instance.execute(number=3, retries=2)
+    (third,) = instance.jobs()
+    assert attempt(third) == "2", "two jobs were submitted in this life of the task"
+
+
+def test_the_owner_is_this_try(instance: Instance) -> None:
+    instance.execute(number=1, retries=1)
+    instance.execute(number=2, retries=1)
+    (job,) = instance.jobs()
+    assert instance.ti is not None
+    assert Owner.of(job) == Owner(instance.key, 2, instance.ti.id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"namespace": "kube-system"}, "namespace changed"),
+        ({"name": "other"}, "name changed"),
+        ({"kubernetes_conn_id": "other"}, "kubernetes_conn_id changed"),
+        ({"cluster_context": "other"}, "cluster_context changed"),
+    ],
+    ids=["namespace", "name", "connection", "context"],
+)
+def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], says: str
+) -> None:
+    """Else it would start a second job there."""
+    instance.execute(number=1, retries=1)
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "kubernetes://")
+    before = instance.everything()
+    with pytest.raises(TrainingConfigurationError, match=says) as error:
+        instance.execute(number=2, retries=1, **changed)
+    assert next(iter(changed.values())) in str(error.value)
+    assert f"'name': '{instance.key.job_name()}'" in str(error.value)
+    assert instance.everything() == before
+
+
+def test_a_clear_may_go_elsewhere(instance: Instance) -> None:
+    instance.execute(number=1)
+    instance.execute(number=2, max_tries=1, name="other")
+    assert {job["metadata"]["name"] for job in instance.jobs()} >= {instance.key.job_name("other")}
+
+
+def test_where_it_goes_is_written_before_it_is_created(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is lost between the two leaves a trace for the next try."""
+    extra = {"kube_config": json.dumps(_elsewhere(instance.cluster.kubeconfig))}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    with pytest.raises(Exception, match="cannot be reached"):
+        instance.execute(number=1, retries=1)
+    assert instance.store["ktrain"]["place"]["name"] == instance.key.job_name()
+
+
+def _elsewhere(kubeconfig: pathlib.Path) -> Any:
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    return config
+
+
+# from the worker to the triggerer and back
+
+
+def test_nothing_secret_and_no_manifest_travels(instance: Instance) -> None:
+    deferred = instance.execute(env={"PASSWORD": "of-a-database"})
+    assert isinstance(deferred, TaskDeferred)
+    sent = json.dumps(deferred.trigger.serialize())
+    secrets = yaml.safe_load(instance.cluster.kubeconfig.read_text())["users"][0]["user"]
+    for secret in [*map(str, secrets.values()), "of-a-database", TRAINS[-1], "kube_config", "certificate"]:
+        assert secret not in sent
+    assert instance.jobs()[0]["metadata"]["uid"] in sent
+
+
+def test_a_short_job_never_defers(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
+    assert instance.execute(command=["true"]) is None
+    assert not instance.jobs()
+
+
+def test_a_failed_job_raises_its_category(instance: Instance) -> None:
+    with pytest.raises(TrainingUserCodeError, match=r"Master 0 failed with exit code 3(.|\n)*1 GPUs are free"):
+        instance.execute(command=["sh", "-c", "exit 3"], deferrable=False)
+    assert not instance.jobs()
+
+
+def test_a_trigger_that_failed_leaves_the_release_to_the_worker(instance: Instance) -> None:
+    instance.execute()
+    with pytest.raises(Exception, match="the trigger failed while it followed the job: OSError: no"):
+        instance.resume({"error": "OSError: no"})
+    assert not instance.jobs()
+
+
+def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance) -> None:
+    """And it does not hide why the job failed."""
+    instance.execute()
+    cause = {"category": "user code", "summary": "Master 0 failed with exit code 3"}
+    event = {"phase": "Failed", "succeeded": False, "cause": cause, "release_error": "the API server is away"}
+    with pytest.raises(TrainingUserCodeError, match="Master 0 failed with exit code 3"):
+        instance.resume(event)
+    assert not instance.jobs()
+
+
+def test_airflows_own_timeout_frees_the_gpus(instance: Instance) -> None:
+    """`defer(timeout=)`: neither `on_kill` nor `execute_complete` runs then."""
+    instance.execute()
+    assert instance.operator is not None
+    with pytest.raises(Exception, match="timed out"):
+        instance.operator.resume_execution("__fail__", {"error": "Trigger timed out"}, instance.context)
+    assert not instance.jobs()
+
+
+@pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
+def test_what_is_released_late_is_released_as_was_asked(instance: Instance, action: str, kept: bool) -> None:
+    instance.execute(on_finish_action=action)
+    with pytest.raises(Exception, match="the trigger failed"):
+        instance.resume({"error": "OSError: no"})
+    assert bool(instance.jobs()) is kept
+    assert not instance.running()
