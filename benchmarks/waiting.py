@@ -238,8 +238,8 @@ def body(kind: tuple[str, str, str], name: str) -> Json:
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     meta: Json = {"name": name, "namespace": NAMESPACE}
     if kind is POD:
-        # on no node, and no scheduler looks for one: its status is ours to write
-        spec: Json = {**template["spec"], "schedulerName": "nobody"}
+        # no node is like that, so no kubelet has it: its status is ours to write
+        spec: Json = {**template["spec"], "nodeSelector": {"nobody": "here"}}
     elif kind is JOB:
         spec = {"suspend": True, "template": template}
     else:
@@ -341,6 +341,7 @@ async def detect(stage: Stage, process: Contender, kind: tuple[str, str, str], a
         await asyncio.sleep(POLL / args.changes)
     fired = await asyncio.to_thread(process.ask, **{"wait for": names})
     took = [fired[name] - sent[name] for name in names if name in fired]
+    assert min(took, default=0.0) >= 0, "it fired before its job had ended"
     await stage.clear(kind, names)
     return {
         "detected": f"{len(took)}/{len(names)}",

@@ -128,6 +128,11 @@ class Replay:
         self._skip = -1  # lines still to skip; -1: not known before the first line
         self._again = position.at_last
 
+    def follows(self, time: str) -> bool:
+        """Whether an answer that begins with a line of that time is of the file that was read: not of another run,
+        and not of what a rotation left."""
+        return not self.position.last or time == self.position.base.first
+
     def fresh(self, time: str) -> bool:
         """Whether the next line of the answer is new. Its time is normal."""
         if not self.live and self._seen(time):
@@ -138,7 +143,7 @@ class Replay:
     def _seen(self, time: str) -> bool:
         position = self.position
         if self._skip < 0:
-            same = time == position.base.first
+            same = self.follows(time)
             self._skip = position.base.count if same else 0
             if not same and time > position.last:
                 self.gap = Gap(position.last, time)

@@ -33,6 +33,9 @@ SILENCE = 300.0  #: seconds without a byte until a followed stream is asked for 
 NO_LOG = b"unable to retrieve container logs"  #: what a kubelet says, with 200, when it has no such log
 DOUBTS = 3  #: answers without what was seen before until that is believed to be gone
 BACKOFF = (0.1, 10.0)  #: seconds: the first and the longest pause
+ANOTHER = (
+    5.0  #: seconds that a status may lag behind its container: until then a log that begins anew may be another run's
+)
 PEEK = 10.0  #: seconds without a byte until a few lines that were asked for are given up
 PROOF = 5  #: last lines that are asked for to see that they are those that were read last
 PROOF_BYTES = 4096  #: of what was read last that are kept for it
@@ -212,6 +215,7 @@ class _End(enum.Enum):
     OURS = "we ended it: its turn was over, or a drain began"
     CUT = "anything else"
     NO_LOG = "there is no such log"
+    OTHER = "it does not begin with what it should"
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,7 @@ class _Container:
         self._rest: bytes | None = None  # what the last answer that seemed whole left without a line end
         self._end = b""  # what that answer ended with
         self._bytes = 0  # read of this run
+        self._rotated = False  # an answer that does not go on where the last one ended is of this run nevertheless
         self._doubts = 0  # answers in a row that brought nothing new
         self._failures = 0
         self._finished = False
@@ -319,6 +324,9 @@ class _Container:
                 self._outlet.gap(f"of the runs before restart {run.restart}, only the last one's log is kept", at)
             self._begin(before)
         elif at.complete or await self._proved(previous="true"):
+            self._begin(run.restart)
+        elif run.backing_off:  # this run is the previous one already, and the one before it is out of reach
+            self._outlet.gap(f"the log of run {before} is no longer kept", at)
             self._begin(run.restart)
         else:
             answer = await self._ask(previous="true")
@@ -414,7 +422,7 @@ class _Container:
 
     def _begin(self, restart: int) -> None:
         self._follower.cursor.begin(self._uid, self.name, restart)
-        self._rest, self._end, self._bytes, self._doubts = None, b"", 0, 0
+        self._rest, self._end, self._bytes, self._doubts, self._rotated = None, b"", 0, 0, False
 
     # requests
 
@@ -423,6 +431,8 @@ class _Container:
         answer = await self._read(query)
         if answer.fresh:
             self._failures = 0
+        if answer.end is _End.OTHER:
+            await self._await_another()
         if answer.end is _End.CUT:
             self._failures += 1
             if self._failures > 1:
@@ -430,8 +440,20 @@ class _Container:
             await self._look()
         return answer
 
+    async def _await_another(self) -> None:
+        """The log begins anew: is it another run's, of which the pod's status does not tell yet, or was it rotated?"""
+        run, loop = self._run, asyncio.get_running_loop()
+        until = loop.time() + ANOTHER
+        while self._run == run and not self._deleted and loop.time() < until:
+            await self._look()
+            if self._run == run:
+                await self._pause(1)
+        self._rotated = self._run == run
+
     async def _read(self, query: Mapping[str, str]) -> _Answer:
         at = self._at
+        sure = self._rotated or "tailLines" in query
+        self._rotated = False
         query = {"container": self.name, "timestamps": "true", **query}
         if at.since is not None:
             query["sinceTime"] = at.since
@@ -452,6 +474,9 @@ class _Container:
                         kept = (kept + chunk if len(chunk) < PROOF_BYTES else chunk)[-PROOF_BYTES:]
                         block = lines.feed(chunk)
                         if block is not None:
+                            sure = sure or _begins_as_it_should(block, replay)
+                            if not sure:
+                                return _Answer(_End.OTHER)
                             count += block.count(b"\n") + 1
                             fresh += await self._outlet.hand_on(block, replay)
                     end = _End.NO_LOG if lines.rest.startswith(NO_LOG) else _End.WHOLE
@@ -507,3 +532,9 @@ class _Container:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest):
                 await self._news.wait()
+
+
+def _begins_as_it_should(block: bytes, replay: Replay) -> bool:
+    """Of the first block of an answer; a line without a time says nothing about it."""
+    time = normal_time(block.partition(b" ")[0].decode(errors="replace"))
+    return time is None or replay.follows(time)

@@ -300,6 +300,46 @@ async def test_the_run_that_was_missed_is_read() -> None:
         assert (await follower.drain(5)).gaps == {}
 
 
+async def test_a_run_of_which_the_status_does_not_tell_yet_is_not_taken_for_the_last_one() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        write(kube.log("p"), 5, 10)
+        kube.log("p").end()
+        write(kube.log("p", restart=1), 0, 3, begin=50)  # served from now on, though the status says run 0
+        asked = kube.requests["log"]
+        kube.away = False
+        await until(lambda: kube.requests["log"] > asked and kube.requests["get"] > 1)
+        assert len(sink.lines) == 5
+        kube.pod("p", restart=1)
+        await until(lambda: len(sink.lines) == 13)
+        report = await follower.drain(5)
+    assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
+    assert report.gaps == {}
+
+
+async def test_in_a_back_off_the_run_before_the_last_one_is_out_of_reach() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        write(kube.log("p", restart=1), 0, 3, begin=50)
+        kube.log("p", restart=1).end()
+        kube.pod("p", restart=1, state="waiting")
+        kube.away = False
+        await until(lambda: len(sink.lines) == 8)
+        report = await follower.drain(5)
+    assert sink.by_run() == {("p", "main", 0): numbered(0, 5), ("p", "main", 1): numbered(0, 3)}
+    assert report.gaps == {("p", "main"): ("the log of run 0 is no longer kept",)}
+
+
 async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", restart=3)

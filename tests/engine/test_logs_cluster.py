@@ -1,0 +1,199 @@
+"""Logs of real processes over HTTP: numbered lines, while connections and streams are cut and pods come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from kubernetes_asyncio import client as aio
+from kubernetes_asyncio import config as aio_config
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
+from airflow_provider_ktrain.engine.release import patiently
+from airflow_provider_ktrain.engine.watch import Listener, by_label, hub
+from tests import clusters
+from tests.clusters import TestCluster
+
+from .fakekube import until
+
+pytestmark = pytest.mark.embedded
+
+#: numbers its lines from 0; at SIGTERM, or after so many, it writes a last one and ends with that exit code
+WRITER = """
+import signal, sys, time
+lines, code = int(sys.argv[1]), int(sys.argv[2])
+def stop(*_):
+    global lines
+    lines = 0
+signal.signal(signal.SIGTERM, stop)
+n = 0
+while n < lines:
+    print("line", n, "é" * (n * 7 % 50), flush=True)
+    n += 1
+    time.sleep(0.005)
+print("last", n, flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=0) as reached:
+        yield reached
+
+
+@contextlib.asynccontextmanager
+async def api_of(cluster: TestCluster) -> AsyncIterator[Api]:
+    async def make_client() -> aio.ApiClient:
+        configuration = aio.Configuration()
+        await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+        return aio.ApiClient(configuration)
+
+    api = Api(make_client, "logs")
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+class Told:
+    """A sink that keeps the lines of each run of each container."""
+
+    def __init__(self) -> None:
+        self.runs: dict[tuple[str, int], list[str]] = defaultdict(list)
+        self.notes: list[str] = []
+
+    def __call__(self, line: LogLine) -> None:
+        if line.note:
+            self.notes.append(line.text)
+        else:
+            self.runs[line.pod, line.restart].append(line.text)
+
+    @property
+    def lines(self) -> int:
+        return sum(map(len, self.runs.values()))
+
+    def broken(self) -> dict[tuple[str, int], list[str]]:
+        """Runs of which not every line came once and in order up to their last one, and where that shows."""
+        found = {}
+        for run, texts in self.runs.items():
+            words = [" ".join(text.split()[:2]) for text in texts]
+            expected = [*(f"line {n}" for n in range(len(texts) - 1)), f"last {len(texts) - 1}"]
+            wrong = next((n for n, pair in enumerate(zip(words, expected, strict=True)) if len(set(pair)) > 1), None)
+            if wrong is not None:
+                found[run] = words[max(wrong - 2, 0) : wrong + 3]
+        return found
+
+
+class Stage:
+    """Pods that write, and a follower that is told of them by a hub."""
+
+    def __init__(self, cluster: TestCluster, api: Api, test: str) -> None:
+        self.cluster, self.api, self.test = cluster, api, test
+        self.told = Told()
+        self.follower = LogFollower(api, self.told, kind=PYTORCHJOB)
+        self.pods: dict[str, dict[str, Any]] = {}
+
+    async def write(self, name: str, lines: int, code: int = 0) -> None:
+        """A pod with one container that writes so many lines and ends with `code`; where that is not 0, again."""
+        labels = {"test": self.test, **{f"training.kubeflow.org/replica-{k}": v for k, v in ROLE.items()}}
+        container = {
+            "name": "main", "image": clusters.IMAGE, "imagePullPolicy": "IfNotPresent",
+            "command": ["python3", "-c", WRITER, str(lines), str(code)],
+        }  # fmt: skip
+        spec = {"restartPolicy": "OnFailure", "containers": [container]}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        await self._ask("POST", paths.core(self.cluster.namespace, "pods"), body)
+
+    async def delete(self, name: str) -> None:
+        await self._ask("DELETE", paths.core(self.cluster.namespace, "pods", name), {})
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            await patiently(lambda: self.api.request(method, path, body=body), now + 60)
+        except ApiStatusError as error:
+            if not error.conflict:  # the answer to the first request was cut, and it had been carried out
+                raise
+
+    async def observe(self, listener: Listener) -> None:
+        async for seen in listener:
+            self.pods[seen.object["metadata"]["name"]] = {} if seen.type == "DELETED" else seen.object
+            self.follower.observe(seen.object, deleted=seen.type == "DELETED")
+
+    async def trouble(self, rng: random.Random) -> None:
+        """Cut all connections, or each log stream after some bytes, again and again."""
+        while True:
+            with contextlib.suppress(ApiUnavailable):
+                if rng.random() < 0.5:
+                    await asyncio.to_thread(self.cluster.admin, "drop", seconds=0.01)
+                else:
+                    size = rng.randrange(1, 200_000)
+                    await asyncio.to_thread(self.cluster.admin, "cut_logs", bytes=size, count=2)
+            before, wanted = self.told.lines, rng.randrange(1, 100)
+            with contextlib.suppress(TimeoutError):
+                await until(lambda b=before, w=wanted: self.told.lines >= b + w, 1)
+
+    def restarts(self, name: str) -> int:
+        statuses = (self.pods.get(name) or {}).get("status", {}).get("containerStatuses") or [{}]
+        return statuses[0].get("restartCount") or 0
+
+    def phase(self, name: str) -> str:
+        return (self.pods.get(name) or {}).get("status", {}).get("phase", "")
+
+
+ROLE = {"type": "worker", "index": "0"}
+
+
+@contextlib.asynccontextmanager
+async def stage(cluster: TestCluster, test: str) -> AsyncIterator[Stage]:
+    async with api_of(cluster) as api:
+        set_up = Stage(cluster, api, test)
+        pods = hub(api, paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
+        async with pods.listen(key=by_label("test", test)) as listener:
+            observing = asyncio.create_task(set_up.observe(listener))
+            try:
+                yield set_up
+            finally:
+                observing.cancel()
+                cluster.admin("clear")
+                await set_up.follower.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_line_of_every_run_once_and_in_order(cluster: TestCluster, seed: int) -> None:
+    """Cuts all the time, a container that restarts, a pod that joins late, one deleted as it writes."""
+    rng, name = random.Random(seed), f"every-{seed}"
+    steady, restarts, late, deleted = (f"{name}-{what}" for what in ("steady", "restarts", "late", "deleted"))
+    async with stage(cluster, name) as at, asyncio.timeout(120):
+        trouble = asyncio.create_task(at.trouble(rng))
+        await at.write(steady, 1000)
+        await at.write(restarts, 600, code=1)
+        await at.write(deleted, 10**6)
+        await until(lambda: at.told.runs[steady, 0] and at.told.runs[deleted, 0])
+        await at.write(late, 300)
+        await until(lambda: at.restarts(restarts) >= 1 and at.told.runs[restarts, 1], 60)
+        await until(lambda: at.phase(steady) == at.phase(late) == "Succeeded", 60)
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        cluster.admin("clear")
+        seen = len(at.told.runs[deleted, 0])
+        await until(lambda: len(at.told.runs[deleted, 0]) > seen)  # it is followed again: its log goes with it
+        await at.delete(deleted)
+        await at.delete(restarts)
+        await until(lambda: at.pods[deleted] == at.pods[restarts] == {}, 60)
+        report = await at.follower.drain(30)
+    assert (at.told.broken(), at.told.notes) == ({}, [])
+    assert {run for run in at.told.runs if run[0] != restarts} == {(steady, 0), (late, 0), (deleted, 0)}
+    assert len(at.told.runs[steady, 0]) == 1001
+    assert len(at.told.runs[late, 0]) == 301
+    assert len(at.told.runs[restarts, 0]) == 601
+    assert report.unread == []
