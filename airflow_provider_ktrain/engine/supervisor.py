@@ -98,7 +98,7 @@ class Outcome:
     :param release_error: why the release failed, or empty; the caller must try again.
     :param usage: GPU-seconds, of `core.usage`.
     :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
-    :param metrics: seconds per phase, log lines and bytes, watch reconnects: of the host that saw the end.
+    :param metrics: seconds per phase, log lines and bytes, watch requests, over all hosts that followed the job.
     """
 
     phase: str
@@ -118,9 +118,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Handover:
-    """The job goes on; somebody else follows it from this cursor."""
+    """The job goes on; somebody else follows it from this cursor, and adds to these metrics (see `Outcome`)."""
 
     cursor: dict[str, Any]
+    metrics: dict[str, float]
 
 
 async def follow(
@@ -131,18 +132,19 @@ async def follow(
     log: Log,
     stop: Stop,
     cursor: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
     until: float | None = None,
     tail: int | None = None,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
-    :param cursor: where each container's log stands, of an earlier `Handover`.
+    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics` likewise.
     :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, cursor, tail)
+    supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, tail)
     try:
         return await supervisor.run(until)
     finally:
@@ -158,6 +160,7 @@ class _Supervisor:
         log: Log,
         stop: Stop,
         cursor: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
         tail: int | None,
     ) -> None:
         self.ref = ref
@@ -172,7 +175,7 @@ class _Supervisor:
         self.job: Object | None = None  # as last seen; kept when it is gone
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
         self.phase_since = time.monotonic()
-        self.metrics: dict[str, float] = {}
+        self.metrics = dict(metrics or {})
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.last_line = time.time()
@@ -213,7 +216,8 @@ class _Supervisor:
                     return outcome
                 if until is not None and time.monotonic() >= until:
                     await self.logs.close()
-                    return Handover(self.cursor.to_dict())
+                    self._count()
+                    return Handover(self.cursor.to_dict(), self.metrics)
                 await self._wait(jobs, pods, stopped, until)
 
     async def _decide(self) -> Outcome | None:
@@ -332,6 +336,13 @@ class _Supervisor:
             name = f"seconds.{self.phase.lower()}"
             self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
 
+    def _count(self) -> None:
+        """Add what this host has done to the metrics; once, at its end."""
+        self._count_phase()
+        report = self.logs.report()
+        done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": self.api.stats["watches"]}
+        self.metrics |= {name: self.metrics.get(name, 0) + number for name, number in done.items()}
+
     def _superseded(self) -> bool:
         owner = Owner.of(self.job or {})
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
@@ -439,13 +450,7 @@ class _Supervisor:
         ended_at = (self.job or {}).get("status", {}).get("completionTime")
         spent = usage(self.pods.values(), _now(), job_ended=moment(ended_at))
         self.log.info(str(spent))
-        report = self.logs.report()
-        self._count_phase()
-        self.metrics |= {
-            "log.lines": report.lines,
-            "log.bytes": report.bytes,
-            "watch.requests": self.api.stats["watches"],
-        }
+        self._count()
         result, result_error = find_result(self.kind, self.job or {}, self.pods.values(), self.marked)
         return Outcome(
             self.phase or Phase.PENDING,

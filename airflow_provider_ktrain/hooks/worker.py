@@ -60,7 +60,7 @@ class WorkerHost:
     """
 
     def __init__(self, hook: TrainingHook, log: Log) -> None:
-        self.cursor: dict[str, Any] = {}
+        self.handover = Handover({}, {})
         self._hook = hook
         self._log = log
         self._stop = Stop()
@@ -160,7 +160,7 @@ class WorkerHost:
         return ended
 
     def follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | None:
-        """Follow to the end: the outcome. With `until`: None where the job goes on, and `cursor` is set."""
+        """Follow to the end: the outcome. With `until`: None where the job goes on, and `handover` is set."""
         try:
             ended: Outcome | Handover = self._run(self._follow(ref, options, until))
         except Exception as e:
@@ -172,7 +172,7 @@ class WorkerHost:
                 e.add_note(str(unreleased))
             raise
         if isinstance(ended, Handover):
-            self.cursor = ended.cursor
+            self.handover = ended
             self.check()
             return None
         self._ref = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.core.manifest import Volume
-    from airflow_provider_ktrain.engine.supervisor import Options, Outcome
+    from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome
     from airflow_provider_ktrain.hooks.worker import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
@@ -290,9 +290,9 @@ class TrainingJobOperator(BaseOperator):
             if outcome is not None:
                 return self._finish(outcome, context)
             host.check()  # a kill while this worker was about to defer
-            self._defer(submitted.ref, options, host.cursor)
+            self._defer(submitted.ref, options, host.handover)
 
-    def _defer(self, ref: JobRef, options: Options, cursor: Mapping[str, Any]) -> None:
+    def _defer(self, ref: JobRef, options: Options, handover: Handover) -> None:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         timeout = None
@@ -303,7 +303,8 @@ class TrainingJobOperator(BaseOperator):
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
                 options=options.to_dict(),
-                cursor=cursor,
+                cursor=handover.cursor,
+                metrics=handover.metrics,
                 kubernetes_conn_id=self.kubernetes_conn_id,
                 cluster_context=self.cluster_context,
             ),
@@ -342,7 +343,7 @@ class TrainingJobOperator(BaseOperator):
         ti = context["ti"]
         if outcome.usage:
             ti.xcom_push(key="usage", value=outcome.usage)
-        for name, value in {**{f"gpu_seconds.{k}": v for k, v in outcome.usage.items()}, **outcome.metrics}.items():
+        for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
@@ -469,6 +470,10 @@ def _path_of(manifest: Any) -> str | None:
 
 def _seconds(limit: timedelta | float | None) -> float | None:
     return limit.total_seconds() if isinstance(limit, timedelta) else limit
+
+
+def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:
+    return {name if name == "gpus" else f"gpu_seconds.{name}": value for name, value in usage.items()}
 
 
 def _public(ref: JobRef) -> dict[str, str]:

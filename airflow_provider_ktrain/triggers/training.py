@@ -32,6 +32,7 @@ class TrainingJobTrigger(BaseTrigger):
     :param job: `core.identity.JobRef` as a dict.
     :param options: `engine.supervisor.Options` as a dict.
     :param cursor: where each container's log stands.
+    :param metrics: what the worker has counted.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig.
     """
@@ -44,17 +45,19 @@ class TrainingJobTrigger(BaseTrigger):
         cursor: Mapping[str, Any],
         kubernetes_conn_id: str,
         cluster_context: str | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.job = dict(job)
         self.options = dict(options)
         self.cursor = dict(cursor)
+        self.metrics = dict(metrics or {})
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
         self._killing: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context")
+        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context", "metrics")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -80,6 +83,7 @@ class TrainingJobTrigger(BaseTrigger):
                 log=self.log,
                 stop=Stop(),
                 cursor=self.cursor,
+                metrics=self.metrics,
                 tail=HANDOVER_LINES,
             )
         assert not isinstance(outcome, Handover)  # only with `until`

@@ -144,10 +144,17 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
-        cursor: Mapping[str, Any] | None = None, **options: Any,
+        cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, until=until
+            ref,
+            self.api,
+            Options(**options),
+            log=self.log,
+            stop=stop or Stop(),
+            cursor=cursor,
+            metrics=metrics,
+            until=until,
         )
 
     async def ended(self, ref: JobRef, **how: Any) -> Outcome:

@@ -222,15 +222,17 @@ async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, clu
 async def test_handed_over_with_its_logs(task: Task) -> None:
     """The next one goes on from the cursor: no line is lost, and none repeated."""
     ref = (await task.submit(1, COUNTS)).ref
-    cursor, hands = None, 0
+    cursor, metrics, hands = None, None, 0
     while True:
-        ended = await task.follow(ref, cursor=cursor, until=soon(1.5) if hands < 2 else None)
+        ended = await task.follow(ref, cursor=cursor, metrics=metrics, until=soon(1.5) if hands < 2 else None)
         if not isinstance(ended, Handover):
             break
-        cursor, hands = ended.cursor, hands + 1
+        cursor, metrics, hands = ended.cursor, ended.metrics, hands + 1
     assert hands == 2
     assert ended.succeeded
     assert lines(task) == [str(i) for i in range(10)]
+    assert ended.metrics["log.lines"] == 10
+    assert ended.metrics["seconds.running"] > 1.5
 
 
 @pytest.mark.embedded
