@@ -15,6 +15,7 @@ from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
 from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJobTrigger
+from tests.engine.tasks import until
 from tests.operators.instance import Instance, Supervisor
 
 
@@ -95,13 +96,17 @@ def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: 
     assert not instance.jobs()
 
 
-def test_a_triggerer_that_stops_deletes_nothing(instance: Instance, supervisor: Supervisor) -> None:
+def test_a_triggerer_that_stops_deletes_nothing(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """It cancels its triggers and calls `cleanup`, not `on_kill`."""
     trigger = trigger_of(instance.execute(), instance)
 
     async def stop() -> None:
         running = asyncio.ensure_future(anext(aiter(trigger.run())))
-        await asyncio.sleep(0.5)
+
+        async def followed() -> bool:
+            return "is Running" in capsys.readouterr().out
+
+        await until(followed)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await trigger.cleanup()
