@@ -31,10 +31,12 @@ class Watcher:
     def __init__(self, kube: Kube) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
         self._kube = kube
+        self._version = ""  # seen so far
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Watcher:
+        self._version = self._kube.version()
         self._thread.start()
         return self
 
@@ -43,17 +45,16 @@ class Watcher:
         self._thread.join(30)
 
     def _run(self) -> None:
-        version = self._kube.version()
         while not self._over.wait(0.1):
             with contextlib.suppress(*NOT_NOW):
                 # goes on from where it was: no job is so short that it is missed
                 for event in watch.Watch().stream(
                     self._kube.custom.list_namespaced_custom_object, "kubeflow.org", "v1", self._kube.namespace,
-                    "pytorchjobs", resource_version=version, timeout_seconds=5,
+                    "pytorchjobs", resource_version=self._version, timeout_seconds=5,
                 ):  # fmt: skip
                     job = event["object"]
                     self.jobs[job["metadata"]["uid"]] = job
-                    version = job["metadata"]["resourceVersion"]
+                    self._version = job["metadata"]["resourceVersion"]
 
 
 @dataclass
