@@ -108,6 +108,15 @@ class Jobs:
     def wait_pods(self, job: Object, number: int) -> list[str]:
         return wait_for(f"{number} pods run", lambda: len(p := self.pods(job, "Running")) == number and p) or []
 
+    def wait_none(self, job: Object, phase: str) -> None:
+        wait_for(f"no pod is {phase}", lambda: not self.pods(job, phase))
+
+    def wait_exactly(self, job: Object, names: list[str]) -> None:
+        wait_for(f"the pods are {names}", lambda: self.pods(job) == names)
+
+    def wait_number(self, job: Object, number: int) -> None:
+        wait_for(f"there are {number} pods", lambda: len(self.pods(job)) == number)
+
     def _place(self, job: Object) -> tuple[str, str, str, str]:
         group, _, version = job["apiVersion"].partition("/")
         return group, version, self.namespace, kind_of(job["kind"]).plural

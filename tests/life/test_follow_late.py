@@ -6,26 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from kubernetes_asyncio import client as aio
-from kubernetes_asyncio import config as aio_config
 
-from airflow_provider_ktrain.core.identity import JobRef, Owner, TaskKey
-from airflow_provider_ktrain.core.manifest import stamp
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
-from tests.life.jobs import Jobs, Object
+from airflow_provider_ktrain.engine.api import Api, MakeClient
+from tests.life.following import Lines, follow_to_the_end, owned
+from tests.life.jobs import Jobs
 
 
 class LatePods(Api):
     """An API whose list of pods comes after its list of jobs."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        async def make_client() -> aio.ApiClient:
-            configuration = aio.Configuration()
-            await aio_config.load_kube_config(str(jobs.kubeconfig), client_configuration=configuration)
-            return aio.ApiClient(configuration)
-
-        super().__init__(make_client, "test")
+    def __init__(self, make_client: MakeClient, key: str) -> None:
+        super().__init__(make_client, key)
         self._listed = asyncio.Event()
 
     async def request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
@@ -37,43 +28,10 @@ class LatePods(Api):
         return answer
 
 
-class Lines:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def info(self, event: Any, *args: Any, **kw: Any) -> None:
-        self.said.append(str(event))
-
-    warning = info
-
-
-def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
-    """Submitted as a task does; and as the task remembers it."""
-    name = manifest["metadata"]["name"]
-    key, submission = TaskKey("life", "dag", "train", name), f"s{name[-8:]}"
-    owner = Owner(key, 1, "ti")
-    notes = {"ktrain.airflow/owner": owner.annotation()}
-    job = jobs.submit(stamp(manifest, name, jobs.namespace, key.labels(submission), notes))
-    version = manifest["apiVersion"].rpartition("/")[2]
-    return job, JobRef(
-        job["kind"], version, jobs.namespace, name, job["metadata"]["uid"], "ti", "life", submission
-    )  # fmt: skip
-
-
-async def ends(jobs: Jobs, ref: JobRef, log: Lines) -> Outcome:
-    api = LatePods(jobs)
-    try:
-        outcome = await follow(ref, api, Options(), log=log, stop=Stop())
-    finally:
-        await api.close()
-    assert isinstance(outcome, Outcome)
-    return outcome
-
-
 async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
     job, ref = owned(jobs, jobs.build(command=["sh", "-c", "echo no data >&2; exit 3"]))
     jobs.wait(job, "Failed")
-    outcome = await ends(jobs, ref, log := Lines())
+    outcome = await follow_to_the_end(jobs, ref, log := Lines(), LatePods)
     assert outcome.cause
     assert outcome.cause["summary"] == "Master 0 failed with exit code 3; its last line: no data"
     assert "[Master 0] no data" in log.said
@@ -95,7 +53,7 @@ async def test_of_a_job_that_has_succeeded_the_result_is_brought(
 ) -> None:
     job, ref = owned(jobs, jobs.build(command=["sh", "-c", program]))
     jobs.wait(job, "Succeeded")
-    outcome = await ends(jobs, ref, Lines())
+    outcome = await follow_to_the_end(jobs, ref, Lines(), LatePods)
     assert outcome.succeeded
     assert outcome.result == result
     assert error in outcome.result_error

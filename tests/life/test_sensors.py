@@ -47,6 +47,7 @@ def test_a_job_that_is_not_there_yet(jobs: Jobs, later: list[threading.Timer]) -
     assert jobs.condition(jobs.submitted(manifest), "Succeeded")
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
 def test_a_condition_or_one_of_several(jobs: Jobs, conditions: str | list[str]) -> None:
     job = jobs.submit(kind="MPIJob", workers=1)

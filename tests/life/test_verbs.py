@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from kubernetes_asyncio import client as aio
-from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
@@ -21,6 +19,7 @@ from airflow_provider_ktrain.operators.life import (
     ScaleTrainingJobOperator,
     SuspendTrainingJobOperator,
 )
+from tests.life.following import connect
 from tests.life.jobs import WAIT, Jobs, Object, wait_for
 
 ELASTIC = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3}}
@@ -70,6 +69,7 @@ def test_scaling_beyond_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) 
     assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
 
 
+@pytest.mark.embedded
 def test_the_bounds_of_an_mpijob_are_horovodruns(jobs: Jobs) -> None:
     manifest = jobs.build("MPIJob", workers=2, gpus=None)
     launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
@@ -171,12 +171,7 @@ class Meanwhile(Api):
     """An API at which something happens before the first write arrives."""
 
     def __init__(self, jobs: Jobs, happens: Callable[[], object]) -> None:
-        async def make_client() -> aio.ApiClient:
-            configuration = aio.Configuration()
-            await aio_config.load_kube_config(str(jobs.kubeconfig), client_configuration=configuration)
-            return aio.ApiClient(configuration)
-
-        super().__init__(make_client, "test")
+        super().__init__(connect(jobs), "test")
         self._happens: Callable[[], object] | None = happens
 
     async def request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
