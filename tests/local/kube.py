@@ -99,7 +99,8 @@ class Small:
 
     async def up(self, name: str) -> None:
         """Wait until a container with command SLEEP has its handler."""
-        await self.until(lambda: self.log(self.pod(name) or {"metadata": {"uid": ""}}) == "up\n", f"{name} is up")
+        await self.runs(name)
+        await self.until(lambda: self.log(self.pod(name) or {}) == "up\n", f"{name} is up")
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,90 @@
+"""Runs scenarios side by side and leaves each result in a file: `python -m tests.cluster.suite FOLDER NAME...`.
+
+A process of its own: what pytest does meanwhile must not make it slow to see what the cluster does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+from .driver import Cluster
+from .scenario import Scenario, load_all
+
+REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
+IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "conformance:1")
+# what the cluster can run: versions of MPIJob, and `mpirun` if the image has it
+SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else "any,v1,v2beta1,mpirun").split(",")
+# scenarios at a time: they mostly wait
+PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
+
+
+def runnable() -> list[Scenario]:
+    """The scenarios that the cluster can run."""
+    can = {*SERVES, ""}
+    return [s for s in load_all() if s.api in can and s.needs in can]
+
+
+class Suite:
+    """Scenarios, and the folder for `<scenario>.json`: a list of what was not as expected."""
+
+    def __init__(self, folder: Path, scenarios: Iterable[Scenario]) -> None:
+        self.folder = folder
+        # the longest first, so that the last to end began early
+        self.scenarios = sorted(scenarios, key=lambda s: s.seconds, reverse=True)
+
+    def report(self, scenario: Scenario, found: list[str]) -> None:
+        path = self.folder / f"{scenario.name}.json"
+        if not path.exists():
+            path.with_suffix(".new").write_text(json.dumps(found))
+            path.with_suffix(".new").rename(path)
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self.run_all())
+        except Exception:
+            for scenario in self.scenarios:
+                self.report(scenario, [traceback.format_exc()])
+
+    async def run_all(self) -> None:
+        """Each scenario on the cluster that serves its version of MPIJob, and where that does not matter on v1."""
+        by_api: dict[str, list[Scenario]] = {}
+        for scenario in self.scenarios:
+            by_api.setdefault("real" if REAL else scenario.api.replace("any", "v1"), []).append(scenario)
+        async with asyncio.TaskGroup() as clusters:
+            for api, scenarios in by_api.items():
+                clusters.create_task(self.run_on(api, scenarios))
+
+    async def run_on(self, api: str, scenarios: list[Scenario]) -> None:
+        with contextlib.ExitStack() as stack:
+            if REAL:
+                kubeconfig = Path(REAL)
+            else:
+                from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+
+                image = self.folder / "image"
+                image.mkdir(exist_ok=True)
+                started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, mpi_api=api)
+                kubeconfig = stack.enter_context(started).kubeconfig
+            async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
+                alone = [s for s in scenarios if s.alone and not REAL]
+                await asyncio.gather(*(self.run_one(cluster, s) for s in scenarios if s not in alone))
+                for scenario in alone:
+                    await self.run_one(cluster, scenario)
+
+    async def run_one(self, cluster: Cluster, scenario: Scenario) -> None:
+        try:
+            self.report(scenario, await cluster.run(scenario))
+        except Exception:
+            self.report(scenario, [traceback.format_exc()])
+
+
+if __name__ == "__main__":
+    names = set(sys.argv[2:])
+    Suite(Path(sys.argv[1]), (s for s in runnable() if s.name in names)).run()
