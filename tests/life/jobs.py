@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds import KINDS, kind_of
 from airflow_provider_ktrain.core.manifest import Options, build
 from airflow_provider_ktrain.core.overlay import templates
 from tests.clusters import IMAGE, TestCluster
@@ -69,6 +69,14 @@ class Jobs:
         """The job that was made of a manifest."""
         found: Object = self._api.get_namespaced_custom_object(*self._place(manifest), manifest["metadata"]["name"])
         return found
+
+    def names(self) -> set[str]:
+        """Of all jobs of the namespace."""
+        listed = [
+            self._api.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, kind.plural)
+            for kind in KINDS.values()
+        ]
+        return {job["metadata"]["name"] for found in listed for job in found["items"]}
 
     def read(self, job: Object) -> Object | None:
         """The job as it is now; None where it, or this very job, is gone."""
