@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import uuid
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Instance:
         self.ti: Ti | None = None
         self.operator: TrainingJobOperator | None = None
         self.folder = ""
+        self.killed_at = 0.0
         configuration = client.Configuration()
         config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
         api = client.ApiClient(configuration)
@@ -123,9 +125,10 @@ class Instance:
 
     def delete(self) -> None:
         for job in self.jobs():
-            self._custom.delete_namespaced_custom_object(
-                "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"]
-            )
+            with contextlib.suppress(client.exceptions.NotFoundException):
+                self._custom.delete_namespaced_custom_object(
+                    "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"]
+                )
 
 
 class Supervisor:
