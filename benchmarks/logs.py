@@ -1,6 +1,6 @@
 """What following logs costs and whether it is exact: our LogFollower beside PodManager, kubectl and a raw reader.
 
-    python benchmarks/logs.py [--lines 200000] [--seconds 20] [--only burst steady cuts flood streams]
+    python benchmarks/logs.py [--lines 200000] [--seconds 15] [--only burst steady cuts flood streams]
 
 burst    a container has written --lines lines and ended: lines per second until all are read
 steady   2,000 lines a second for --seconds, all contenders at once; then the same with a cut of every connection
@@ -502,7 +502,7 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
 
 async def cuts(stage: Stage, args: argparse.Namespace) -> str:
     containers, rate, pause = 4, 500, 0.1
-    count = max(1, int(1200 / containers * args.seconds / 20))
+    count = 300  # of which each cuts up to four streams
     lines = int(rate * pause * count * 1.3)
     told = {"pod": "cuts", "lines": lines, "containers": containers}
     with stage.contender("LogFollower", **told) as process:
@@ -584,7 +584,7 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=200_000, help="of the burst")
-    parser.add_argument("--seconds", type=float, default=20, help="of the steady writer")
+    parser.add_argument("--seconds", type=float, default=15, help="that the steady writers and the flood last")
     parser.add_argument("--only", nargs="+", choices=SCENES)
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--supervise", help=argparse.SUPPRESS)
