@@ -18,6 +18,7 @@ with DAG(
         "nccl": "/opt/nccl-2.4.8-1/lib/libnccl.so",
     },
     render_template_as_native_obj=True,  # hosts is a list
+    doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):
     PyTorchJobOperator(

@@ -23,6 +23,7 @@ with DAG(
     schedule="@daily",
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
+    doc_md=__doc__,
     tags=["ktrain"],
 ):
     PyTorchJobOperator(

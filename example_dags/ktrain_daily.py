@@ -18,6 +18,7 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
     max_active_runs=1,
+    doc_md=__doc__,
     tags=["ktrain"],
 ):
     PyTorchJobOperator(

@@ -17,6 +17,7 @@ with DAG(
         "epoch_seconds": 0.3,
         "gpus": int(os.environ.get("KTRAIN_DEMO_GPUS", "1")),
     },
+    doc_md=__doc__,
     tags=["ktrain"],
 ):
     PyTorchJobOperator(task_id="train", manifest="manifests/pytorch_demo.yaml", namespace="default", deferrable=True)

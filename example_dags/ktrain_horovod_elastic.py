@@ -12,6 +12,7 @@ with DAG(
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     default_args={"namespace": "default"},
+    doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):
     train = MPIJobOperator(

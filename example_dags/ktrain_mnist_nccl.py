@@ -13,6 +13,7 @@ with DAG(
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     params={"image": "pytorch-mnist", "backend": "nccl"},
+    doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):
     PyTorchJobOperator(

@@ -13,6 +13,7 @@ with DAG(
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     params={"api": "v1", "image": "mpi-pi"},
+    doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):
     MPIJobOperator(task_id="train", manifest="manifests/mpi_pi_{{ params.api }}.yaml", namespace="default")

@@ -16,6 +16,7 @@ with DAG(
     schedule=[data],
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     params={"worst_loss": 0.4},
+    doc_md=__doc__,
     tags=["ktrain"],
 ):
     train = PyTorchJobOperator(

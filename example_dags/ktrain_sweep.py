@@ -9,7 +9,13 @@ from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
 
-with DAG("ktrain_sweep", schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["ktrain"]):
+with DAG(
+    "ktrain_sweep",
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    doc_md=__doc__,
+    tags=["ktrain"],
+):
     trained = PyTorchJobOperator.partial(
         task_id="train",
         namespace="default",

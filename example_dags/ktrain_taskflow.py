@@ -8,7 +8,7 @@ from airflow.sdk import dag, task
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")  # any image with the training's libraries
 
 
-@dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["ktrain"])
+@dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), doc_md=__doc__, tags=["ktrain"])
 def ktrain_taskflow():
     @task.pytorchjob(image=IMAGE, workers=1, namespace="default")
     def mean_over_ranks(numbers: list[float]) -> dict:

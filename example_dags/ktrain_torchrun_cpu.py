@@ -9,6 +9,7 @@ with DAG(
     "ktrain_torchrun_cpu",
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):
     PyTorchJobOperator(task_id="train", manifest="manifests/torchrun_cpu.yaml", namespace="default")

@@ -1,0 +1,73 @@
+"""The example DAGs, and functions as tasks, as Airflow parses them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.decorators.pytorchjob import pytorchjob_task
+from airflow_provider_ktrain.operators.training import TrainingJobOperator
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "example_dags"
+OUTSIDE = 3
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, DAG]:
+    bag = DagBag(EXAMPLES)
+    assert bag.import_errors == {}
+    return dict(bag.dags)
+
+
+def test_each_file_is_one_dag_of_its_name_with_its_docs(examples: dict[str, DAG]) -> None:
+    assert sorted(examples) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    for dag in examples.values():
+        assert dag.doc_md
+        assert "ktrain" in dag.tags
+
+
+# ---- functions as tasks
+
+
+def uses_the_module() -> int:
+    return OUTSIDE
+
+
+def waits() -> Any:
+    yield 1
+
+
+def fine(a: int, b: int = 2) -> int:
+    import math
+
+    return int(math.fsum([a, b]))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        (uses_the_module, {}, "uses_the_module uses 'OUTSIDE', which is defined outside of it"),
+        (waits, {}, "waits is a generator: return one value"),
+        (fine, {"command": ["python"]}, "command is the function itself; leave it out"),
+        (fine, {"args": ["x"]}, "args is the function itself; leave it out"),
+    ],
+)
+def test_what_cannot_travel_is_told_when_the_dag_is_parsed(
+    function: Callable[..., Any], options: dict[str, Any], said: str
+) -> None:
+    with DAG("functions"), pytest.raises(ValueError, match=f"^@task.pytorchjob: {said}"):
+        pytorchjob_task(image="x", **options)(function)(*[1] * (function is fine))
+
+
+def test_a_function_becomes_a_task() -> None:
+    with DAG("functions") as dag:
+        pytorchjob_task(image="x:1", workers=1)(fine)(1, b=5)
+    task = dag.get_task("fine")
+    assert isinstance(task, TrainingJobOperator)
+    assert (list(task.op_args), task.op_kwargs) == ([1], {"b": 5})
+    assert task.build_manifest(None)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
