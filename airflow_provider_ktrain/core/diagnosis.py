@@ -242,11 +242,15 @@ def _out_of_memory(f: Failure) -> Cause | None:
 def _not_started(f: Failure) -> Cause | None:
     if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError") and f.exit_code not in (126, 127):
         return None
-    known, said = next(
-        (known, match[0]) for known in words.STARTS if (match := re.search(known.pattern, f.message)) is not None
-    )
-    said = _first_line(said) or f.tail.last or _code(f.exit_code)
+    known, said = _start_failure(f.message)
+    said = said or f.tail.last or _code(f.exit_code)
     return Cause(known.category, f"{f.replica}: {known.what}: {said}", "", known.resolution, retryable=known.retryable)
+
+
+def _start_failure(message: str) -> tuple[words.Words, str]:
+    """What a container runtime means, and its own words for it."""
+    found = ((known, re.search(known.pattern, message)) for known in words.STARTS)
+    return next((known, _first_line(match[0])) for known, match in found if match)
 
 
 def _known_words(f: Failure) -> Cause | None:
@@ -492,6 +496,10 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
             replica,
             not permanent,
         )
+    if reason != "CreateContainerConfigError" and "OCI runtime" in message:
+        known, said = _start_failure(message)
+        summary = f"{replica}: {known.what}: {said}"
+        return Cause(known.category, summary, "", known.resolution, replica, known.retryable)
     return Cause(
         Category.CONFIGURATION,
         f"{replica}: container {container.get('name')} cannot be made ({reason}): {_first_line(message)}",

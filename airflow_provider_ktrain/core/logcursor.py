@@ -44,11 +44,15 @@ def _utc(second: str, zone: str) -> str:
 
 @dataclass(slots=True)
 class Window:
-    """What was seen from the beginning of a second on: the first line's time, in the file's order, and how many."""
+    """What was seen from the beginning of a second on: the first line's time, in the file's order, and how many.
+
+    Unless `whole`, the file may have lines of that second before the first one that was counted.
+    """
 
     second: str
     first: str
     count: int
+    whole: bool = True
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Position:
     :param at_last: lines seen that have this time.
     :param base: the window that a resume asks for.
     :param newest: the window that becomes it when the next second begins.
+    :param rebased: the next line does not follow what was seen, in the file that is served.
     """
 
     restart: int = 0
@@ -71,6 +76,7 @@ class Position:
     at_last: int = 0
     base: Window = field(default_factory=lambda: Window("", "", 0))
     newest: Window = field(default_factory=lambda: Window("", "", 0))
+    rebased: bool = False
 
     @property
     def since(self) -> str | None:
@@ -80,6 +86,7 @@ class Position:
     def rebase(self) -> None:
         """Forget the windows: what comes next does not follow what was seen, in the file that is served."""
         self.base = self.newest = Window("", "", 0)
+        self.rebased = True
 
     def advance(self, time: str) -> None:
         """Count one line, whose time is normal."""
@@ -93,10 +100,11 @@ class Position:
             # the first line, or a clock that was set back: begin a second before, for lines written out of order
             if self.newest.second:
                 self.last = ""
+            whole, self.rebased = not (self.rebased or self.newest.second), False
             self.first = self.first or time
             before = datetime.fromisoformat(second) - timedelta(seconds=1)
-            self.base = Window(before.isoformat(), time, 1)
-            self.newest = Window(second, time, 1)
+            self.base = Window(before.isoformat(), time, 1, whole)
+            self.newest = Window(second, time, 1, whole)
         else:
             self.base = self.newest
             self.base.count += 1
@@ -130,8 +138,9 @@ class Replay:
 
     def follows(self, time: str) -> bool:
         """Whether an answer that begins with a line of that time is of the file that was read: not of another run,
-        and not of what a rotation left."""
-        return not self.position.last or time == self.position.base.first
+        and not of what a rotation left. Where that is not known, it is."""
+        base = self.position.base
+        return not self.position.last or not base.whole or time == base.first
 
     def fresh(self, time: str) -> bool:
         """Whether the next line of the answer is new. Its time is normal."""
@@ -143,7 +152,7 @@ class Replay:
     def _seen(self, time: str) -> bool:
         position = self.position
         if self._skip < 0:
-            same = self.follows(time)
+            same = time == position.base.first
             self._skip = position.base.count if same else 0
             if not same and time > position.last:
                 self.gap = Gap(position.last, time)

@@ -44,6 +44,7 @@ def log_files(draw: st.DrawFn) -> list[Line]:
 def test_every_line_once_and_in_order_under_cuts(file: list[Line], cuts: list[int]) -> None:
     position, got = Position(), []
     for cut in cuts:
+        assert all(Replay(position).follows(time) for time, _ in answer(file, position.since)[:1])
         new, replay = read(file, position, cut)
         assert replay.gap is None
         got += new
@@ -79,6 +80,21 @@ def test_what_is_missing_lies_in_gaps_that_are_told(steps: list[int], requests: 
     assert got == sorted(set(got))
     for number in set(range(got[0], got[-1]) if got else ()) - set(got):
         assert any(gap.after < file[number][0] < gap.until for gap in gaps)
+
+
+@given(log_files(), st.integers(0, 40), st.integers(0, 39), st.integers(1, 40))
+def test_another_run_is_told_from_the_same_file(file: list[Line], cut: int, tail: int, pause: int) -> None:
+    """After a tail, whose beginning is not the file's, an answer may not be doubted for that."""
+    position = Position()
+    if tail:
+        position.rebase()
+    for time, _ in file[-tail:][:cut]:
+        position.advance(time)
+    assert all(Replay(position).follows(time) for time, _ in answer(file, position.since)[:1])
+    last = max((time for time, _ in file[-tail:][:cut]), default="")
+    if last and not tail:
+        other = at(float(last[17:-1]) + pause / 1000)
+        assert not Replay(position).follows(other)
 
 
 def test_a_thousand_lines_of_one_time() -> None:
