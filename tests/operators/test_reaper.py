@@ -1,0 +1,103 @@
+"""The reaper operator: two looks, and only then a release; never of what somebody follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.execution_time import task_runner
+
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
+from tests.operators.instance import Instance, Supervisor
+
+
+@pytest.fixture
+def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    """Airflow says that the task has failed, and its job is there: the deployment is of this test alone."""
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", instance.run_id)
+    task_runner.SUPERVISOR_COMMS = answers = Supervisor(TaskInstanceState.FAILED)
+    instance.execute()
+    yield answers
+    del task_runner.SUPERVISOR_COMMS
+
+
+def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperator, dict[str, str]]:
+    """The first look; what it has found."""
+    reaper = ReapTrainingJobsOperator(task_id="reap", **parameters)
+    try:
+        assert reaper.execute(instance.context) == []
+    except TaskDeferred as deferred:
+        return reaper, deferred.trigger.candidates
+    return reaper, {}
+
+
+def test_what_is_left_over_is_released_at_the_second_look(instance: Instance, supervisor: Supervisor) -> None:
+    (job,) = instance.jobs()
+    reaper, found = look(instance, dry_run=False)
+    assert instance.jobs(), "not at the first"
+    assert reaper.second_look(instance.context, found) == [f"PyTorchJob default/{job['metadata']['name']}"]
+    assert not instance.jobs()
+    assert not instance.running()
+
+
+def test_by_default_it_only_says_so(instance: Instance, supervisor: Supervisor) -> None:
+    reaper, found = look(instance)
+    assert len(reaper.second_look(instance.context, found)) == 1
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
+
+
+def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> None:
+    instance.execute(number=2, max_tries=1, name="other")  # a clear of a changed task leaves the old job to it
+    reaper, found = look(instance, dry_run=False, max_jobs=1)
+    assert len(found) == 2
+    assert len(reaper.second_look(instance.context, found)) == 1
+    assert len(instance.jobs()) == 1
+
+
+@pytest.mark.parametrize("state", [TaskInstanceState.DEFERRED, TaskInstanceState.UP_FOR_RETRY, None, RuntimeError()])
+def test_what_is_followed_is_not_seen(instance: Instance, supervisor: Supervisor, state: Any) -> None:
+    supervisor.state = state
+    _, found = look(instance, dry_run=False)
+    assert not found
+    assert instance.jobs()
+
+
+def test_what_is_followed_again_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
+    reaper, found = look(instance, dry_run=False)
+    supervisor.state = TaskInstanceState.RUNNING
+    assert reaper.second_look(instance.context, found) == []
+    assert instance.jobs()
+
+
+def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
+    """Its task has failed again since: that is a first look at another try's job."""
+    reaper, found = look(instance, dry_run=False)
+    instance.execute(number=2, retries=1, max_tries=2)
+    assert reaper.second_look(instance.context, found) == []
+    assert instance.jobs()
+
+
+def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None:
+    (one, found), (other, same) = look(instance, dry_run=False), look(instance, dry_run=False)
+    assert found == same
+    assert len(one.second_look(instance.context, found)) == 1
+    assert other.second_look(instance.context, same) == []
+
+
+def test_another_deployments_jobs_are_not_seen(
+    instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "another")
+    _, found = look(instance, dry_run=False)
+    assert not found
+
+
+def test_it_refuses_to_run_without_a_deployment_id(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID")
+    with pytest.raises(TrainingConfigurationError, match=r"deployment_id.*AIRFLOW__KTRAIN__DEPLOYMENT_ID"):
+        look(instance)
