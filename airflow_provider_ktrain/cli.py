@@ -63,6 +63,11 @@ def _add_check(subparsers: Any) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
+    if (args.kubeconfig or args.context or args.namespace) and not args.server:
+        print(
+            "ktrain check: --kubeconfig, --context and --namespace are for --server, which is missing", file=sys.stderr
+        )
+        return 2
     try:
         with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
             for file in args.files:

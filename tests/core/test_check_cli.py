@@ -100,6 +100,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent.yaml")]) == 2
     assert "absent.yaml" in capsys.readouterr().err
+    assert main(["check", str(DATA / "torchrun-cpu.yaml"), "--namespace", "training"]) == 2
+    assert "--server, which is missing" in capsys.readouterr().err
     with pytest.raises(SystemExit) as e:
         main(["check"])
     assert e.value.code == 2
