@@ -124,9 +124,10 @@ async def ours(told: Json) -> Json:
 
     texts: list[str] = []
     notes: list[str] = []
+    alone = "containers" not in told
 
     def keep(line: Any) -> None:
-        (notes if line.note else texts).append(line.text)
+        (notes if line.note else texts).append(line.text if alone else f"{line.container} {line.text}")
 
     async with (
         follower(to_logger() if told["logger"] else keep) as (follow, pods),
@@ -250,7 +251,7 @@ async def streams(told: Json) -> Json:
         probing = asyncio.create_task(lag())
         used, began, before = time.process_time(), time.monotonic(), counted["lines"]
         for n in range(30):
-            spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none:1"}]}
+            spec = {"nodeSelector": {"nobody": "here"}, "containers": [{"name": "main", "image": "none:1"}]}
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"probe-{n}"}, "spec": spec}
             sent = time.monotonic()
             async with http.post(PODS, json=body) as response:
@@ -325,13 +326,12 @@ def cpu_seconds() -> float:
 
 
 def exactness(texts: Iterable[str], lines: int, containers: int = 1) -> Json:
-    """Of numbered lines: how many came, are missing, came again, or came out of order."""
-    numbers = [int(text[at + 5 : at + 13]) for text in texts if (at := text.find("line ")) >= 0]
-    seen = Counter(numbers)
+    """Of numbered lines, which may begin with their container's name: how many came, are missing, came again."""
+    seen = Counter(text[: at + 13] for text in texts if (at := text.find("line ")) >= 0)
     return {
-        "lines": len(numbers),
-        "lost": containers * lines - sum(min(containers, count) for count in seen.values()),
-        "repeated": sum(max(0, count - containers) for count in seen.values()),
+        "lines": seen.total(),
+        "lost": containers * lines - len(seen),
+        "repeated": seen.total() - len(seen),
     }
 
 

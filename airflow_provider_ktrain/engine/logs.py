@@ -452,8 +452,9 @@ class _Container:
 
     async def _read(self, query: Mapping[str, str]) -> _Answer:
         at = self._at
-        sure = self._rotated or "tailLines" in query
-        self._rotated = False
+        sure, self._rotated = self._rotated or "tailLines" in query, False
+        if "tailLines" in query and not at.last:
+            at.rebase()  # the file has lines before those
         query = {"container": self.name, "timestamps": "true", **query}
         if at.since is not None:
             query["sinceTime"] = at.since

@@ -459,8 +459,12 @@ async def test_a_handover_goes_on_where_the_cursor_stands() -> None:
     write(log, 50, 100)
     async with following(kube, sink, cursor=Cursor.from_dict(saved), tail=1000) as follower:
         await until(lambda: len(sink.lines) == 100)
+        write(log, 100, 110)
+        await until(lambda: len(sink.lines) == 110)
+        follows = [query for query in kube.queries if "follow" in query]
+        assert len(follows) == 2  # the one before the handover, and one: what it brings is not doubted
         await follower.drain(5)
-    assert sink.texts == numbered(0, 100)
+    assert sink.texts == numbered(0, 110)
     assert sink.notes == []
 
 
