@@ -147,7 +147,7 @@ def test_files_and_tests_that_are_named_exist(page: pathlib.Path) -> None:
     tests = {
         name for file in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
-    for name in re.findall(r"`(test_\w+)`", text):
+    for name in re.findall(r"(?:`|\.py::)(test_\w+)`", text):
         assert name in tests, f"{name} is no test"
 
 
