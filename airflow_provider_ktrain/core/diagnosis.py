@@ -32,7 +32,7 @@ from airflow_provider_ktrain.core.evidence import (
 from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.status import Condition, true_conditions
 
-__all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed", "log_key"]
+__all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed", "log_key", "never_starts"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,21 @@ def hopeless(job: Json, pods: Sequence[Json], events: Sequence[Json] = (), waite
     if "Running" in true_conditions(job) or seen.failed:
         return None
     return _refused_by_operator(seen) or _cannot_start(seen, waited) or _pods_refused(seen, waited)
+
+
+def never_starts(job: Json, pods: Sequence[Json]) -> Cause | None:
+    """Why a container that is restarted again and again will never run, or None.
+
+    Its job says Running all the while: under OnFailure, which is training-operator's default, without end.
+    """
+    for failure in failures(_seen(job, pods, ()).kind, pods, {}):
+        if failure.final and failure.restarts >= STARTS and (cause := _not_started(failure)) and not cause.retryable:
+            said = f"{cause.summary}; it was tried {failure.restarts + 1} times"
+            return replace(cause, summary=said, replica=failure.replica)
+    return None
+
+
+STARTS = 3  #: restarts after which a command that cannot be started is given up
 
 
 def limit_passed(

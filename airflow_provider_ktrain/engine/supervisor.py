@@ -372,7 +372,9 @@ class _Supervisor:
         )
 
     async def _hopeless(self) -> Cause | None:
-        """Now and then: whether a job that does not start ever can."""
+        """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
+        if cause := diagnosis.never_starts(self.job or {}, list(self.pods.values())):
+            return cause
         if not self._not_started or time.monotonic() - self.looked < LOOK_EVERY:
             return None
         self.looked = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.diagnosis import PATIENCE, diagnose, hopeless, log_key
+from airflow_provider_ktrain.core.diagnosis import PATIENCE, STARTS, diagnose, hopeless, log_key, never_starts
 
 from .test_diagnosis import failed, pod
 
@@ -77,3 +77,31 @@ def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
     }
     summary = "Worker 1 ran out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. (exit code 1)"
     assert diagnose(job, [missed, cause], events, tails).summary == summary
+
+
+@pytest.mark.parametrize(
+    ("restarts", "end", "gives_up"),
+    [
+        (
+            STARTS,
+            {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": executable file not found'},
+            True,
+        ),
+        (STARTS, {"exitCode": 127, "reason": "Error"}, True),
+        (STARTS - 1, {"exitCode": 127, "reason": "Error"}, False),  # not yet
+        (STARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
+        (STARTS, {"exitCode": 128, "reason": "StartError", "message": "nvidia-container-cli: no driver"}, False),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_not_tried_without_end(
+    restarts: int, end: dict[str, Any], gives_up: bool
+) -> None:
+    case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
+    job, (it,), _ = evidence(case)
+    it["status"]["containerStatuses"][0]["restartCount"] = restarts
+    cause = never_starts(job, [it])
+    assert (cause is not None) is gives_up
+    if cause:
+        assert cause.summary.startswith("Worker 0: the command cannot be started: ")
+        assert cause.summary.endswith("; it was tried 4 times")
+        assert not cause.retryable
