@@ -44,6 +44,7 @@ OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
 STATE_KEY = "ktrain"  #: in task_state_store
+KILLED = "the task was killed (marked failed or cleared, timed out, or its worker was stopped)"
 
 
 class TrainingJobOperator(BaseOperator):
@@ -177,6 +178,7 @@ class TrainingJobOperator(BaseOperator):
         self.resume_on_clear = resume_on_clear
         self.server_dry_run = dry_run  # `dry_run` is a method of every operator
         self._host: WorkerHost | None = None
+        self._killed = False
 
     # the manifest
 
@@ -277,6 +279,8 @@ class TrainingJobOperator(BaseOperator):
             hook.load()
             submission = Submission(self, context, source, offline, hook)
             self._host = host = WorkerHost(hook, self.log)
+            if self._killed:  # before there was a host
+                host.kill(KILLED)
             with host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
@@ -334,8 +338,9 @@ class TrainingJobOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """In a signal handler: wake the supervisor, which releases the job; where no loop runs, release it here."""
+        self._killed = True
         if self._host is not None:
-            self._host.kill("the task was killed (marked failed or cleared, timed out, or its worker was stopped)")
+            self._host.kill(KILLED)
 
     def _finish(self, outcome: Outcome, context: Context) -> Any:
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure

@@ -7,10 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.instance import Instance
 
 Kill = Callable[[Callable[[], object]], None]
@@ -56,6 +59,19 @@ def test_while_it_follows(instance: Instance, kill: Kill, monkeypatch: pytest.Mo
     said = check_killed(instance, deferrable=deferrable)
     assert "its pods are asked to end (held until now: 1)" in said
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+def test_before_it_has_asked_anybody(instance: Instance) -> None:
+    """Airflow lets `execute` go on after `on_kill`."""
+
+    class KilledEarly(PyTorchJobOperator):
+        def build_manifest(self, *args: Any, **kwargs: Any) -> Manifest:
+            self.on_kill()
+            return super().build_manifest(*args, **kwargs)
+
+    with pytest.raises(TrainingKilledError, match="the task was killed"):
+        instance.execute(operator=KilledEarly)
+    assert not instance.jobs()
 
 
 def test_what_is_kept_is_suspended(instance: Instance, kill: Kill) -> None:
