@@ -37,7 +37,7 @@ def test_mark_failed_while_deferred(begin: Begin) -> None:
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
     assert stage.job() is None
-    assert "2 GPUs are free" in stage.log()
+    stage.wait_line("2 GPUs are free")
 
 
 def test_clear_while_deferred_starts_anew(begin: Begin) -> None:
