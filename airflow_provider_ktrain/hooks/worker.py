@@ -76,7 +76,13 @@ class WorkerHost:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._runner.close()
+        try:
+            if error is not None and (
+                self._ref or self._submitting
+            ):  # between create and follow, or cut off by a timeout
+                self._run(self._release_now())
+        finally:
+            self._runner.close()
 
     def _run(self, coroutine: Any) -> Any:
         self._running = True

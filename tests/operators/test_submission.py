@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.core.identity import Owner
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
-from tests.operators.instance import TRAINS, Instance, Object
+from tests.operators.instance import TRAINS, Instance, Object, Store
 
 
 def attempt(job: Object) -> str:
@@ -109,6 +109,21 @@ def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     with pytest.raises(TrainingUserCodeError, match=r"Master 0 failed with exit code 3(.|\n)*1 GPUs are free"):
         instance.execute(command=["sh", "-c", "exit 3"], deferrable=False)
     assert not instance.jobs()
+
+
+def test_what_fails_between_create_and_follow_leaves_nothing(instance: Instance) -> None:
+    """Airflow itself, which is told of the job."""
+
+    class Unwell(Store):
+        def set(self, key: str, value: Any) -> None:
+            if key == "ktrain-job":
+                raise OSError("Airflow is unwell")
+            super().set(key, value)
+
+    instance.store = Unwell()
+    with pytest.raises(OSError, match="Airflow is unwell"):
+        instance.execute()
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
 def test_a_trigger_that_failed_leaves_the_release_to_the_worker(instance: Instance) -> None:
