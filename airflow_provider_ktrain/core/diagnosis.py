@@ -455,7 +455,8 @@ def _pods_refused(seen: Seen, waited: float = math.inf) -> Cause | None:
     """Admission refuses the pods. A quota is the scheduling's affair: others will free some of it."""
     for event in seen.events if waited >= PATIENCE["FailedCreatePod"] else ():
         message = str(event.get("message"))
-        if str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION, message):
+        refused = str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION, message)
+        if refused and not _made_since(seen, message):
             return Cause(
                 Category.CONFIGURATION,
                 f"{seen.title} has pods that the cluster refuses: {_first_line(message)}",
@@ -464,6 +465,16 @@ def _pods_refused(seen: Seen, waited: float = math.inf) -> Cause | None:
                 retryable=False,
             )
     return None
+
+
+def _made_since(seen: Seen, message: str) -> bool:
+    """Whether the pod that was refused is there by now: what was missing may have been created meanwhile."""
+    there = [str((pod.get("metadata") or {}).get("name")) for pod in seen.pods]
+    named = re.search(r'pods "([^"]+)"', message)
+    if named is None:
+        return bool(there)
+    stem = re.sub(r"(-launcher-)\w{5}$", r"\1", named[1])  # a batch Job gives each try another name
+    return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in there)
 
 
 _ADMISSION = r"denied the request|is forbidden: (?!exceeded quota)"

@@ -66,6 +66,18 @@ def test_pods_that_are_refused_for_good_are_hopeless_after_some_patience(name: s
     assert cause.summary == CASES[name]["first"]
 
 
+@pytest.mark.parametrize("refused", ["train-worker-0", "train-launcher-x7k2p", ""])
+def test_a_pod_that_was_refused_and_is_there_by_now_is_not_hopeless(refused: str) -> None:
+    """Its service account came a little later, and now it waits for a node."""
+    job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}})
+    why = f'pods "{refused}" is forbidden: no service account' if refused else 'webhook "x" denied the request'
+    event = {"reason": "FailedCreatePod", "message": f"Error creating: {why}"}
+    it["metadata"]["name"] = refused.replace("x7k2p", "9qwer") or "train-worker-0"
+    assert hopeless(job, [it], [event], waited=3600) is None
+    it["metadata"]["name"] = "train-worker-1"
+    assert (hopeless(job, [it], [event], waited=3600) is None) is (refused == "")
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("talking: ") and "GPU" not in name])
 def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
     """The one that missed it ended first; the one that ran out of memory is the cause all the same."""
