@@ -64,7 +64,7 @@ class ApiServer:
         self._discovery = Discovery(self._resources.values(), address)
         self._writes = Writes(store)
         self.app = web.Application()
-        self.app.router.add_route("*", "/{path:.*}", self._handle)
+        self.app.router.add_route("*", "/{path:(?s:.*)}", self._handle)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         """Answer any request: an ApiError as its Status, anything unforeseen as an InternalError."""
@@ -147,7 +147,7 @@ class ApiServer:
                 return self._writes.create(
                     resource, namespace, info.name, body, decoding.media_type(content_type), request.query
                 )
-            case "update":
+            case "update" if info.name:
                 media = decoding.media_type(content_type)
                 return self._writes.update(resource, namespace, info.name, info.subresource, body, media, request.query)
             case "patch" if info.name:
@@ -157,7 +157,7 @@ class ApiServer:
             case "delete" if not info.subresource:
                 options = writes.delete_options(body, content_type, request.query)
                 return self._writes.delete(resource, namespace, info.name, options)
-            case "deletecollection":
+            case "deletecollection" if "deletecollection" in resource.verbs:
                 return self._delete_all(
                     request, info, resource, writes.delete_options(body, content_type, request.query)
                 )

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,10 +70,10 @@ def integer(query: Mapping[str, str], name: str) -> int | None:
     value = query.get(name, "")
     if not value:
         return None
-    try:
-        return int(value)
-    except ValueError:
-        raise ApiError(400, f'strconv.ParseInt: parsing "{value}": invalid syntax') from None
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", value):
+        why = "value out of range" if re.fullmatch(r"[+-]?[0-9]+", value) else "invalid syntax"
+        raise ApiError(400, f'strconv.ParseInt: parsing "{value}": {why}')
+    return int(value)
 
 
 def _version(text: str, watch: bool) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ PRODUCED = {JSON: JSON, YAML: YAML, "*/*": JSON, "application/*": JSON}
 SERVED = "application/json, application/yaml, application/vnd.kubernetes.protobuf"
 MAX_BODY = 3 * 1024 * 1024  # bytes, as an API server's default
 MAX_DEPTH = 200  # levels of nesting; a real one takes 10,000, which nothing that it serves has
+MAX_NODES = 1_000_000  # of a YAML document, aliases written out
 HEADERS = {"Cache-Control": "no-cache, private"}
 
 
@@ -92,10 +94,34 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: a key is not a scalar")
             if key.value in seen:
                 self.duplicates.append(f'line {key.start_mark.line + 1}: key "{key.value}" already set in map')
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def value(self) -> Any:
+        """The document as JSON would have it."""
+        node = self.get_single_node()
+        if node is None:
+            return None
+        if _expanded(node, {}) > MAX_NODES:
+            raise yaml.YAMLError("document contains excessive aliasing")
+        try:
+            return json.loads(json.dumps(self.construct_document(node), allow_nan=False))
+        except TypeError as e:
+            raise yaml.YAMLError(str(e)) from None
+
+
+def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many nodes a document has when each alias is written out: infinitely many where one contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inside = [n for pair in node.value for n in pair] if isinstance(node, yaml.MappingNode) else node.value
+        parts = inside if isinstance(node, yaml.CollectionNode) else ()
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -108,15 +134,12 @@ def load(body: bytes, media: str) -> tuple[Any, list[str]]:
     """The value of a body and what a strict decoder objects to. ValueError says what is wrong with the syntax."""
     if media == protobuf.MEDIA:
         return protobuf.load(body), []
-    try:
-        content = body.decode()
-    except UnicodeDecodeError as e:
-        raise ValueError(f"invalid UTF-8 in body at byte {e.start}") from None
+    content = body.decode(errors="replace")
     notes: list[str] = []
     try:
         if media == YAML:
             loader = _Loader(content)
-            value = loader.get_single_data()
+            value = loader.value()
             notes = loader.duplicates
         else:
             value = json.loads(content, object_pairs_hook=lambda pairs: _object(pairs, notes), parse_constant=_refuse)
@@ -134,8 +157,8 @@ def load(body: bytes, media: str) -> tuple[Any, list[str]]:
 def _object(pairs: list[tuple[str, Any]], notes: list[str]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        seen: set[str] = set()
-        notes += [f'duplicate field "{k}"' for k, _ in pairs if k in seen or seen.add(k)]  # type: ignore[func-returns-value]
+        names = [name for name, _ in pairs]
+        notes += [f'duplicate field "{name}"' for i, name in enumerate(names) if name in names[:i]]
     return made
 
 

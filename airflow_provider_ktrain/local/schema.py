@@ -117,7 +117,8 @@ def type_of(resource: Resource) -> str:
 def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
     """The object without unknown fields and nulls (a new one), and a note for each unknown field.
 
-    ApiError 400 where a field of a built-in type is of another type: custom resources are checked by `problems`.
+    ApiError 400 where a field of a built-in type, or of metadata, is of another type; `problems` checks the rest of
+    custom resources.
     """
     notes: list[str] = []
     decoder = _Decoder(resource, notes)
@@ -176,7 +177,7 @@ class _Decoder:
         return str(value)
 
     def _misfit(self, type_: str, value: Any, go_path: str) -> Any:
-        if self._resource.custom:
+        if self._resource.custom and not go_path.partition(".")[2].startswith("metadata"):
             return value
         raise self._refused(
             f"json: cannot unmarshal {_go_value(value)} into Go struct field {go_path} of type {_go_type(type_)}"

@@ -229,6 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Config.load, help="the Config as JSON")
     config: Config = parser.parse_args(arguments).config
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of what is not HTTP, with a traceback
     try:
         with locked(Path(config.state_dir)):
             asyncio.run(serve(config))
