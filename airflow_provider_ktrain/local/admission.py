@@ -45,7 +45,7 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
         if denied:
             why = denied[0] if len(denied) == 1 else f"[{', '.join(denied)}]"
             raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {why}')
-        return list(_deprecated(obj["spec"]))
+        return list(_deprecated(obj.get("spec") or {}))
     return []
 
 

@@ -305,7 +305,8 @@ def _failed(e: ApiError) -> web.Response:
 
 def _warned(response: web.Response, warnings: Iterable[str]) -> web.Response:
     for warning in dict.fromkeys(warnings):
-        quoted = warning.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        printable = "".join(c for c in warning.replace("\n", " ") if c.isprintable())
+        quoted = printable.replace("\\", "\\\\").replace('"', '\\"')
         response.headers.add("Warning", f'299 - "{quoted}"')
     return response
 

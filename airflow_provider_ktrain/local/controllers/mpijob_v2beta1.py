@@ -53,6 +53,7 @@ class MPIJobV2Controller:
         stored = self._store.find(r.MPIJOB_V2BETA1, *key)
         if stored is None or c.is_terminating(stored):
             return
+        stored = {"spec": {}, **stored}  # the schema does not ask for one
         if (stored["spec"].get("runPolicy") or {}).get("managedBy", MANAGER) != MANAGER:
             return
         job = objects.defaulted(copy.deepcopy(stored))

@@ -76,7 +76,10 @@ class TrainingOperator(abc.ABC):
     def reconcile(self, key: Key) -> float | None:
         """Bring one job nearer to its end; seconds until its time to live has passed, where it has one."""
         stored = self.store.find(self.resource, *key)
-        if stored is None or (stored["spec"].get("runPolicy") or {}).get("managedBy", MANAGER) != MANAGER:
+        if stored is None:
+            return None
+        stored = {"spec": {}, **stored}  # the schema does not ask for one
+        if (stored["spec"].get("runPolicy") or {}).get("managedBy", MANAGER) != MANAGER:
             return None
         problem = self.invalid(stored)
         if problem:
