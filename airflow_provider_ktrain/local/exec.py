@@ -144,12 +144,19 @@ class Tools:
         """The environment of a launcher with what Open MPI 5 needs here; `scratch` is for its session's files.
 
         The operators speak to Open MPI 4, whose runtime's parameters have other names now. And collective operations
-        that first look who shares a host must not: all hosts are this machine, though each has a daemon of its own.
+        that first look who shares a host must not: all hosts are this machine, though each has a daemon of its own. Nor
+        may ranks talk through /dev/shm: the first ranks of two Workers would give their files there one name.
         """
         if not any(name in env for name in OPEN_MPI):
             return dict(env)
         renamed = {new: env[old] for old, new in OPEN_MPI.items() if env.get(old)}
-        return {"OMPI_MCA_coll": "^han", "PRTE_MCA_prte_tmpdir_base": str(scratch), **renamed, **env}
+        return {
+            "OMPI_MCA_coll": "^han",
+            "OMPI_MCA_btl": "^sm",
+            "PRTE_MCA_prte_tmpdir_base": str(scratch),
+            **renamed,
+            **env,
+        }
 
 
 def _executable(path: Path, text: str) -> None:

@@ -176,6 +176,23 @@ async def test_real_mpirun_runs_ranks_in_the_workers(tmp_path: Path, launcher: A
         assert cluster.phase("real-launcher") == "Succeeded"
 
 
+async def test_ranks_of_two_workers_do_not_meet_in_shared_memory(tmp_path: Path) -> None:
+    """Two ranks in each Worker; on a real cluster each pod has a /dev/shm of its own."""
+    program = """
+from mpi4py import MPI
+import os
+MPI.COMM_WORLD.allreduce(1)
+print("shared", [name for name in os.listdir("/dev/shm") if name.startswith("sm_segment.")], flush=True)
+MPI.COMM_WORLD.barrier()
+"""
+    async with small(tmp_path) as cluster:
+        workers(cluster)
+        command = ["mpirun", "--allow-run-as-root", "-n", "4", "--map-by", ":OVERSUBSCRIBE", "python3", "-c", program]
+        made = launcher_v1(cluster, command)
+        assert await cluster.ended("real-launcher", 60) == "Succeeded", cluster.log(made)
+        assert cluster.log(made).count("shared []\n") == 4
+
+
 @pytest.mark.parametrize("launcher", [launcher_v1, launcher_v2])
 async def test_the_end_of_a_worker_is_the_end_of_its_ranks(tmp_path: Path, launcher: Any) -> None:
     marker = uuid.uuid4().hex
