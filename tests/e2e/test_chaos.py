@@ -286,7 +286,7 @@ def test_job_deleted_under_us_with_a_retry(begin: Begin) -> None:
 
 def test_fifty_jobs_end_a_second_after_the_deferral(begin: Begin, airflow: Airflow) -> None:
     """A very fast event fails a task of Airflow 3.3; none of these may."""
-    stage = begin("chaos_many", seconds=3)
+    stage = begin("chaos_many", seconds=3, wait=0)
 
     def states() -> list[str]:
         return [t["state"] for t in airflow.tasks("chaos_many", stage.run)]

@@ -9,12 +9,14 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
-# `seconds` and `code` come with the run; the line is written before the second passes, so that there always is one;
-# the first process of a container gets no SIGTERM that it does not ask for
+# `seconds`, `wait` and `code` come with the run; the line is written before the second passes, so that there always is
+# one; the Master's end is the job's, so it waits for the Worker, which has waited for it; and the first process of a
+# container gets no SIGTERM that it does not ask for
 COUNT = """
 trap 'exit 143' TERM
 i=0
 while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
+[ $RANK != 0 ] || sleep {{ dag_run.conf.get("wait", 4) }}
 exit {{ dag_run.conf.get("code", 0) }}
 """
 JOB: dict[str, Any] = {
