@@ -36,6 +36,7 @@ _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
+_CRASHES = {4, 7, 8, 9, 11}  #: signals that no lost peer explains; of those that NCCL aborts for one, SIGABRT
 _NAMED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
 _WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")  # of C++
 _LAUNCHER = re.compile(
@@ -69,12 +70,14 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     found = found or [match[1].strip() for line in own if (match := _WHAT.match(line))]
     causes = [e for e in found if not _EFFECTS.search(e)]
     # of several processes the first to fail is the cause, of one the last exception, which it did not survive
+    child = _first_to_fail(clean)
+    crashed = child is not None and -child in _CRASHES
     exception = (causes or found or [""])[0 if launched or told else -1]
     return Tail(
         exception=exception,
         last=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
-        is_effect=not causes and any(_EFFECTS.search(text) for text in (found or own[-SHOWN:])),
-        child=_first_to_fail(clean),
+        is_effect=not causes and not crashed and any(_EFFECTS.search(text) for text in (found or own[-SHOWN:])),
+        child=child,
         lines=tuple((lines[:end] or lines)[-SHOWN:]),
         text="\n".join(own),
         heard=log is not None,

@@ -411,6 +411,12 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
             "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)",
         ),
         (
+            "mpirun-segv",
+            Category.USER_CODE,
+            "Master 0 failed: one of its processes ended with exit code -11, SIGSEGV; "
+            "its last line: signal 11 (Segmentation fault).",
+        ),
+        (
             "mpirun-root",
             Category.CONFIGURATION,
             "Master 0 is not allowed to start mpirun: prterun has detected an attempt to run as root. (exit code 1)",
