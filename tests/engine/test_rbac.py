@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from kubernetes_asyncio import client as aio
-from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner, TaskKey
@@ -24,40 +21,13 @@ from airflow_provider_ktrain.engine.submit import Submitted, served_version, sub
 from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
 from tests import clusters
 from tests.clusters import TestCluster
+from tests.engine.tasks import Lines, api_of
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestCluster]:
     with clusters.cluster(gpus=2) as reached:
         yield reached
-
-
-class Lines:
-    """A log that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def info(self, event: Any, *args: Any, **kw: Any) -> None:
-        self.said.append(str(event))
-
-    warning = info
-
-
-@contextlib.asynccontextmanager
-async def api_of(cluster: TestCluster, token: str = "") -> AsyncIterator[Api]:
-    async def make_client() -> aio.ApiClient:
-        configuration = aio.Configuration()
-        await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-        if token:
-            configuration.api_key = {"BearerToken": f"Bearer {token}"}
-        return aio.ApiClient(configuration)
-
-    api = Api(make_client, token)
-    try:
-        yield api
-    finally:
-        await api.close()
 
 
 async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> str:
@@ -97,7 +67,7 @@ async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: L
 @pytest.mark.parametrize(("program", "phase"), [("echo trained", "Succeeded"), ("echo broken >&2; exit 3", "Failed")])
 async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program: str, phase: str) -> None:
     log = Lines()
-    async with api_of(cluster, await token_with(cluster, f"least-{phase.lower()}")) as api:
+    async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
         submitted = await submit_one(api, cluster.namespace, phase, program, log)
         outcome = await follow(submitted.ref, api, Options(), log=log, stop=Stop())
         assert isinstance(outcome, Outcome)
@@ -113,7 +83,7 @@ async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program
 @pytest.mark.parametrize("verb", ["create", "watch"])
 async def test_a_missing_right_is_named_with_its_remedy(cluster: TestCluster, verb: str) -> None:
     log = Lines()
-    async with api_of(cluster, await token_with(cluster, f"without-{verb}", verb)) as api:
+    async with api_of(cluster, token=await token_with(cluster, f"without-{verb}", verb)) as api:
         if verb == "create":
             with pytest.raises(AccessError) as error:
                 await submit_one(api, cluster.namespace, verb, "true", log)
