@@ -5,7 +5,7 @@
 burst    a container has written --lines lines and ended: lines per second until all are read
 steady   2,000 lines a second for --seconds, all contenders at once; then the same with a cut of every connection
          each second: lines lost and repeated
-cuts     four containers, ten cuts a second, ours alone: at least a thousand cuts of streams
+cuts     five containers, ten cuts a second, ours alone: at least a thousand cuts of streams
 flood    a container that writes 50 MB/s beside one that writes a line every 10 ms: memory, and the quiet one's delay
 streams  300 streams in one process: how soon a watch tells a change and how long a delete takes meanwhile
 
@@ -501,8 +501,8 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
 
 
 async def cuts(stage: Stage, args: argparse.Namespace) -> str:
-    containers, rate, pause = 4, 500, 0.1
-    count = 300  # of which each cuts up to four streams
+    containers, rate, pause = 5, 400, 0.1
+    count = 300  # of which each cuts up to five streams
     lines = int(rate * pause * count * 1.3)
     told = {"pod": "cuts", "lines": lines, "containers": containers}
     with stage.contender("LogFollower", **told) as process:
