@@ -144,7 +144,8 @@ def stamp(
         "annotations": {**notes, **(annotations or {})},
     }
     for _, template in templates(result):
-        inner = template.get("metadata") or {}
+        # `creationTimestamp: null`, which tools write into templates, is an unknown field to a strict server
+        inner = {k: v for k, v in (template.get("metadata") or {}).items() if v is not None and k not in _SERVERS_OWN}
         template["metadata"] = {**inner, "labels": {**(inner.get("labels") or {}), **(labels or {})}}
     return result
 

@@ -192,7 +192,12 @@ def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Sch
             yield from compare(inner, properties[key], join(path, key), root)
         elif isinstance(others, Mapping):
             yield from compare(inner, others, join(path, key), root)
-        elif properties and not schema.get("x-kubernetes-preserve-unknown-fields") and others is not True:
+        elif (
+            inner is not None
+            and properties
+            and not schema.get("x-kubernetes-preserve-unknown-fields")
+            and others is not True
+        ):
             yield Mismatch("unknown", join(path, key), key, "a field that exists here", _meant(key, properties))
     for key in schema.get("required") or ():
         if value.get(key) is None:

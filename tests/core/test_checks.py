@@ -222,6 +222,10 @@ def test_a_name_that_stands_twice_in_env_is_for_the_servers_schema_to_refuse() -
     assert ("error", "duplicate", "$.spec.env[1]") in found(manifest, schema=schema)
 
 
+def test_nothing_is_said_of_what_is_null() -> None:
+    assert found(changed(pytorchjob(), lambda m: m["metadata"].update(nothing=None)), schema=SERVER) == []
+
+
 def test_the_schema_of_a_kind_is_found_in_what_the_server_publishes() -> None:
     job: dict[str, Any] = SERVER["components"]["schemas"]["Job"]  # type: ignore[index]
     named = job | {

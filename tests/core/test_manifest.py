@@ -266,6 +266,15 @@ def test_the_other_mpijob_is_refused_with_the_remedy(version: str, served: str, 
     assert remedy in e.value.remedy
 
 
+def test_what_tools_write_into_templates_does_not_reach_a_strict_server() -> None:
+    """kubectl and Go's serializers write it."""
+    manifest = pytorchjob()
+    template = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    template["metadata"] = {"creationTimestamp": None, "labels": {"a": "b"}, "annotations": None}
+    stamped = stamp(manifest, "train", "ns", {"c": "d"})
+    assert stamped["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"] == {"labels": {"a": "b", "c": "d"}}
+
+
 def test_stamp_names_labels_and_forgets_what_a_server_wrote() -> None:
     saved = pytorchjob()
     saved["metadata"] |= {
