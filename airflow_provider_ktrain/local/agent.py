@@ -145,12 +145,12 @@ class Agent:
         return 128 - code if code < 0 else code or int(self._lost_any())
 
     def deliver_kubectl(self, hostfile: str) -> int:
-        """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run."""
+        """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run, or have run."""
         shutil.copy(
             Path(os.environ["PATH"].partition(":")[0], "kubectl-exec"), Path(os.environ["TARGET_DIR"], "kubectl")
         )
         for line in Path(hostfile).read_text().splitlines():
-            while line.split() and not self.ask(line.split()[0], "pod").get("directory"):
+            while line.split() and self.ask(line.split()[0], "pod").get("phase", "Pending") == "Pending":
                 time.sleep(0.5)
         return 0
 

@@ -147,7 +147,7 @@ class ApiServer:
                 return self._writes.create(
                     resource, namespace, info.name, body, decoding.media_type(content_type), request.query
                 )
-            case "update" if info.name:
+            case "update" if info.name or resource.custom:
                 media = decoding.media_type(content_type)
                 return self._writes.update(resource, namespace, info.name, info.subresource, body, media, request.query)
             case "patch" if info.name:
