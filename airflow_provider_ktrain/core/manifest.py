@@ -84,7 +84,8 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     v2beta1 (mpi-operator): a cleanPodPolicy at the top of spec would be pruned and the workers would stay, so it moves
     to runPolicy; the launcher waits for its workers (launcherCreationPolicy WaitForWorkersReady) unless the manifest
     says otherwise, or it would start, and could fail, while they are unschedulable. v1 (training-operator) reads both
-    places, and runPolicy wins.
+    places, and runPolicy wins. A PyTorchJob's Worker with 0 replicas, which the webhook of training-operator 1.9
+    refuses, is left out.
 
     :param served: the API version that the cluster serves for this kind, as `kubeflow.org/v1`.
     :raises ManifestError: where the manifest is written for another version.
@@ -101,6 +102,10 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
             remedy=_REWRITE.get((str(kind), served), f"write the manifest for {served}"),
         )
     spec = result.get("spec")
+    if kind == "PyTorchJob" and isinstance(spec, dict):
+        specs = spec.get("pytorchReplicaSpecs") or {}
+        if "Master" in specs and (specs.get("Worker") or {}).get("replicas") == 0:
+            spec["pytorchReplicaSpecs"] = {"Master": specs["Master"]}
     if kind == "MPIJob" and served.endswith("/v2beta1") and isinstance(spec, dict):
         if "cleanPodPolicy" in spec:
             policy = {"cleanPodPolicy": spec.pop("cleanPodPolicy")}

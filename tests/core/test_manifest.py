@@ -266,6 +266,13 @@ def test_the_other_mpijob_is_refused_with_the_remedy(version: str, served: str, 
     assert remedy in e.value.remedy
 
 
+def test_no_workers_are_left_out() -> None:
+    """training-operator 1.9 refuses a Worker with 0 replicas."""
+    alone = fit(overlay(pytorchjob(workers=2), Options(workers=0)), "kubeflow.org/v1")
+    assert list(alone["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    assert list(fit(pytorchjob(workers=1), "kubeflow.org/v1")["spec"]["pytorchReplicaSpecs"]) == ["Master", "Worker"]
+
+
 def test_what_tools_write_into_templates_does_not_reach_a_strict_server() -> None:
     """kubectl and Go's serializers write it."""
     manifest = pytorchjob()

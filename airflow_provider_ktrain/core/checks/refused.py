@@ -80,6 +80,20 @@ def one_master(job: Job) -> Iterator[Found]:
             )
 
 
+@rule("no-workers", WARNING)
+def workers_are_some(job: Job) -> Iterator[Found]:
+    """The webhook of training-operator 1.9 refuses 0 (pkg/webhooks/pytorch); without it the Master runs alone."""
+    worker = job.replicas.get("Worker")
+    if job.kind.name == "PyTorchJob" and worker and worker.count == 0 and not job.spec["elasticPolicy"].here:
+        yield Found(
+            worker.at["replicas"],
+            "training-operator 1.9 refuses 0 Workers; our operators leave them out",
+            "0",
+            "at least 1",
+            "leave Worker out: the Master then runs alone",
+        )
+
+
 @rule("launcher", ERROR)
 def one_launcher_some_workers(job: Job) -> Iterator[Found]:
     if job.kind.name != "MPIJob" or not job.replicas:
