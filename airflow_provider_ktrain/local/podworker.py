@@ -134,11 +134,6 @@ class PodWorker:
         for run in self._runs.values():
             run.stop(0)
 
-    def exec_directory(self, container: str | None) -> Path | None:
-        """Where the shim of a running container takes commands (the first container's where none is named)."""
-        run = self._runs.get(container or self.pod["spec"]["containers"][0]["name"])
-        return run.exec_socket.parent if run and run.running else None
-
     # its life
 
     async def _live(self) -> None:

@@ -73,11 +73,6 @@ class Run:
         self._task = loop.create_task(self._follow(ours))
 
     @property
-    def exec_socket(self) -> Path:
-        """Where this run's shim takes commands to start beside the container's own."""
-        return Path(self.spec.dir, shim.EXEC_SOCKET)
-
-    @property
     def running(self) -> bool:
         return self._started.done() and not self._started.exception() and not self._ended.done()
 

@@ -1,18 +1,17 @@
 """The cluster's state: objects with resource versions, a bounded history of changes, and the rules of deletion.
 
-Everything runs on one event loop and every call but `watch` is synchronous, so a read and the write that follows it
+Everything runs on one event loop and every call is synchronous, so a read and the write that follows it
 are atomic as long as nothing is awaited between them. Objects that come out are shared: copy before changing one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import datetime
 import json
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -305,18 +304,6 @@ class Store:
         watchers = self._watchers.setdefault(resource, set())
         watchers.add(tell)
         return lambda: watchers.discard(tell)
-
-    async def watch(self, resource: Resource, since: int | None = None) -> AsyncIterator[Change]:
-        """Changes after version `since` (None: from now), for ever. ApiError 410 where they are no longer known."""
-        queue: asyncio.Queue[Change] = asyncio.Queue()
-        stop = self.subscribe(resource, queue.put_nowait)
-        try:
-            for change in [] if since is None else self.changes_since(resource, since):
-                yield change
-            while True:
-                yield await queue.get()
-        finally:
-            stop()
 
 
 def _finalizers(resource: Resource, obj: Obj) -> list[str]:

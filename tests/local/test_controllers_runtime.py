@@ -15,7 +15,7 @@ from airflow_provider_ktrain.local.controllers.namespace import NamespaceControl
 from airflow_provider_ktrain.local.controllers.runtime import Controller, Key, itself
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import BUDGET, EventRecorder
-from airflow_provider_ktrain.local.store import Store
+from airflow_provider_ktrain.local.store import Change, Store
 from tests.local.controller_play import NAMESPACE, Play
 
 JOB = {"metadata": {"name": "job", "namespace": NAMESPACE}, "spec": {}}
@@ -214,10 +214,11 @@ class TestNamespaces:
 async def test_all_controllers_run_until_cancelled(mpi_api: str) -> None:
     store = Store()
     loops = [asyncio.ensure_future(run()) for run in all_controllers(store, mpi_api, "PEM")]
+    made: asyncio.Queue[Change] = asyncio.Queue()
+    store.subscribe(r.CONFIG_MAP, made.put_nowait)
     store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})
-    changes = store.watch(r.CONFIG_MAP, since=1)
     async with asyncio.timeout(10):
-        assert (await anext(changes)).object["metadata"]["name"] == "kube-root-ca.crt"
+        assert (await made.get()).object["metadata"]["name"] == "kube-root-ca.crt"
     assert not [loop for loop in loops if loop.done()]
     for loop in loops:
         loop.cancel()
