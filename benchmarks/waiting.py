@@ -1,6 +1,6 @@
 """What waiting for a thousand jobs costs, and how soon their end is noticed: our trigger beside those that poll.
 
-    python benchmarks/waiting.py [--jobs 1000] [--seconds 20] [--changes 100] [--only NAME ...]
+    python benchmarks/waiting.py [--jobs 1000] [--seconds 10] [--changes 100] [--only NAME ...]
 
 Every contender waits in a process and an event loop of its own for jobs that do nothing, on the same embedded cluster:
 first it is left alone for `--seconds`, then `--changes` of the jobs succeed, one after the other.
@@ -405,7 +405,9 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[1000], dest="sizes")
-    parser.add_argument("--seconds", type=float, default=20, help="that a contender is left alone: some polls long")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="that a contender is left alone: a poll of 10 s at least"
+    )
     parser.add_argument("--changes", type=int, default=100, help="jobs that succeed then")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME", help=", ".join(CONTENDERS))
     parser.add_argument("--contender", help=argparse.SUPPRESS)
