@@ -32,7 +32,8 @@ Object = dict[str, Any]
 TAIL = 50  # last lines kept of every container: operators delete pods with their logs
 EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
 PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
-LOOK_EVERY = 15.0  # seconds between looks at the events of a job that does not start
+LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
+LOOK_SELDOM = 300.0  # seconds between them at most
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,14 @@ class _Supervisor:
         self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
         self.phase_since = time.monotonic()
         self.metrics = dict(metrics or {})
+        self.watches_before = api.stats["watches"]
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
         self.looked = time.monotonic()
+        self.look_after = LOOK_EVERY
         self.chosen: Callable[[Object], bool] = lambda pod: False
         self.cursor = Cursor.from_dict(cursor)
         self.logs = LogFollower(
@@ -251,7 +254,7 @@ class _Supervisor:
         if until is not None:
             due = min(due, until - time.monotonic())
         if self._not_started:
-            due = min(due, self.looked + LOOK_EVERY - time.monotonic())
+            due = min(due, self.looked + self.look_after - time.monotonic())
         changes = [asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed())]
         waits: list[asyncio.Future[Any]] = [*changes, asyncio.ensure_future(stopped.wait())]
         try:
@@ -323,6 +326,7 @@ class _Supervisor:
                 self._say(phase)
                 self._count_phase()
                 self.phase, self.phase_since = phase, time.monotonic()
+                self.look_after = LOOK_EVERY
 
     def _say(self, phase: Phase) -> None:
         conditions = true_conditions({} if self.gone else self.job or {})
@@ -340,7 +344,8 @@ class _Supervisor:
         """Add what this host has done to the metrics; once, at its end."""
         self._count_phase()
         report = self.logs.report()
-        done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": self.api.stats["watches"]}
+        watches = self.api.stats["watches"] - self.watches_before
+        done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": watches}
         self.metrics |= {name: self.metrics.get(name, 0) + number for name, number in done.items()}
 
     def _superseded(self) -> bool:
@@ -375,9 +380,10 @@ class _Supervisor:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
         if cause := diagnosis.never_starts(self.job or {}, list(self.pods.values())):
             return cause
-        if not self._not_started or time.monotonic() - self.looked < LOOK_EVERY:
+        if not self._not_started or time.monotonic() - self.looked < self.look_after:
             return None
         self.looked = time.monotonic()
+        self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
         return diagnosis.hopeless(self.job or {}, list(self.pods.values()), await self._events(), waited)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -110,7 +111,9 @@ class WorkerHost:
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         self.check()
         self._submitting = submission
+        began = time.monotonic()
         submitted: Submitted = self._run(self._submit(submission))
+        self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         self._ref, self._submitting = submitted.ref, None
         self.check()
         return submitted
@@ -186,7 +189,9 @@ class WorkerHost:
 
     async def _follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
         async with self._hook.api() as api:
-            return await follow(ref, api, options, log=self._log, stop=self._stop, until=until)
+            return await follow(
+                ref, api, options, log=self._log, stop=self._stop, metrics=self.handover.metrics, until=until
+            )
 
     # release
 

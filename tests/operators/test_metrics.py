@@ -1,0 +1,41 @@
+"""What a task tells Airflow's metrics as it ends, by a backend of Airflow's own kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.observability import stats
+
+from tests.operators.instance import Instance
+
+
+class Kept:
+    """Gauges by name, with their tags."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[str, tuple[float, dict[str, str]]] = {}
+
+    def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False, **more: Any) -> None:
+        self.gauges[stat] = (value, more.get("tags", {}))
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    backend = Kept()
+    stats.initialize(factory=lambda: backend, export_legacy_names=False)
+    yield backend
+    stats.initialize(factory=Kept, export_legacy_names=False)
+
+
+def test_seconds_gpus_and_logs_of_a_task(instance: Instance, kept: Kept) -> None:
+    instance.execute(command=["sh", "-c", "echo one; echo two; sleep 1"], deferrable=False)
+    values = {name.removeprefix("ktrain."): value for name, (value, _) in kept.gauges.items()}
+    assert values["gpus"] == 1
+    assert values["log.lines"] == 2
+    assert values["gpu_seconds.held"] >= 1
+    assert values["seconds.running"] >= 1
+    assert values["seconds.submit"] > 0
+    assert values["seconds.release"] > 0
+    assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())
