@@ -163,7 +163,7 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
         found: list[Problem] = runner.run(preflight(api, manifest, namespace, rendered=rendered))
         return found
 
-    api = Api(make_client, "ktrain check")
+    api = Api(make_client)
     with asyncio.Runner() as runner:
         try:
             yield judge

@@ -13,7 +13,7 @@ import json
 import random
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_ktrain.core.errors import KtrainError
@@ -21,6 +21,8 @@ from airflow_provider_ktrain.core.errors import KtrainError
 if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
+
+    from airflow_provider_ktrain.engine.watch import Hub
 
 Pool = Literal["requests", "watches", "logs"]
 MakeClient = Callable[[], Awaitable["ApiClient"]]
@@ -161,11 +163,10 @@ class Api:
     The client is built on first use and once more whenever the server answers 401; that request is then repeated once.
 
     :param make_client: builds an authenticated client; called in the loop.
-    :param key: what identifies the connection and its rights, such as (conn_id, context): hubs are shared by it.
     """
 
-    def __init__(self, make_client: MakeClient, key: Hashable) -> None:
-        self.key = key
+    def __init__(self, make_client: MakeClient) -> None:
+        self.hubs: dict[tuple[str, str, str], Hub] = {}  #: of `watch.hub`, by path and selectors
         self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
         self._make_client = make_client
         self._connection: _Connection | None = None

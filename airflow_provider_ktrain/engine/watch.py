@@ -14,12 +14,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
-from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 
@@ -424,16 +423,13 @@ def _lean(obj: Object) -> Object:
     return obj
 
 
-_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Hub]] = WeakKeyDictionary()
-
-
 def hub(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> Hub:
-    """The hub of that path and selectors for that connection in the running loop.
+    """The hub of that path and selectors for that Api.
 
     It asks nothing of the server until somebody listens, and stops some seconds after the last one left.
     """
-    hubs = _hubs.setdefault(asyncio.get_running_loop(), {})
-    key = (api.key, path, label_selector, field_selector)
-    if key not in hubs:
-        hubs[key] = Hub(api, path, label_selector, field_selector, forget=partial(hubs.pop, key, None))
-    return hubs[key]
+    # the Api holds them: a new one for the same connection never meets hubs that are closed with the old one
+    key = (path, label_selector, field_selector)
+    if key not in api.hubs:
+        api.hubs[key] = Hub(api, path, label_selector, field_selector, forget=partial(api.hubs.pop, key, None))
+    return api.hubs[key]

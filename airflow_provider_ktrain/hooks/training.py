@@ -90,7 +90,7 @@ class TrainingHook:
 
         key = (self.conn_id, self.cluster_context)
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
-        api, users = apis.get(key) or (Api(self.make_client, key), 0)
+        api, users = apis.get(key) or (Api(self.make_client), 0)
         apis[key] = (api, users + 1)
         try:
             yield api

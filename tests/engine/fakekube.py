@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import Api, MakeClient
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/ns/pods"
@@ -350,6 +350,17 @@ def status(code: int, reason: str, message: str) -> web.Response:
 @contextlib.asynccontextmanager
 async def serving(kube: FakeKube) -> AsyncIterator[Api]:
     """Serve it, with an Api that asks it."""
+    async with clients(kube) as make_client:
+        api = Api(make_client)
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
+@contextlib.asynccontextmanager
+async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
+    """Serve it, and give what builds clients for it."""
     from kubernetes_asyncio import client
 
     runner = web.ServerRunner(web.Server(kube.handle), shutdown_timeout=0.01)
@@ -362,11 +373,9 @@ async def serving(kube: FakeKube) -> AsyncIterator[Api]:
         configuration.api_key["BearerToken"] = f"Bearer {kube.token}"
         return client.ApiClient(configuration)
 
-    api = Api(make_client, ("test", id(kube)))
     try:
-        yield api
+        yield make_client
     finally:
-        await api.close()
         kube.cut()
         await runner.cleanup()
 

@@ -80,7 +80,7 @@ async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> A
             configuration.api_key = {"BearerToken": f"Bearer {token}"}
         return aio.ApiClient(configuration)
 
-    api = cls(make_client, (cluster.kubeconfig, token, cls))
+    api = cls(make_client)
     try:
         yield api
     finally:

@@ -57,7 +57,7 @@ async def api_of(cluster: TestCluster) -> AsyncIterator[Api]:
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
         return aio.ApiClient(configuration)
 
-    api = Api(make_client, "logs")
+    api = Api(make_client)
     try:
         yield api
     finally:

@@ -230,7 +230,7 @@ async def test_no_cluster_there() -> None:
 
         return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
 
-    api = Api(nobody, "nobody")
+    api = Api(nobody)
     with pytest.raises(UnreachableError, match=r"cannot be reached: .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
     await api.close()

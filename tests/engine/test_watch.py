@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import random
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
@@ -24,8 +26,9 @@ from airflow_provider_ktrain.engine.watch import (
     by_uid,
     hub,
 )
+from airflow_provider_ktrain.hooks.training import TrainingHook
 
-from .fakekube import PODS, FakeKube, cutter, serving, until
+from .fakekube import PODS, FakeKube, clients, cutter, serving, until
 
 OURS = {"app": "ktrain"}
 
@@ -315,6 +318,41 @@ async def test_hubs_are_shared_by_what_is_alike_and_by_no_other_connection() -> 
         assert hub(one, PODS, label_selector="a=b") is pods
         different = [hub(other, PODS, label_selector="a=b"), hub(one, PODS), hub(one, PODS + "x", label_selector="a=b")]
         assert len({id(h) for h in [pods, *different]}) == 4
+
+
+async def test_who_comes_while_the_last_one_closes_hears_of_everything() -> None:
+    """The hubs of a connection that is being closed are not given to those who share the next one."""
+    kube = FakeKube()
+    async with clients(kube) as make:
+
+        class Hook(TrainingHook):
+            async def make_client(self) -> ApiClient:
+                return await make()
+
+        selectors = [f"app={n}" for n in range(3)]
+        async with contextlib.AsyncExitStack() as after:
+
+            async def come() -> list[Listener]:
+                api = await after.enter_async_context(Hook().api())
+                hubs = [hub(api, PODS, label_selector=selector) for selector in selectors]
+                return [await after.enter_async_context(pods.listen()) for pods in hubs]
+
+            async def begins_to_close() -> None:
+                coming.append(asyncio.create_task(come()))
+                await asyncio.sleep(0)
+
+            coming: list[asyncio.Task[list[Listener]]] = []
+            async with Hook().api() as first:
+                first.at_close(begins_to_close)  # the first: the hubs are yet to be closed
+                for selector in selectors:
+                    async with hub(first, PODS, label_selector=selector).listen() as listener:
+                        await listener.changed()
+            listeners = await coming[0]
+            for n, listener in enumerate(listeners):
+                assert await listener.changed() == []
+                kube.put(f"p{n}", {"app": str(n)})
+                (seen,) = await listener.changed()
+                assert seen.object["metadata"]["name"] == f"p{n}"
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
