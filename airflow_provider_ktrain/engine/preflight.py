@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core import rbac, schema
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.checks.server import Answer, Answers, Right, judge, queue_of
-from airflow_provider_ktrain.core.errors import AccessError, ManifestError, OperatorMissingError
+from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import fit, modernize, stamp
 from airflow_provider_ktrain.engine import paths
@@ -121,7 +121,7 @@ async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, An
         if e.reason == "AlreadyExists":  # said only of what is valid
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
-        if isinstance(error, ManifestError | AccessError) and e.status != 401:
+        if isinstance(error, ManifestError) or e.status == 403:
             return [Problem(ERROR, "refused", "$", str(error))]
         raise error from e
     return []

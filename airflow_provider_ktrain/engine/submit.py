@@ -6,6 +6,7 @@ Runs in workers only, so that no manifest enters trigger kwargs.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -250,6 +251,14 @@ def unreachable(error: ApiUnavailable) -> UnreachableError:
     )
 
 
+#: as the API server words what is refused by authorization, and by the admission of a ResourceQuota
+_NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
+)
+_WRITES = ("create", "patch", "delete")
+
+
 def explain(
     error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
 ) -> ManifestError | AccessError | ClusterError:
@@ -267,9 +276,17 @@ def explain(
             f"namespace: found {namespace!r}, which does not exist in the cluster. Create it: kubectl create namespace "
             f"{namespace}"
         )
-    if error.status == 403 and "admission webhook" not in error.message:
-        if "because it is being terminated" in error.message:
-            return ManifestError(f"namespace: {namespace!r} is being terminated ({error.message})")
+    if error.status == 403 and "because it is being terminated" in error.message:
+        return ManifestError(f"namespace: {namespace!r} is being terminated ({error.message})")
+    if error.status == 403 and (quota := _QUOTA.search(error.message)):
+        return ClusterError(
+            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403): asked for {quota['asked']}, "
+            f"used {quota['used']}, limit {quota['limit']}. Wait until others are done (the task's `retries`), let a "
+            f"Kueue queue admit the job (`queue_name`), or have the quota raised: kubectl describe quota -n {namespace} "
+            f"{quota['name']}"
+        )
+    # only writes are admitted, and only Kubernetes gives a reason: what else is refused is a right that is missing
+    if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
         return AccessError(
             f"no right to {verb} {resource}{where} (403): {error.message}. Grant it: `ktrain rbac --namespace "
             f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "

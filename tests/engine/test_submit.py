@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError, UnreachableError
+from airflow_provider_ktrain.core.errors import (
+    AccessError,
+    ClusterError,
+    ForeignJobError,
+    ManifestError,
+    UnreachableError,
+)
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -237,12 +243,53 @@ async def test_no_cluster_there() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "error", "says"),
+    [
+        (
+            'pytorchjobs.kubeflow.org is forbidden: User "u" cannot create resource "pytorchjobs" in API group '
+            '"kubeflow.org" in the namespace "ns"',
+            AccessError,
+            "no right to create .*ktrain rbac --namespace ns",
+        ),
+        ('forbidden: User "u" cannot get path "/apis/kubeflow.org"', AccessError, "no right"),
+        ('admission webhook "q" denied the request: no', ManifestError, "refused the manifest"),
+        (
+            "pytorchjobs.kubeflow.org \"train\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no team",
+            ManifestError,
+            "refused the manifest.*no team",
+        ),
+        (
+            'pytorchjobs.kubeflow.org "train" is forbidden: failed quota: cpu: must specify limits.cpu',
+            ManifestError,
+            "refused the manifest.*must specify",
+        ),
+        ("ns because it is being terminated", ManifestError, "is being terminated"),
+        (
+            'pytorchjobs.kubeflow.org "train" is forbidden: exceeded quota: gpus, requested: '
+            "count/pytorchjobs.kubeflow.org=1,pods=2, used: count/pytorchjobs.kubeflow.org=4,pods=7, limited: "
+            "count/pytorchjobs.kubeflow.org=4,pods=8",
+            ClusterError,
+            "quota 'gpus' of namespace 'ns' is exceeded.*asked for count/pytorchjobs.kubeflow.org=1,pods=2, used "
+            "count/pytorchjobs.kubeflow.org=4,pods=7, limit count/pytorchjobs.kubeflow.org=4,pods=8.*Wait.*Kueue",
+        ),
+    ],
+)
+def test_what_is_forbidden_in_words(message: str, error: type[Exception], says: str) -> None:
+    """Only what is a ClusterError and no AccessError is worth another try."""
+    with pytest.raises(Exception, match=says) as raised:
+        raise explain(ApiStatusError(403, "Forbidden", message), "create", "pytorchjobs.kubeflow.org", "ns")
+    assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(("verb", "reason"), [("watch", "Forbidden"), ("create", "")], ids=["a read", "a proxy"])
+def test_what_no_admission_forbids_is_a_right_that_is_missing(verb: str, reason: str) -> None:
+    assert isinstance(explain(ApiStatusError(403, reason, "no"), verb, "pods", "ns"), AccessError)
+
+
+@pytest.mark.parametrize(
     ("error", "says"),
     [
-        (ApiStatusError(403, "Forbidden", "x is forbidden"), "no right to create .*ktrain rbac --namespace ns"),
         (ApiStatusError(401, "Unauthorized", "Unauthorized"), r"refused the credentials \(401\).*renew its token"),
-        (ApiStatusError(403, "Forbidden", 'admission webhook "q" denied: no'), "refused the manifest"),
-        (ApiStatusError(403, "Forbidden", "ns because it is being terminated"), "is being terminated"),
         (ApiStatusError(500, "InternalError", "etcd"), r"could not create .* \(500\): etcd"),
     ],
 )
