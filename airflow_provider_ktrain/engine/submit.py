@@ -9,8 +9,9 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.errors import (
@@ -21,6 +22,7 @@ from airflow_provider_ktrain.core.errors import (
     OperatorMissingError,
     UnreachableError,
 )
+from airflow_provider_ktrain.core.evidence import moment
 from airflow_provider_ktrain.core.identity import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
@@ -34,12 +36,23 @@ from airflow_provider_ktrain.core.identity import (
     decide,
     differences,
 )
-from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import MERGE_PATCH, Mode, foreground, passing, patiently, read, release
+from airflow_provider_ktrain.engine.release import (
+    MERGE_PATCH,
+    Mode,
+    foreground,
+    job_pods,
+    passing,
+    patiently,
+    read,
+    release,
+)
 
 Object = dict[str, Any]
+DELETION_PATIENCE = 600.0  #: seconds that a job which is being deleted is waited for
+OVERDUE = 30.0  #: seconds after its time at which a pod's node, rather than its grace period, is suspected
 
 
 class Log(Protocol):
@@ -105,6 +118,7 @@ async def submit(
     *,
     reattach: Reattach = "always",
     patience: float = 120,
+    deletion_patience: float = DELETION_PATIENCE,
     log: Log,
 ) -> Submitted:
     """Create the job, or adopt, take over, replace or wait for the one that has its name.
@@ -112,9 +126,11 @@ async def submit(
     :param build: the stamped manifest, given the value of its submission label.
     :param first_try: of `core.identity.first_try_since_clear`.
     :param patience: seconds that an unreachable or overloaded API server is asked again.
+    :param deletion_patience: seconds that a job of that name which is being deleted is waited for.
     :raises ManifestError: the API server or the operator's webhook refuses the manifest.
     :raises ForeignJobError: the name is taken by a job that is not ours.
-    :raises AccessError, UnreachableError, ClusterError: other ends of a request.
+    :raises AccessError, UnreachableError, ClusterError: other ends of a request; ClusterError also for a deletion that
+        does not end.
     """
     submission = uuid.uuid4().hex[:12]
     manifest = build(submission)
@@ -122,6 +138,7 @@ async def submit(
     collection = paths.jobs(kind, version, namespace)
     query = {"fieldValidation": "Strict"}
     end, delay, verb = time.monotonic() + patience, 0.5, "create"
+    old = _Old(deletion_patience, log)
     while True:
         try:
             verb = "create"
@@ -132,7 +149,7 @@ async def submit(
                 if e.status != 409 or e.reason != "AlreadyExists":
                     raise
             verb = "patch"
-            taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, log)
+            taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, old, log)
             if taken is not None:
                 return taken
             end, delay = time.monotonic() + patience, 0.5  # it answers
@@ -156,6 +173,7 @@ async def _take(
     me: Owner,
     first_try: int,
     reattach: Reattach,
+    old: _Old,
     log: Log,
 ) -> Submitted | None:
     """Decide over the job that has our name and carry it out; None where the name should be free now."""
@@ -178,11 +196,8 @@ async def _take(
                 f"-n {namespace} {kind.plural} {name}"
             )
         case Action.WAIT:
-            ref = _ref(kind, version, found, me)
-            while True:
-                if await read(api, ref) is None:
-                    return None
-                await asyncio.sleep(0.5)
+            await old.gone(api, _ref(kind, version, found, me))
+            return None
         case Action.REPLACE:
             try:  # what was decided holds for what was read: it may have succeeded since
                 await api.request("DELETE", path, body=foreground(found))
@@ -190,8 +205,8 @@ async def _take(
                 if e.status in (404, 409):
                     return None
                 raise
-            old = _ref(kind, version, found, Owner.of(found) or me)
-            log.info((await release(api, old, Mode.DELETE)).text)
+            ref = _ref(kind, version, found, Owner.of(found) or me)
+            log.info((await release(api, ref, Mode.DELETE)).text)
             return None
         case Action.TAKE_RESULT | Action.ADOPT:
             if changed and decision.action is Action.ADOPT:
@@ -213,11 +228,67 @@ async def _take(
                 job = await api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
             except ApiStatusError as e:
                 if e.status in (404, 409):  # it changed since the read: look and decide again
-                    return await _take(api, kind, version, namespace, name, wanted, me, first_try, reattach, log)
+                    return await _take(api, kind, version, namespace, name, wanted, me, first_try, reattach, old, log)
                 raise
             # the answer to our own create may have been lost
             created = _label(found, SUBMISSION_LABEL) == _label(wanted, SUBMISSION_LABEL)
             return Submitted(_ref(kind, version, job, me), job, created)
+
+
+class _Old:
+    """The wait for the job before ours, which is being deleted.
+
+    :param patience: seconds, of which each tenth is said.
+    """
+
+    def __init__(self, patience: float, log: Log) -> None:
+        self._patience, self._log = patience, log
+        self._began: float | None = None  # lost connections in between do not begin it anew
+
+    async def gone(self, api: Api, ref: JobRef) -> None:
+        """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
+        self._began = said = self._began or time.monotonic()
+        while (job := await read(api, ref)) is not None:
+            now = time.monotonic()
+            late = now - self._began >= self._patience
+            if late or now - said >= self._patience / 10:
+                said = now
+                pods = await job_pods(api, ref)
+                held = "; ".join(map(_going, pods)) or _finalizers(job)
+                if late:
+                    raise ClusterError(_stuck(ref, now - self._began, held, pods))
+                self._log.info(f"{ref} is still being deleted after {now - self._began:.0f} s, held by {held}")
+            await asyncio.sleep(0.5)
+
+
+def _stuck(ref: JobRef, seconds: float, held: str, pods: Sequence[Object]) -> str:
+    names = " ".join(p["metadata"]["name"] for p in pods)
+    remedy = (
+        "It goes once they have ended. Where a node is lost for good, and only there: kubectl delete pod -n "
+        f"{ref.namespace} {names} --force --grace-period=0"
+        if pods
+        else f"See kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
+    )
+    return f"{ref} is being deleted and still there after {seconds:.0f} s of waiting, held by {held}. {remedy}"
+
+
+def _going(pod: Mapping[str, Any]) -> str:
+    """What is known of a pod that is to go; its node we have no right to read."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    due = moment(meta.get("deletionTimestamp"))  # the grace period is in it
+    grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+    if due is None:
+        why = "not asked to end yet"
+    elif (datetime.now(UTC) - due).total_seconds() > OVERDUE:
+        why = f"was to end by {due:%H:%M:%S} UTC: is its node ready?"
+    else:
+        why = f"may end until {due:%H:%M:%S} UTC: its grace period is {grace} s"
+    return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
+
+
+def _finalizers(job: Mapping[str, Any]) -> str:
+    names = ", ".join(job["metadata"].get("finalizers") or ())
+    return f"its finalizers: {names}" if names else "nothing that shows"
 
 
 def _annotation(job: Mapping[str, Any], name: str) -> str | None:
@@ -282,8 +353,8 @@ def explain(
         return ClusterError(
             f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403): asked for {quota['asked']}, "
             f"used {quota['used']}, limit {quota['limit']}. Wait until others are done (the task's `retries`), let a "
-            f"Kueue queue admit the job (`queue_name`), or have the quota raised: kubectl describe quota -n {namespace} "
-            f"{quota['name']}"
+            f"Kueue queue admit the job (`queue_name`), or have the quota raised: kubectl describe quota -n "
+            f"{namespace} {quota['name']}"
         )
     # only writes are admitted, and only Kubernetes gives a reason: what else is refused is a right that is missing
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):

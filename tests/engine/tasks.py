@@ -130,7 +130,7 @@ class Task:
     async def submit(
         self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",
         run_policy: Mapping[str, Any] | None = None, grace: int = 1, restart_policy: str = "Never",
-        patience: float = 30, api: Api | None = None, **overlay: Any,
+        patience: float = 30, deletion_patience: float = 600, api: Api | None = None, **overlay: Any,
     ) -> Submitted:  # fmt: skip
         """Submit as try `number`; the task was cleared before try `first`."""
 
@@ -139,7 +139,7 @@ class Task:
 
         return await submit(
             api or self.api, PYTORCHJOB, "v1", stamped, self.owner(number), first,
-            reattach=reattach, patience=patience, log=self.log,
+            reattach=reattach, patience=patience, deletion_patience=deletion_patience, log=self.log,
         )  # fmt: skip
 
     async def follow(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
+from kubernetes_asyncio import client
 
 from airflow_provider_ktrain.core.errors import (
     AccessError,
@@ -18,9 +20,10 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_L
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, release
-from airflow_provider_ktrain.engine.submit import Submitted, explain, served_version
+from airflow_provider_ktrain.engine.submit import Submitted, explain, served_version, submit
+from airflow_provider_ktrain.hooks.worker import CONFIGURATION
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, until
+from tests.engine.tasks import Lines, MeddledApi, Task, api_of, until
 
 
 async def test_what_is_created_names_its_owner_and_its_submission(task: Task) -> None:
@@ -93,6 +96,66 @@ async def test_what_is_being_deleted_is_waited_for(task: Task) -> None:
     second = await waiting
     assert second.created
     assert second.ref.uid != first.ref.uid
+
+
+async def test_a_deletion_that_does_not_end_is_waited_for_so_long(task: Task) -> None:
+    """Its pods take their time: they are named, and at last the try gives up, for another to follow."""
+    first = await task.submit(1, "trap '' TERM; echo started; sleep 600 & while true; do wait; done", grace=20)
+    await task.running(first.ref)
+    await task.delete("Foreground")
+    with pytest.raises(ClusterError, match=r"-master-0 on \S+ \(may end until .*: its grace period is 20 s") as error:
+        await task.submit(2, deletion_patience=2)
+    assert f"kubectl delete pod -n {task.namespace} {task.key.job_name()}-master-0 --force" in str(error.value)
+    assert "is still being deleted after 1 s, held by pod" in str(task.log)
+    assert not isinstance(error.value, CONFIGURATION), "it is worth another try"
+
+
+async def test_finalizers_that_hold_a_job_are_named(task: Task) -> None:
+    first = await task.submit(1)
+    await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
+    await task.delete("Foreground")
+
+    async def held_alone() -> bool:
+        job = await task.job()
+        return job is not None and job["metadata"]["finalizers"] == ["tests.example/hold"]
+
+    await until(held_alone)
+    assert not await task.pods(first.ref)
+    with pytest.raises(ClusterError, match=r"held by its finalizers: tests\.example/hold\. See kubectl get"):
+        await task.submit(2, deletion_patience=0)
+    await task.patch({"metadata": {"finalizers": None}})
+
+
+@pytest.mark.parametrize(
+    ("deleted", "says"),
+    [
+        (None, "not asked to end yet"),
+        ("2001-01-01T10:00:00Z", "was to end by 10:00:00 UTC: is its node ready?"),
+        ("2999-01-01T10:00:00Z", "may end until 10:00:00 UTC: its grace period is 3600 s"),
+    ],
+)
+async def test_what_holds_a_job_that_is_being_deleted(deleted: str | None, says: str) -> None:
+    """A pod on a node that is lost, or one with hours of grace."""
+    meta = {"name": "train", "namespace": "ns", "uid": "j", "deletionTimestamp": "2026-11-21T10:00:00Z"}
+    me = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
+    job = {"metadata": {**meta, "annotations": {OWNER_ANNOTATION: me.annotation()}}}
+    pod: dict[str, Any] = {
+        "metadata": {"name": "train-worker-0", "uid": "p", "ownerReferences": [{"kind": "PyTorchJob", "uid": "j"}]},
+        "spec": {"nodeName": "node-7", "terminationGracePeriodSeconds": 3600},
+    }
+    if deleted:
+        pod["metadata"]["deletionTimestamp"] = deleted
+
+    class Deleting(Api):
+        async def request(self, method: str, path: str, **_: Any) -> dict[str, Any]:
+            if method == "POST":
+                raise ApiStatusError(409, "AlreadyExists")
+            return {"items": [pod]} if path.endswith("/pods") else job
+
+    with pytest.raises(ClusterError, match=re.escape(f"pod train-worker-0 on node-7 ({says})")):
+        await submit(
+            Deleting(nobody), PYTORCHJOB, "v1", lambda _: job, me, 1, deletion_patience=0, log=Lines()
+        )  # fmt: skip
 
 
 async def test_what_was_suspended_by_a_release_goes_on(task: Task) -> None:
@@ -230,12 +293,11 @@ async def test_a_namespace_that_does_not_exist(task: Task) -> None:
         await task.submit()
 
 
+async def nobody() -> client.ApiClient:
+    return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
+
+
 async def test_no_cluster_there() -> None:
-    async def nobody() -> Any:
-        from kubernetes_asyncio import client
-
-        return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
-
     api = Api(nobody)
     with pytest.raises(UnreachableError, match=r"cannot be reached: .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
