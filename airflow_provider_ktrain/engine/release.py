@@ -23,6 +23,7 @@ Object = dict[str, Any]
 T = TypeVar("T")
 POLL = 0.5  # seconds between looks at what is going away
 COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
+GRACE_MARGIN = 30.0  # seconds beyond the pods' own grace period in which they must be gone
 HANG = 0.2  # seconds beyond the timeout at which a request without an answer is given up
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -68,13 +69,21 @@ def mode_of(on_finish_action: str, *, succeeded: bool, ended: bool) -> Mode:
 
 
 async def release(
-    api: Api, ref: JobRef, mode: Mode = Mode.DELETE, *, timeout: float = 60, verify: bool = True
+    api: Api,
+    ref: JobRef,
+    mode: Mode = Mode.DELETE,
+    *,
+    timeout: float = 60,
+    verify: bool = True,
+    margin: float = GRACE_MARGIN,
 ) -> Released:
     """Give back what the job holds, and see that it is gone.
 
-    :param timeout: seconds for all of it; an API server that is away is asked again until then.
+    :param timeout: seconds for all of it; an API server that is away is asked again until then. With `verify` it is at
+        least the longest terminationGracePeriodSeconds of the job's pods plus `margin`: they have a right to it.
     :param verify: False returns as soon as the API server accepted the request.
-    :raises ReleaseError: pods are still there after `timeout`, or the API server refuses.
+    :param margin: seconds that pods may take beyond their grace period.
+    :raises ReleaseError: pods are still there after that time, or the API server refuses.
     """
     began = time.monotonic()
     end = began + timeout
@@ -86,10 +95,14 @@ async def release(
         return await _ask(api, ref, mode, before or [])
 
     try:
-        async with asyncio.timeout(timeout + HANG):
+        async with asyncio.timeout(timeout + HANG) as limit:
             done = await patiently(count_and_ask, end)
             if done is None:
                 return Released(False, 0, 0, 0.0, f"{ref} is not this try's any more: nothing was touched")
+            if verify and before:
+                timeout = max(timeout, max(map(_grace, before)) + margin)
+                end = began + timeout
+                limit.reschedule(asyncio.get_running_loop().time() + end - time.monotonic() + HANG)
             left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released: {e}") from e
@@ -161,6 +174,11 @@ def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
 
 def _gpus(pod: Mapping[str, Any]) -> int:
     return pod_gpus(pod.get("spec") or {})
+
+
+def _grace(pod: Mapping[str, Any]) -> float:
+    """Seconds that a pod may take to end."""
+    return 0 if _ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
 
 
 def _ended(pod: Mapping[str, Any]) -> bool:

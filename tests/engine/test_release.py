@@ -169,7 +169,16 @@ async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=5)).ref
     await task.running(ref)
     with pytest.raises(ReleaseError, match=r"1 pods with 1 GPUs are still there after 1 s: \S+-master-0.*kubectl get"):
-        await release(task.api, ref, timeout=1)
+        await release(task.api, ref, timeout=1, margin=-4)
+
+
+async def test_pods_have_their_own_grace_period(task: Task) -> None:
+    ref = (await task.submit(1, STUBBORN, grace=3)).ref
+    await task.running(ref)
+    done = await release(task.api, ref, timeout=1)
+    assert (done.done, done.pods, done.gpus) == (True, 1, 1)
+    assert done.seconds > 1
+    assert not await task.pods(ref)
 
 
 async def test_what_an_orphaning_deletion_left(task: Task) -> None:
