@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.manifest import pod_gpus
-from airflow_provider_ktrain.core.status import phase_of
+from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.status import Phase, phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 
@@ -36,8 +38,11 @@ class Mode(enum.Enum):
     """How a job is released."""
 
     DELETE = "delete"  #: the job and all that it owns
-    SUSPEND = "suspend"  #: keep an unfinished job, without its pods
+    SUSPEND = "suspend"  #: keep an unfinished job, without its pods; one of a Kueue queue is deleted
     DELETE_PODS = "delete pods"  #: keep a finished job and its ended pods; pods that still run go
+
+
+WORDS = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,17 @@ async def release(
     end = began + timeout
     before: list[Object] | None = None
 
-    async def count_and_ask() -> Mode | None:
+    async def count_and_ask() -> tuple[Mode, str] | None:
         nonlocal before
         before = before if before is not None else await _pods_before(api, ref)
         return await _ask(api, ref, mode, before or [])
 
     try:
         async with asyncio.timeout(timeout + HANG) as limit:
-            done = await patiently(count_and_ask, end)
-            if done is None:
+            asked = await patiently(count_and_ask, end)
+            if asked is None:
                 return Released(False, 0, 0, 0.0, f"{ref} is not this try's any more: nothing was touched")
+            done, what = asked
             if verify and before:
                 timeout = max(timeout, max(map(_grace, before)) + margin)
                 end = began + timeout
@@ -121,7 +127,6 @@ async def release(
         )
     pods = [p for p in before or () if done is not Mode.DELETE_PODS or not _ended(p)]
     gpus = sum(map(_gpus, (p for p in pods if not _ended(p))))
-    what = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}[done]
     if not verify:
         free = "its pods are asked to end"
     elif before is None:
@@ -202,30 +207,47 @@ def foreground(job: Mapping[str, Any]) -> Object:
     return {"propagationPolicy": "Foreground", "preconditions": fence}
 
 
-async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> Mode | None:
-    """Make the request until it is accepted; the mode that fitted the job, or None where another try owns it."""
+async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> tuple[Mode, str] | None:
+    """Make the request until it is accepted; the mode that fitted the job, in words too; None: another try owns it."""
     while True:
         job = await read(api, ref)
         if job is None:
             await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
-            return Mode.DELETE
+            return Mode.DELETE, WORDS[Mode.DELETE]
         owner = Owner.of(job)
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None
-        if mode is Mode.SUSPEND and phase_of(job).ended:
-            mode = Mode.DELETE_PODS  # it ended meanwhile: suspending would free nothing
+        fitting, what = _fitting(ref, job, mode)
         try:
-            if mode is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
+            if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
                 await api.request("DELETE", paths.job(ref), body=foreground(job))
-            elif mode is Mode.SUSPEND:
+            elif fitting is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
-            elif mode is Mode.DELETE_PODS:
+            elif fitting is Mode.DELETE_PODS:
                 await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not _ended(p)])
-            return mode
+            return fitting, what
         except ApiStatusError as e:
             if e.status not in (404, 409):
                 raise
             # it changed since the read (operators write often): read and decide again
+
+
+def _fitting(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
+    """The mode that frees what the job as it stands holds, and does not let its operator or queue take it again."""
+    if mode is Mode.DELETE:
+        return mode, WORDS[mode]
+    if phase_of(job).ended:  # suspending frees nothing where an operator is done with the job, and all where it is not
+        mode = Mode.SUSPEND if remade(ref, job) else Mode.DELETE_PODS
+    elif mode is Mode.SUSPEND and QUEUE_LABEL in (job["metadata"].get("labels") or {}):
+        return Mode.DELETE, f"{WORDS[Mode.DELETE]} (kept jobs of a Kueue queue would be resumed by it)"
+    return mode, WORDS[mode]
+
+
+def remade(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
+    """Whether the operator makes deleted pods of this ended job anew: mpi-operator does after an eviction."""
+    if job is None or (ref.kind, ref.version) != (MPIJOB.name, "v2beta1"):
+        return False
+    return phase_of(job) is Phase.FAILED and not (job.get("status") or {}).get("completionTime")
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:

@@ -159,10 +159,14 @@ class ReapTrainingJobsOperator(BaseOperator):
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:
-    """Delete an unfinished job; of a finished one, which was meant to be kept, only the pods that still run."""
-    from airflow_provider_ktrain.engine.release import Mode, read, release
+    """Delete an unfinished job; of a finished one, which was meant to be kept, only the pods that still run.
 
-    mode = Mode.DELETE_PODS if phase_of(await read(api, ref)).ended else Mode.DELETE
+    But for a finished one whose operator would make them anew.
+    """
+    from airflow_provider_ktrain.engine.release import Mode, read, release, remade
+
+    job = await read(api, ref)
+    mode = Mode.DELETE_PODS if phase_of(job).ended and not remade(ref, job) else Mode.DELETE
     return (await release(api, ref, mode)).text
 
 

@@ -207,5 +207,52 @@ class Task:
             await self.api.request("DELETE", self.path, body={"propagationPolicy": propagation})
 
 
+class EvictedApi(Api):
+    """One Failed MPIJob v2beta1 whose pods are made anew until it is suspended, deleted or has a completionTime.
+
+    As mpi-operator does after an eviction, which sets none.
+    """
+
+    ref = JobRef("MPIJob", "v2beta1", "ns", "train", "j", "ti-1")
+
+    def __init__(self, **status: Any) -> None:
+        super().__init__(self._nobody)
+        owner = Owner(TaskKey("tests", "dag", "train", "run"), 1, self.ref.owner)
+        meta = {"namespace": "ns", "name": "train", "uid": "j", "resourceVersion": "1"}
+        self.job: Object | None = {
+            "metadata": {**meta, "annotations": {OWNER_ANNOTATION: owner.annotation()}},
+            "spec": {},
+            "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "MPIJobEvicted"}], **status},
+        }
+        self.made = 1  # pods
+        self.pods = [self._pod()]
+
+    @staticmethod
+    async def _nobody() -> aio.ApiClient:
+        raise ApiUnavailable("there is no server")
+
+    def _pod(self) -> Object:
+        owners = [{"kind": "MPIJob", "uid": "j"}]
+        meta = {"name": "train-worker-0", "uid": f"p{self.made}", "ownerReferences": owners}
+        return {"metadata": meta, "status": {"phase": "Running"}}
+
+    async def request(self, method: str, path: str, *, body: Any = None, **_: Any) -> Object:
+        plural, name = path.split("/")[-2:]
+        if name == "pods":
+            return {"items": self.pods}
+        if plural == "pods":
+            assert method == "DELETE"
+            self.made += 1
+            self.pods = [] if self.job is None or "completionTime" in self.job["status"] else [self._pod()]
+            return {}
+        if self.job is None:
+            raise ApiStatusError(404, "NotFound")
+        if method == "DELETE":
+            self.job, self.pods = None, []
+        elif method == "PATCH":
+            self.job["spec"], self.pods = body["spec"], []
+        return self.job or {}
+
+
 def soon(seconds: float = 0.0) -> float:
     return time.monotonic() + seconds

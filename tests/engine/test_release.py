@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, 
 from airflow_provider_ktrain.engine.api import ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, until
+from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, until
 
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 #: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
@@ -92,6 +92,34 @@ async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: M
     job = await task.job()
     assert job is not None
     assert not job["spec"]["runPolicy"].get("suspend")
+
+
+async def test_pods_that_mpi_operator_would_make_anew_go_by_suspending_it() -> None:
+    evicted = EvictedApi()
+    done = await release(evicted, evicted.ref, Mode.DELETE_PODS, timeout=2, margin=-30)
+    assert "suspended: its 1 pods are gone" in done.text
+    assert evicted.job is not None
+    assert evicted.job["spec"] == {"runPolicy": {"suspend": True}}
+    completed = EvictedApi(completionTime="2026-11-21T10:00:00Z")
+    assert "kept, its running pods deleted" in (await release(completed, completed.ref, Mode.DELETE_PODS)).text
+    assert completed.job is not None
+    assert not completed.job["spec"]
+
+
+async def test_a_job_of_a_kueue_queue_is_not_kept(task: Task) -> None:
+    """Kueue would resume it: its Workload is still admitted."""
+    ref = (await task.submit(queue="team-a")).ref
+    await task.running(ref)
+    done = await release(task.api, ref, Mode.SUSPEND)
+    assert "deleted (kept jobs of a Kueue queue would be resumed by it): its 1 pods are gone" in done.text
+    assert await task.job() is None
+
+
+async def test_a_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
+    ref = (await task.submit(1, "true", queue="team-a")).ref
+    await task.condition("Succeeded")
+    assert "kept" in (await release(task.api, ref, Mode.SUSPEND)).text
+    assert await task.job()
 
 
 # what is not touched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
-from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
+from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
+from tests.engine.tasks import EvictedApi
 from tests.operators.instance import Instance, Supervisor
 
 
@@ -87,6 +89,16 @@ def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None
     assert found == same
     assert len(one.second_look(instance.context, found)) == 1
     assert other.second_look(instance.context, same) == []
+
+
+def test_what_its_operator_would_bring_back_is_deleted() -> None:
+    """A finished job is kept, and its pods go; but those of an evicted MPIJob would be made anew."""
+    evicted, completed = EvictedApi(), EvictedApi(completionTime="2026-11-21T10:00:00Z")
+    asyncio.run(_release(evicted.ref, evicted, "ns"))
+    asyncio.run(_release(completed.ref, completed, "ns"))
+    assert evicted.job is None
+    assert completed.job is not None
+    assert not completed.pods
 
 
 def test_another_deployments_jobs_are_not_seen(
