@@ -64,8 +64,11 @@ class TrainingSupersededError(TrainingJobError):
     """Another try of the task owns the job by now."""
 
 
-class TrainingReleaseError(TrainingJobError):
-    """The job's pods could not be released: they may still hold GPUs."""
+class TrainingReleaseError(TrainingJobError, AirflowFailException):
+    """The training succeeded (its result is in XCom), but its pods could not be released: they may still hold GPUs.
+
+    Never retried: that would train again.
+    """
 
 
 class TrainingConfigurationError(AirflowFailException):

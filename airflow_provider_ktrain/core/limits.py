@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import Limit
-from airflow_provider_ktrain.core.status import Phase, true_conditions
+from airflow_provider_ktrain.core.status import Phase, true_conditions, wants_suspension
 
 Object = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ def clocks(
         created = epoch((job.get("metadata") or {}).get("creationTimestamp")) or deadline
         yield Clock(Limit.EXECUTION, deadline, deadline - created)
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
-        if limits.queue is not None and (since := _since(job, "Suspended")) is not None:
+        if limits.queue is not None and (since := _queued_since(job)) is not None:
             yield Clock(Limit.QUEUE, since + limits.queue, limits.queue)
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
@@ -100,6 +100,12 @@ def restarts(pods: Iterable[Object]) -> int:
     )
 
 
-def _since(job: Object, condition: str) -> float | None:
-    found = true_conditions(job).get(condition)
-    return epoch(found.since if found else None) or epoch((job.get("metadata") or {}).get("creationTimestamp"))
+def _queued_since(job: Object) -> float | None:
+    """None while spec and condition disagree: a queue writes the one, the operator follows with the other."""
+    suspended = true_conditions(job).get("Suspended")
+    if not wants_suspension(job):
+        return None
+    if suspended is not None:
+        return epoch(suspended.since) or epoch((job.get("metadata") or {}).get("creationTimestamp"))
+    started = (job.get("status") or {}).get("startTime")
+    return None if started else epoch((job.get("metadata") or {}).get("creationTimestamp"))

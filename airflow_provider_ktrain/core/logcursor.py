@@ -181,6 +181,10 @@ class Cursor:
         """The position of a container, made where there is none."""
         return self.positions.setdefault(f"{uid}/{container}", Position())
 
+    def has(self, uid: str, container: str) -> bool:
+        """Whether lines of a container were read, here or before a handover."""
+        return bool((at := self.positions.get(f"{uid}/{container}")) and at.last)
+
     def begin(self, uid: str, container: str, restart: int) -> Position:
         """The position at the beginning of another run of a container, in place of the last one's."""
         position = self.positions[f"{uid}/{container}"] = Position(restart)

@@ -67,7 +67,7 @@ def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = 
         return Phase.SUCCEEDED
     if "Failed" in true:
         return Phase.FAILED
-    if "Suspended" in true or _wants_suspension(job):
+    if "Suspended" in true or wants_suspension(job):
         return Phase.SUSPENDED if (job.get("status") or {}).get("startTime") else Phase.QUEUED
     if "Restarting" in true:
         return Phase.RESTARTING
@@ -79,7 +79,8 @@ def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = 
     return Phase.PENDING
 
 
-def _wants_suspension(job: Mapping[str, Any]) -> bool:
+def wants_suspension(job: Mapping[str, Any]) -> bool:
+    """Whether the job's spec says suspend: runPolicy's, or MPIJob v2beta1's way."""
     spec = job.get("spec") or {}
     return bool((spec.get("runPolicy") or {}).get("suspend") or spec.get("suspend"))
 

@@ -123,6 +123,10 @@ class Handover:
 
     cursor: dict[str, Any]
     metrics: dict[str, float]
+    marked: str = ""  #: the primary's last result line so far
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 async def follow(
@@ -134,18 +138,24 @@ async def follow(
     stop: Stop,
     cursor: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    marked: str = "",
     until: float | None = None,
     tail: int | None = None,
+    impatient: bool = False,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
-    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics` likewise.
+    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics` and `marked` likewise.
     :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
+
+    :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
+        is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
     supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, tail)
+    supervisor.marked, supervisor.impatient = marked, impatient
     try:
         return await supervisor.run(until)
     finally:
@@ -180,6 +190,9 @@ class _Supervisor:
         self.watches_before = api.stats["watches"]
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
+        self.impatient = False
+        self.live: set[str] = set()  # uids of the pods that are there
+        self.releasing = False
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
@@ -214,14 +227,28 @@ class _Supervisor:
         ):
             while True:
                 await self._take(jobs, pods)
-                outcome = await self._decide()
+                outcome = await self._decide_unless(stopped)
                 if outcome is not None:
                     return outcome
                 if until is not None and time.monotonic() >= until:
                     await self.logs.close()
                     self._count()
-                    return Handover(self.cursor.to_dict(), self.metrics)
+                    return Handover(self.cursor.to_dict(), self.metrics, self.marked)
                 await self._wait(jobs, pods, stopped, until)
+
+    async def _decide_unless(self, stopped: asyncio.Event) -> Outcome | None:
+        """`_decide`, cut off by a kill: it may read logs and events for longer than a kill has."""
+        deciding, killed = asyncio.ensure_future(self._decide()), asyncio.ensure_future(stopped.wait())
+        try:
+            await asyncio.wait([deciding, killed], return_when=asyncio.FIRST_COMPLETED)
+            if deciding.done() or self.releasing:  # a release asks first, and waits then
+                return await deciding
+            deciding.cancel()
+            await asyncio.wait([deciding])
+            return await self._killed(self.stop.reason or "")
+        finally:
+            killed.cancel()
+            deciding.cancel()
 
     async def _decide(self) -> Outcome | None:
         """The end, if this is it."""
@@ -230,7 +257,7 @@ class _Supervisor:
         if self.phase is None:
             cause = await self._overdue()
             return None if cause is None else await self._release(cause)
-        if self._superseded():
+        if self._superseded() and await self._superseded_indeed():
             self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
             return Outcome(self.phase, False, superseded=True)
         if (met := set(self.options.conditions) & true_conditions(self.job or {}).keys()) and not self.gone:
@@ -274,8 +301,8 @@ class _Supervisor:
             if self.refused_since is None:
                 self.refused_since = now
                 self.log.warning(f"{self.ref} cannot be watched now: {error}")
-            forbidden = isinstance(error, ApiStatusError) and error.status == 403 and now - self.began < EARLY
-            if self.phase is None or forbidden or now - self.refused_since > PATIENCE:
+            early = self.impatient and (self.phase is None or now - self.began < EARLY)
+            if early or now - self.refused_since > PATIENCE:
                 raise self._explained(error)
             return
         self.refused_since = None
@@ -308,7 +335,7 @@ class _Supervisor:
                 job = await read(self.api, self.ref)
                 self.gone, self.unsure = job is None, False
             except (ApiUnavailable, ApiStatusError) as e:
-                if not passing(e):
+                if self.impatient and not passing(e):
                     raise
                 self.unsure = True
         if job is not None:
@@ -318,6 +345,7 @@ class _Supervisor:
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
             self.pods |= mine
+            self.live = set(mine)
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
@@ -327,6 +355,8 @@ class _Supervisor:
                 self._count_phase()
                 self.phase, self.phase_since = phase, time.monotonic()
                 self.look_after = LOOK_EVERY
+                if phase in (Phase.RUNNING, Phase.RESTARTING):
+                    self.last_line = time.time()  # it was silent before because it did not run
 
     def _say(self, phase: Phase) -> None:
         conditions = true_conditions({} if self.gone else self.job or {})
@@ -352,12 +382,21 @@ class _Supervisor:
         owner = Owner.of(self.job or {})
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
 
+    async def _superseded_indeed(self) -> bool:
+        """Asked of the API server: a watch may be behind, and then nobody would follow the job."""
+        try:
+            self.job = await read(self.api, self.ref) or self.job
+        except (ApiUnavailable, ApiStatusError):
+            self.unsure = True
+            return False
+        return self._superseded()
+
     @property
     def _not_started(self) -> bool:
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
     def _clocks(self) -> list[Clock]:
-        options, pods = self.options, [p for p in self.pods.values() if not p["metadata"].get("deletionTimestamp")]
+        options, pods = self.options, [self.pods[uid] for uid in self.live]
         job, phase = self.job or {}, self.phase or Phase.PENDING
         return list(clocks(job, pods, phase, options.limits, deadline=options.deadline, last_line=self.last_line))
 
@@ -439,6 +478,7 @@ class _Supervisor:
         return await self._release(cause, verify=False, timeout=4)
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
+        self.releasing = True
         succeeded = cause is None
         released = error = ""
         if self.options.release and self.ref.uid:
@@ -499,7 +539,8 @@ class _Supervisor:
                     lines = await self._tail(name, status["name"])
                     self.tails[key] = deque(lines, maxlen=TAIL)
                     role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
-                    for line in lines:
+                    told = self.cursor.has(pod["metadata"]["uid"], status["name"])
+                    for line in () if told else lines:
                         self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
         return {key: list(lines) for key, lines in self.tails.items()}
 

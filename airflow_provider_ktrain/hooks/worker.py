@@ -62,6 +62,7 @@ class WorkerHost:
 
     def __init__(self, hook: TrainingHook, log: Log) -> None:
         self.handover = Handover({}, {})
+        self._impatient = False  # of refusals: with a job that was just created
         self._hook = hook
         self._log = log
         self._stop = Stop()
@@ -115,6 +116,7 @@ class WorkerHost:
         submitted: Submitted = self._run(self._submit(submission))
         self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         self._ref, self._submitting = submitted.ref, None
+        self._impatient = submitted.created
         self.check()
         return submitted
 
@@ -190,7 +192,14 @@ class WorkerHost:
     async def _follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
         async with self._hook.api() as api:
             return await follow(
-                ref, api, options, log=self._log, stop=self._stop, metrics=self.handover.metrics, until=until
+                ref,
+                api,
+                options,
+                log=self._log,
+                stop=self._stop,
+                metrics=self.handover.metrics,
+                until=until,
+                impatient=self._impatient or not options.release,
             )
 
     # release

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from airflow.sdk import BaseOperator
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
+TRIGGERS = 3  #: triggers that may fail to follow one job before it is given up
 STATE_KEY = "ktrain"  #: in task_state_store
 KILLED = "the task was killed (marked failed or cleared, timed out, or its worker was stopped)"
 
@@ -299,22 +300,36 @@ class TrainingJobOperator(BaseOperator):
     def _defer(self, ref: JobRef, options: Options, handover: Handover) -> None:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        timeout = None
-        if options.deadline is not None:
-            timeout = timedelta(seconds=max(options.deadline - time.time(), 0) + self.defer_padding)
         self.log.info("%s goes on; the triggerer follows it from here and this worker is free", ref)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
                 options=options.to_dict(),
-                cursor=handover.cursor,
-                metrics=handover.metrics,
                 kubernetes_conn_id=self.kubernetes_conn_id,
                 cluster_context=self.cluster_context,
+                **handover.to_dict(),
             ),
             method_name="execute_complete",
-            timeout=timeout,
+            timeout=self._until_timeout(options),
         )
+
+    def _defer_again(self, error: str, trigger: Mapping[str, Any]) -> NoReturn:
+        """A trigger that failed is no reason to end a training that goes on."""
+        from airflow_provider_ktrain.engine.supervisor import Options
+        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+        self.log.warning("The trigger failed (%s); another one follows the job", error)
+        self.defer(
+            trigger=TrainingJobTrigger(**trigger),
+            method_name="execute_complete",
+            timeout=self._until_timeout(Options.from_dict(trigger["options"])),
+        )
+
+    def _until_timeout(self, options: Options) -> timedelta | None:
+        """Airflow's timeout of the deferral, which our own deadline comes before."""
+        if options.deadline is None:
+            return None
+        return timedelta(seconds=max(options.deadline - time.time(), 0) + self.defer_padding)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: result, or the exception of the cause."""
@@ -323,6 +338,8 @@ class TrainingJobOperator(BaseOperator):
 
         with as_airflow_errors():
             if "error" in event:
+                if (again := event.get("trigger")) and again["failures"] < TRIGGERS:
+                    self._defer_again(event["error"], again)
                 self._release_what_is_left(context)
                 raise KtrainError(f"the trigger failed while it followed the job: {event['error']}")
             return self._finish(Outcome(**event), context)
@@ -356,6 +373,7 @@ class TrainingJobOperator(BaseOperator):
         if outcome.cause is not None:
             raise failure(outcome.cause, unreleased or outcome.released)
         if unreleased:
+            ti.xcom_push(key="return_value", value=outcome.result)  # what fails is the release, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         if outcome.result_error:
             self.log.warning("The training succeeded; its result is left out: %s", outcome.result_error)
@@ -424,7 +442,7 @@ class TrainingJobOperator(BaseOperator):
 
         deadline = (job["metadata"].get("annotations") or {}).get(DEADLINE_ANNOTATION)
         return Options(
-            logs=self.logs,
+            logs=self.logs if isinstance(self.logs, str) else {role: list(at) for role, at in self.logs.items()},
             limits=Limits(
                 queue=_seconds(self.queue_timeout),
                 schedule=_seconds(self.schedule_timeout),

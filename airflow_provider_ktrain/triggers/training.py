@@ -33,6 +33,8 @@ class TrainingJobTrigger(BaseTrigger):
     :param options: `engine.supervisor.Options` as a dict.
     :param cursor: where each container's log stands.
     :param metrics: what the worker has counted.
+    :param marked: the result line that the worker has seen.
+    :param failures: how many triggers have failed to follow this job before.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig.
     """
@@ -46,19 +48,26 @@ class TrainingJobTrigger(BaseTrigger):
         kubernetes_conn_id: str,
         cluster_context: str | None = None,
         metrics: Mapping[str, float] | None = None,
+        marked: str = "",
+        failures: int = 0,
     ) -> None:
         super().__init__()
         self.job = dict(job)
         self.options = dict(options)
         self.cursor = dict(cursor)
         self.metrics = dict(metrics or {})
+        self.marked = marked
+        self.failures = failures
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
         self._killing: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context", "metrics")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments()
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context", "metrics", "marked", "failures")
+        return {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         started = time.monotonic()
@@ -68,7 +77,8 @@ class TrainingJobTrigger(BaseTrigger):
         except Exception as e:
             # never raise: nothing of ours would run then, and the GPUs would stay
             self.log.exception("Following %s failed", ref)
-            event = {"error": f"{type(e).__name__}: {e}"}
+            again = {**self._arguments(), "failures": self.failures + 1}
+            event = {"error": f"{type(e).__name__}: {e}", "trigger": again}
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         yield TriggerEvent(event)
 
@@ -84,6 +94,8 @@ class TrainingJobTrigger(BaseTrigger):
                 stop=Stop(),
                 cursor=self.cursor,
                 metrics=self.metrics,
+                marked=self.marked,
+                impatient=not self.options["release"],
                 tail=HANDOVER_LINES,
             )
         assert not isinstance(outcome, Handover)  # only with `until`

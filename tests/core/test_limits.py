@@ -34,8 +34,17 @@ def due(*args: Any, deadline: float | None = None, last_line: float = T0) -> dic
 
 
 def test_a_suspended_job_only_queues() -> None:
-    assert due(job(("Suspended", SUSPENDED)), [pod()], Phase.QUEUED, ALL) == {Limit.QUEUE: 70}
-    assert due(job(), [], Phase.SUSPENDED, ALL) == {Limit.QUEUE: 60}, "without a condition: since it was created"
+    waits = {"spec": {"runPolicy": {"suspend": True}}}
+    assert due(job(("Suspended", SUSPENDED)) | waits, [pod()], Phase.QUEUED, ALL) == {Limit.QUEUE: 70}
+    assert due(job() | waits, [], Phase.QUEUED, ALL) == {Limit.QUEUE: 60}, "without a condition: since it was created"
+
+
+def test_a_queue_that_has_not_had_its_way_yet_has_no_clock() -> None:
+    """Spec and condition disagree for a moment: as a running job is preempted, and as one is admitted."""
+    preempted = job() | {"spec": {"runPolicy": {"suspend": True}}}
+    preempted["status"] = {**(preempted.get("status") or {}), "startTime": CREATED}
+    assert not due(preempted, [], Phase.SUSPENDED, ALL)
+    assert not due(job(("Suspended", SUSPENDED)), [], Phase.SUSPENDED, ALL)
 
 
 def test_a_pod_without_a_node_waits_since_it_was_created() -> None:

@@ -144,18 +144,13 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
-        cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, **options: Any,
+        cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, marked: str = "",
+        **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
-            ref,
-            self.api,
-            Options(**options),
-            log=self.log,
-            stop=stop or Stop(),
-            cursor=cursor,
-            metrics=metrics,
-            until=until,
-        )
+            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, metrics=metrics,
+            marked=marked, until=until,
+        )  # fmt: skip
 
     async def ended(self, ref: JobRef, **how: Any) -> Outcome:
         outcome = await self.follow(ref, **how)

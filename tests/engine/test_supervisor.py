@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import Owner
 from airflow_provider_ktrain.core.limits import Limits
+from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, soon, until
@@ -115,6 +116,32 @@ async def test_what_waits_in_a_queue_waits(task: Task) -> None:
     ended = await task.follow(ref, limits=Limits(schedule=0.1, startup=0.1, log_stall=0.1), until=soon(1.5))
     assert isinstance(ended, Handover)
     assert await task.job() is not None
+
+
+async def test_silence_counts_from_when_it_runs(task: Task) -> None:
+    submitted = await task.submit(1, "sleep 1; echo line 0", run_policy={"suspend": True})
+    began = time.monotonic()
+    following = asyncio.create_task(task.ended(submitted.ref, limits=Limits(log_stall=2.5)))
+
+    async def silent_for_long() -> bool:
+        return time.monotonic() > began + 3
+
+    await until(silent_for_long)
+    job = await task.job()
+    assert job is not None
+    await set_suspended(task.api, submitted.ref, job, False)
+    assert (await following).succeeded
+
+
+async def test_a_result_survives_a_handover(task: Task) -> None:
+    program = """trap 'exit 143' TERM; echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""
+    ref = (await task.submit(1, program)).ref
+    first = await task.follow(ref, until=soon(2))
+    assert isinstance(first, Handover)
+    assert first.marked
+    outcome = await task.follow(ref, **first.to_dict())
+    assert not isinstance(outcome, Handover)
+    assert outcome.result == {"loss": 0.5}
 
 
 # what others do

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
+from airflow_provider_ktrain.exceptions import TrainingJobError
 from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJobTrigger
 from tests.engine.tasks import until
 from tests.operators.instance import Instance, Supervisor
@@ -134,9 +136,18 @@ def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance)
 def test_what_goes_wrong_in_it_is_an_event(instance: Instance) -> None:
     """A trigger that raises would leave the GPUs to nobody."""
     trigger = trigger_of(instance.execute(), instance)
-    trigger.kubernetes_conn_id = "of_nobody"
+    trigger.job["kind"] = "NoJob"
 
     async def first() -> TriggerEvent:
         return await anext(aiter(trigger.run()))
 
-    assert "of_nobody" in asyncio.run(first()).payload["error"]
+    event = asyncio.run(first()).payload
+    assert "NoJob" in event["error"]
+    event["trigger"]["job"]["kind"] = "PyTorchJob"
+    with pytest.raises(TaskDeferred) as again:  # a training that goes on is no worse for it
+        instance.resume(event)
+    assert again.value.trigger.failures == 1
+    assert len(instance.jobs()) == 1
+    with pytest.raises(TrainingJobError, match="NoJob"):
+        instance.resume({**event, "trigger": {**event["trigger"], "failures": 3}})
+    assert not instance.jobs()
