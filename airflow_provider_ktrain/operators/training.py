@@ -63,6 +63,7 @@ class TrainingJobOperator(BaseOperator):
     :param deferrable: wait in the triggerer and hold no worker; the logs still come live. Default: True.
     :param on_finish_action: `delete_job` (default), `keep_job` or `delete_succeeded_job`. Whatever is kept, GPUs are
         not: an unfinished job that is kept is suspended, and of a finished one the pods that still run are deleted.
+        An unfinished job of a Kueue queue is deleted where it would be kept: Kueue would resume it.
     :param reattach: what a retry does with the job that an earlier try left: `always` (default) goes on with it even
         where the manifest differs by now, `if_unchanged` replaces it then.
     :param logs: `auto` (default: all replicas of a job of up to 16, else the primary's), `all`, `primary`, `none`, or
