@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
+INTERRUPTED = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
 STATE_PATIENCE = (
     60.0  #: seconds that Airflow may take to tell the task's state: a triggerer's first question takes 4 to 8
 )
@@ -74,6 +75,10 @@ class TrainingJobTrigger(BaseTrigger):
         ref = JobRef.from_dict(self.job)
         try:
             event = (await self._follow(ref)).to_dict()
+        except asyncio.CancelledError:
+            if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nobody is left
+                await self._release(ref, timeout=INTERRUPTED, verify=False)
+            raise
         except Exception as e:
             # never raise: nothing of ours would run then, and the GPUs would stay
             self.log.exception("Following %s failed", ref)
@@ -125,8 +130,6 @@ class TrainingJobTrigger(BaseTrigger):
                 await asyncio.shield(self._killing)
 
     async def _release_if_killed(self) -> None:
-        from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
-
         ref = JobRef.from_dict(self.job)
         if not self.options["release"]:
             return
@@ -135,10 +138,17 @@ class TrainingJobTrigger(BaseTrigger):
             self.log.warning("%s is kept: its task is %s. A reaper releases what is left over", ref, state)
             return
         self.log.info("The task is %s: %s is released", state, ref)
+        await self._release(ref, timeout=KILL_PATIENCE)
+
+    async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
+        from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+
+        if not self.options["release"]:
+            return
         mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
         try:
             async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
-                released = await release(api, ref, mode, timeout=KILL_PATIENCE)
+                released = await release(api, ref, mode, timeout=timeout, verify=verify)
             self.log.info(released.text)
         except ReleaseError as e:
             self.log.error("%s", e)

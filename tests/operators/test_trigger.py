@@ -98,24 +98,33 @@ def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: 
     assert not instance.jobs()
 
 
+async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cancelled while it follows."""
+    capsys.readouterr()  # the worker's words
+    running = asyncio.ensure_future(anext(aiter(trigger.run())))
+
+    async def followed() -> bool:
+        return "is Running" in capsys.readouterr().out
+
+    await until(followed)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await trigger.cleanup()
+
+
 def test_a_triggerer_that_stops_deletes_nothing(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """It cancels its triggers and calls `cleanup`, not `on_kill`."""
-    trigger = trigger_of(instance.execute(), instance)
-
-    async def stop() -> None:
-        running = asyncio.ensure_future(anext(aiter(trigger.run())))
-
-        async def followed() -> bool:
-            return "is Running" in capsys.readouterr().out
-
-        await until(followed)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await trigger.cleanup()
-
-    asyncio.run(stop())
+    asyncio.run(stopped(trigger_of(instance.execute(), instance), capsys))
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
+
+
+def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs triggers inline, without a task instance, and Ctrl-C ends all of it."""
+    trigger = trigger_of(instance.execute(), instance)
+    trigger.task_instance = None
+    asyncio.run(stopped(trigger, capsys))
+    assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
 def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance) -> None:
