@@ -16,7 +16,8 @@ from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, until
 
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 #: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
-LEFT_BEHIND = "case $RANK in 0) sleep 2;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
+#: the master outlives the start of its workers: their init containers look for it
+LEFT_BEHIND = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
 
 
 @pytest.mark.parametrize(

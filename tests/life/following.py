@@ -46,9 +46,9 @@ def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
 
 
 async def follow_to_the_end(
-    jobs: Jobs, ref: JobRef, log: Lines, make_api: Callable[[MakeClient, str], Api] = Api
+    jobs: Jobs, ref: JobRef, log: Lines, make_api: Callable[[MakeClient], Api] = Api
 ) -> Outcome:
-    api = make_api(connect(jobs), "test")
+    api = make_api(connect(jobs))
     try:
         outcome = await follow(ref, api, Options(), log=log, stop=Stop())
     finally:

@@ -15,8 +15,8 @@ from tests.life.jobs import Jobs
 class LatePods(Api):
     """An API whose list of pods comes after its list of jobs."""
 
-    def __init__(self, make_client: MakeClient, key: str) -> None:
-        super().__init__(make_client, key)
+    def __init__(self, make_client: MakeClient) -> None:
+        super().__init__(make_client)
         self._listed = asyncio.Event()
 
     async def request(self, method: str, path: str, **more: Any) -> dict[str, Any]:

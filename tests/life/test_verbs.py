@@ -171,7 +171,7 @@ class Meanwhile(Api):
     """An API at which something happens before the first write arrives."""
 
     def __init__(self, jobs: Jobs, happens: Callable[[], object]) -> None:
-        super().__init__(connect(jobs), "test")
+        super().__init__(connect(jobs))
         self._happens: Callable[[], object] | None = happens
 
     async def request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
