@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.local import selectors
@@ -85,7 +85,7 @@ def _version(text: str, watch: bool) -> int | None:
     return int(text)
 
 
-def _problems(version: int | None, match: str, initial: bool | None, *, watch: bool):  # type: ignore[no-untyped-def]
+def _problems(version: int | None, match: str, initial: bool | None, *, watch: bool) -> Iterator[tuple[str, str, str]]:
     field = "resourceVersionMatch"
 
     def forbidden(why: str) -> tuple[str, str, str]:
