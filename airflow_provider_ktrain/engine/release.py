@@ -81,6 +81,7 @@ async def release(
     timeout: float = 60,
     verify: bool = True,
     margin: float = GRACE_MARGIN,
+    before: list[Object] | None = None,
 ) -> Released:
     """Give back what the job holds, and see that it is gone.
 
@@ -88,15 +89,15 @@ async def release(
         least the longest terminationGracePeriodSeconds of the job's pods plus `margin`: they have a right to it.
     :param verify: False returns as soon as the API server accepted the request.
     :param margin: seconds that pods may take beyond their grace period.
+    :param before: the job's pods as they were, where its deletion was asked for already.
     :raises ReleaseError: pods are still there after that time, or the API server refuses.
     """
     began = time.monotonic()
     end = began + timeout
-    before: list[Object] | None = None
 
     async def count_and_ask() -> tuple[Mode, str] | None:
         nonlocal before
-        before = before if before is not None else await _pods_before(api, ref)
+        before = before if before is not None else await pods_before(api, ref)
         return await _ask(api, ref, mode, before or [])
 
     try:
@@ -155,7 +156,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
             delay = min(delay * 2, 5)
 
 
-async def _pods_before(api: Api, ref: JobRef) -> list[Object] | None:
+async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
     """The job's pods, for the count of what is freed; None where they cannot be read: the deletion must not wait."""
     try:
         async with asyncio.timeout(COUNT_PATIENCE):

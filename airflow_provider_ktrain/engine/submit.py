@@ -46,6 +46,7 @@ from airflow_provider_ktrain.engine.release import (
     job_pods,
     passing,
     patiently,
+    pods_before,
     read,
     release,
 )
@@ -199,14 +200,15 @@ async def _take(
             await old.gone(api, _ref(kind, version, found, me))
             return None
         case Action.REPLACE:
+            ref = _ref(kind, version, found, Owner.of(found) or me)
+            pods = await pods_before(api, ref)
             try:  # what was decided holds for what was read: it may have succeeded since
                 await api.request("DELETE", path, body=foreground(found))
             except ApiStatusError as e:
                 if e.status in (404, 409):
                     return None
                 raise
-            ref = _ref(kind, version, found, Owner.of(found) or me)
-            log.info((await release(api, ref, Mode.DELETE)).text)
+            log.info((await release(api, ref, Mode.DELETE, before=pods)).text)
             return None
         case Action.TAKE_RESULT | Action.ADOPT:
             if changed and decision.action is Action.ADOPT:

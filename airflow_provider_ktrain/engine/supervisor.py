@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core import diagnosis
 from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit, log_key
-from airflow_provider_ktrain.core.evidence import moment
+from airflow_provider_ktrain.core.evidence import failures, moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.limits import Clock, Limits, clocks, restarts
@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.usage import usage
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
-from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, belongs, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
@@ -32,6 +32,7 @@ Object = dict[str, Any]
 TAIL = 50  # last lines kept of every container: operators delete pods with their logs
 EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
 PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
+SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
 
@@ -97,6 +98,8 @@ class Outcome:
     :param cause: why it failed, of `core.diagnosis.Cause`, as a dict.
     :param released: the release's line for the log; empty where nothing was released.
     :param release_error: why the release failed, or empty; the caller must try again.
+    :param kept: the `JobRef`, as a dict, of an ended job that was only relieved of its running pods: the caller deletes
+        it. None where that is not asked for.
     :param usage: GPU-seconds, of `core.usage`.
     :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
     :param metrics: seconds per phase, log lines and bytes, watch requests, over all hosts that followed the job.
@@ -108,6 +111,7 @@ class Outcome:
     cause: dict[str, Any] | None = None
     released: str = ""
     release_error: str = ""
+    kept: dict[str, str] | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     result_error: str = ""
@@ -142,20 +146,22 @@ async def follow(
     until: float | None = None,
     tail: int | None = None,
     impatient: bool = False,
+    keep_ended: bool = False,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
     :param cursor: where each container's log stands, of an earlier `Handover`; `metrics` and `marked` likewise.
     :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
-
     :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
         is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
+    :param keep_ended: of an ended job only the pods that still run are deleted, and `Outcome.kept` names it: its status
+        is the one proof of how it ended, for whoever follows it next if the outcome never arrives.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
     supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, tail)
-    supervisor.marked, supervisor.impatient = marked, impatient
+    supervisor.marked, supervisor.impatient, supervisor.keep_ended = marked, impatient, keep_ended
     try:
         return await supervisor.run(until)
     finally:
@@ -191,6 +197,7 @@ class _Supervisor:
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.impatient = False
+        self.keep_ended = False
         self.live: set[str] = set()  # uids of the pods that are there
         self.releasing = False
         self.last_line = time.time()
@@ -266,7 +273,7 @@ class _Supervisor:
             self.log.info(f"{self.ref} has the condition {' and '.join(sorted(met))}")
             return Outcome(self.phase, True)
         if self.phase.ended:
-            return await self._ended()
+            return None if self._unsettled else await self._ended()
         cause = await self._overdue() or await self._hopeless()
         if cause is None:
             return None
@@ -280,6 +287,8 @@ class _Supervisor:
             due = min(due, 1.0)
         if until is not None:
             due = min(due, until - time.monotonic())
+        if self._unsettled:
+            due = min(due, self.phase_since + SETTLE - time.monotonic())
         if self._not_started:
             due = min(due, self.looked + self.look_after - time.monotonic())
         changes = [asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed())]
@@ -395,6 +404,21 @@ class _Supervisor:
     def _not_started(self) -> bool:
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the job has ended and the pod that made it end has not: two watches, of which one may be behind."""
+        if self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or time.monotonic() >= self.phase_since + SETTLE:
+            return False
+        pods = list(self.pods.values())
+        if self.phase is Phase.FAILED:
+            return not failures(self.kind, pods, {})
+        primary = self.kind.primary(self.job or {}), 0
+        return not any(
+            (pod.get("status") or {}).get("phase") == "Succeeded"
+            and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
+            for pod in pods
+        )
+
     def _clocks(self) -> list[Clock]:
         options, pods = self.options, [self.pods[uid] for uid in self.live]
         job, phase = self.job or {}, self.phase or Phase.PENDING
@@ -481,9 +505,12 @@ class _Supervisor:
         self.releasing = True
         succeeded = cause is None
         released = error = ""
+        kept: dict[str, str] | None = None
         if self.options.release and self.ref.uid:
             ended = self.phase is not None and self.phase.ended
             mode = mode_of(self.options.on_finish_action, succeeded=succeeded, ended=ended)
+            if self.keep_ended and ended and mode is Mode.DELETE and not self.gone:
+                mode, kept = Mode.DELETE_PODS, self.ref.to_dict()
             began = time.monotonic()
             try:
                 done = await release(
@@ -506,6 +533,7 @@ class _Supervisor:
             cause=None if cause is None else diagnosis.as_dict(cause),
             released=released,
             release_error=error,
+            kept=kept,
             usage=spent.as_dict(),
             result=result,
             result_error=result_error,

@@ -289,7 +289,7 @@ def _duplicates(type_: str, value: Any, path: str, name: str) -> Iterator[Proble
     elif type_.startswith("dict[") and isinstance(value, dict):
         for key, item in value.items():
             yield from _duplicates(type_[5:-1].partition(",")[2].strip(), item, f"{path}[{key}]", "")
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and not type_.startswith("list["):
         for key, item in value.items():
             known = struct(type_).fields.get(key)
             if known and key != "metadata":

@@ -370,7 +370,12 @@ class TrainingJobOperator(BaseOperator):
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
-        unreleased = outcome.release_error and self._release_what_is_left(context)
+        unreleased = ""
+        if outcome.kept or outcome.release_error:
+            unreleased = self._release_what_is_left(context, outcome.kept)
+        if unreleased and not outcome.release_error:
+            self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
+            unreleased = ""
         if outcome.cause is not None:
             raise failure(outcome.cause, unreleased or outcome.released)
         if unreleased:
@@ -380,20 +385,19 @@ class TrainingJobOperator(BaseOperator):
             self.log.warning("The training succeeded; its result is left out: %s", outcome.result_error)
         return outcome.result
 
-    def _release_what_is_left(self, context: Context) -> str:
+    def _release_what_is_left(self, context: Context, job: Mapping[str, str] | None = None) -> str:
         """Release this try's job from the worker, after all else; returns why that failed, or an empty string."""
-        from airflow_provider_ktrain.engine.release import ReleaseError
         from airflow_provider_ktrain.hooks.worker import WorkerHost
 
-        said = compat.recall(context, f"{STATE_KEY}-job")
+        said = job or compat.recall(context, f"{STATE_KEY}-job")
         if not said:
             return ""
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-        hook.load()
         try:
+            hook.load()
             with WorkerHost(hook, self.log) as host:
                 self.log.info(host.release(JobRef.from_dict(said), self.on_finish_action).text)
-        except ReleaseError as e:
+        except KtrainError as e:
             self.log.error("%s", e)
             return str(e)
         return ""

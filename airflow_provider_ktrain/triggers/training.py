@@ -26,7 +26,9 @@ STATE_PATIENCE = (
 
 
 class TrainingJobTrigger(BaseTrigger):
-    """Follows one job to its end, brings its logs, releases it, and fires one event: the outcome as a dict.
+    """Follows one job to its end, brings its logs, frees its GPUs, and fires one event: the outcome as a dict.
+
+    A job that has ended is deleted by `execute_complete`, when the event has arrived.
 
     Its arguments hold no manifest and no credentials.
 
@@ -101,6 +103,7 @@ class TrainingJobTrigger(BaseTrigger):
                 metrics=self.metrics,
                 marked=self.marked,
                 impatient=not self.options["release"],
+                keep_ended=True,
                 tail=HANDOVER_LINES,
             )
         assert not isinstance(outcome, Handover)  # only with `until`

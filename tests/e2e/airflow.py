@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.2  # seconds between looks at a condition
 
 
-def wait_for(what: str, look: Callable[[], T | None], timeout: float = 90) -> T:
+def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T:
     """What `look` returns once it is something."""
     end = time.monotonic() + timeout
     while True:
@@ -224,7 +224,7 @@ class Airflow:
         path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances?limit=100"
         return list(self.call("GET", path)["task_instances"])
 
-    def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 120) -> dict[str, Any]:
+    def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 240) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             found = self.task(dag_id, run_id, task_id)
             seen.append(f"{found['state']} (try {found['try_number']})")

@@ -117,7 +117,7 @@ class Stage:
 
     # the task
 
-    def wait_state(self, *states: str, timeout: float = 120) -> dict[str, Any]:
+    def wait_state(self, *states: str, timeout: float = 240) -> dict[str, Any]:
         return self.airflow.wait_state(self.dag, self.run, TASK, *states, timeout=timeout)
 
     def wait_try(self, number: int) -> None:

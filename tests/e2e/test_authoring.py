@@ -52,7 +52,7 @@ def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
     airflow.wait_state("ktrain_retrain", runs[0]["dag_run_id"], "publish", "success")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
     """20 intervals, two GPUs each, a pool of four: deferred tasks, as the first two are, count (include_deferred)."""
     pool = {"name": "four_gpus", "slots": 4, "include_deferred": True}
@@ -75,7 +75,7 @@ def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None
         assert not [r for r in runs if r["state"] == "failed"]
         return len(runs) == 20 and all(r["state"] == "success" for r in runs)
 
-    wait_for("20 intervals are trained", done, 500)
+    wait_for("20 intervals are trained", done, 900)
     over.set()
     assert most[0] == 4
     (first,) = [r for r in airflow.runs("intervals") if r["logical_date"].startswith("2026-02-01")]

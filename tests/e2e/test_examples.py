@@ -68,7 +68,7 @@ def watching(kube: Kube) -> Iterator[Pods]:
         thread.join()
 
 
-def run(airflow: Airflow, dag: str, conf: dict[str, Any] | None = None, timeout: float = 120) -> list[str]:
+def run(airflow: Airflow, dag: str, conf: dict[str, Any] | None = None, timeout: float = 240) -> list[str]:
     """Run a DAG to the success of its task `train`; the lines of its log."""
     run_id = airflow.trigger(dag, conf)
     airflow.wait_state(dag, run_id, "train", "success", timeout=timeout)
@@ -121,7 +121,7 @@ def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube
     dag = "ktrain_horovod_elastic"
     with watching(kube) as pods:
         run_id = airflow.trigger(dag)
-        airflow.wait_state(dag, run_id, "train", "success", timeout=180)
+        airflow.wait_state(dag, run_id, "train", "success")
     for task, said in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Workers")):
         airflow.wait_state(dag, run_id, task, "success")
         assert said in airflow.xcom(dag, run_id, task)

@@ -380,7 +380,7 @@ async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
         await runner.cleanup()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 240) -> None:
     """Wait for a condition of this process."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

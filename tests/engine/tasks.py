@@ -87,7 +87,7 @@ async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> A
         await api.close()
 
 
-async def until(look: Callable[[], Awaitable[T]], seconds: float = 30) -> T:
+async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
     """What `look` returns once it is something."""
     async with asyncio.timeout(seconds):
         while not (found := await look()):  # noqa: ASYNC110
@@ -145,11 +145,11 @@ class Task:
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
         cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, marked: str = "",
-        **options: Any,
+        keep_ended: bool = False, impatient: bool = False, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
             ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, metrics=metrics,
-            marked=marked, until=until,
+            marked=marked, until=until, keep_ended=keep_ended, impatient=impatient,
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, **how: Any) -> Outcome:

@@ -101,6 +101,7 @@ class Stage:
         self.told = Told()
         self.follower = LogFollower(api, self.told, kind=PYTORCHJOB)
         self.pods: dict[str, dict[str, Any]] = {}
+        self.calm = False
 
     async def write(self, name: str, lines: int, code: int = 0) -> None:
         """A pod with one container that writes so many lines and ends with `code`; where that is not 0, again."""
@@ -130,8 +131,8 @@ class Stage:
             self.follower.observe(seen.object, deleted=seen.type == "DELETED")
 
     async def trouble(self, rng: random.Random) -> None:
-        """Cut all connections, or each log stream after some bytes, again and again."""
-        while True:
+        """Cut all connections, or each log stream after some bytes, again and again until `calm`."""
+        while not self.calm:
             if rng.random() < 0.5:
                 await self.fault("drop", seconds=0.01)
             else:
@@ -144,6 +145,15 @@ class Stage:
         """A fault switch; the request may itself be cut by the one before."""
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self.cluster.admin, name, **how)
+
+    async def clear(self) -> None:
+        """No fault any more, whatever the last one did to this request."""
+        async with asyncio.timeout(240):
+            while True:
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(self.cluster.admin, "clear")
+                    return
+                await asyncio.sleep(0.02)
 
     def restarts(self, name: str) -> int:
         statuses = (self.pods.get(name) or {}).get("status", {}).get("containerStatuses") or [{}]
@@ -167,7 +177,7 @@ async def stage(cluster: TestCluster, test: str) -> AsyncIterator[Stage]:
                 yield set_up
             finally:
                 observing.cancel()
-                await set_up.fault("clear")
+                await set_up.clear()
                 await set_up.follower.close()
 
 
@@ -176,23 +186,26 @@ async def test_every_line_of_every_run_once_and_in_order(cluster: TestCluster, s
     """Cuts all the time, a container that restarts, a pod that joins late, one deleted as it writes."""
     rng, name = random.Random(seed), f"every-{seed}"
     steady, restarts, late, deleted = (f"{name}-{what}" for what in ("steady", "restarts", "late", "deleted"))
-    async with stage(cluster, name) as at, asyncio.timeout(120):
+    async with stage(cluster, name) as at, asyncio.timeout(240):
         trouble = asyncio.create_task(at.trouble(rng))
         await at.write(steady, 1000)
         await at.write(restarts, 600, code=1)
         await at.write(deleted, 10**6)
         await until(lambda: at.told.runs[steady, 0] and at.told.runs[deleted, 0])
         await at.write(late, 300)
-        await until(lambda: at.restarts(restarts) >= 1 and at.told.runs[restarts, 1], 60)
-        await until(lambda: at.phase(steady) == at.phase(late) == "Succeeded", 60)
-        trouble.cancel()
-        await asyncio.wait([trouble])
-        await at.fault("clear")
+        await until(lambda: at.restarts(restarts) >= 1 and at.told.runs[restarts, 1])
+        await until(lambda: at.phase(steady) == at.phase(late) == "Succeeded")
+        at.calm = True
+        await trouble
+        await at.clear()
+        # these are followed again: their logs go with them
         seen = len(at.told.runs[deleted, 0])
-        await until(lambda: len(at.told.runs[deleted, 0]) > seen)  # it is followed again: its log goes with it
+        await until(lambda: len(at.told.runs[deleted, 0]) > seen)
+        last = at.restarts(restarts)  # what begins after it has 20 s and more to wait
+        await until(lambda: len(at.told.runs[restarts, last]) == 601)
         await at.delete(deleted)
         await at.delete(restarts)
-        await until(lambda: at.pods[deleted] == at.pods[restarts] == {}, 60)
+        await until(lambda: at.pods[deleted] == at.pods[restarts] == {})
         report = await at.follower.drain(30)
     assert (at.told.broken(), at.told.notes) == ({}, [])
     assert {run for run in at.told.runs if run[0] != restarts} == {(steady, 0), (late, 0), (deleted, 0)}

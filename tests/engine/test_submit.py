@@ -238,11 +238,11 @@ async def test_what_changes_between_read_and_write_is_decided_upon_again(task: T
     async with api_of(cluster, Meddled) as api:
         adopted = await task.submit(2, api=api)
         assert api.changed == 3
-        assert str(task.log).count("Decision: adopt") == 4
+        assert str(task.log).count("Decision: adopt") >= 4  # operators write, too
         assert not adopted.created
         api.changed = 0
         replaced = await task.submit(3, first=3, api=api)
-        assert str(task.log).count("Decision: replace") == 4
+        assert str(task.log).count("Decision: replace") >= 4
     assert replaced.ref.uid != adopted.ref.uid
 
 

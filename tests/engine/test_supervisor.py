@@ -59,6 +59,28 @@ async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, 
     assert not {"Pending", "Running"} & set((await task.pods(ref)).values())
 
 
+@pytest.mark.parametrize("program", ["true", "exit 3"])
+async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str) -> None:
+    """The outcome of the first may never arrive: its triggerer died with it."""
+    beside = program.replace("exit 3", "sleep 600")  # a worker that goes on after its master's end
+    ref = (await task.submit(1, f"test $RANK = 1 && {beside}; {program}", workers=1)).ref
+    first = await task.ended(ref, keep_ended=True)
+    assert not {"Pending", "Running"} & set((await task.pods(ref)).values())
+    second = await task.ended(ref, keep_ended=True)
+    for outcome in (first, second):
+        assert outcome.succeeded is (program == "true")
+        assert (outcome.cause or {}).get("category") == (None if outcome.succeeded else "user code")
+        assert outcome.kept == ref.to_dict()
+        assert not outcome.release_error
+
+
+async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
+    ref = (await task.submit(1)).ref
+    outcome = await task.ended(ref, keep_ended=True, deadline=time.time() - 1)
+    assert outcome.kept is None
+    assert await task.job() is None
+
+
 # limits
 
 

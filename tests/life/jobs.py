@@ -130,7 +130,7 @@ class Jobs:
         return group, version, self.namespace, kind_of(job["kind"]).plural
 
 
-def wait_for(what: str, look: Callable[[], T], seconds: float = 60) -> T:
+def wait_for(what: str, look: Callable[[], T], seconds: float = 240) -> T:
     """What `look` returns as soon as that is true."""
     end = time.monotonic() + seconds
     while not (found := look()):

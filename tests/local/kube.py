@@ -78,7 +78,7 @@ class Small:
         found.sort(key=lambda e: e["metadata"]["name"].rpartition(".")[2])
         return [(e["reason"], e["message"]) for e in found]
 
-    async def until(self, holds: Callable[[], object], what: str = "", timeout: float = 20) -> None:
+    async def until(self, holds: Callable[[], object], what: str = "", timeout: float = 240) -> None:
         """Wait for a condition; AssertionError with the pods' statuses where it does not come."""
         try:
             async with asyncio.timeout(timeout):
@@ -89,7 +89,7 @@ class Small:
             states = {p["metadata"]["name"]: p.get("status") for p in self.store.list(r.POD)}
             raise AssertionError(f"not in {timeout} s: {what or holds}; pods: {states}") from None
 
-    async def ended(self, name: str, timeout: float = 20) -> str:
+    async def ended(self, name: str, timeout: float = 240) -> str:
         """The phase in which the pod ends."""
         await self.until(lambda: self.phase(name) in ("Succeeded", "Failed"), f"end of {name}", timeout)
         return self.phase(name) or ""

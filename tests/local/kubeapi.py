@@ -49,7 +49,7 @@ class Client:
 
     @contextmanager
     def open(
-        self, method: str, path: str, body: Json = None, headers: dict[str, str] | None = None, timeout: float = 60
+        self, method: str, path: str, body: Json = None, headers: dict[str, str] | None = None, timeout: float = 240
     ) -> Iterator[http.client.HTTPResponse]:
         """The response, unread. A body that is text or bytes is sent as it is."""
         connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=timeout)
@@ -76,7 +76,7 @@ class Client:
                 yield json.loads(line)
 
 
-def eventually(check: Callable[[], Any], timeout: float = 20) -> Any:
+def eventually(check: Callable[[], Any], timeout: float = 240) -> Any:
     """What `check` returns as soon as that is true; its last failure where it never is."""
     until = time.monotonic() + timeout
     while True:

@@ -68,7 +68,7 @@ def kubectl(cluster: EmbeddedCluster, namespace: str) -> Kubectl:
         """What kubectl prints, errors and warnings after a line of dashes; it must end with `code`."""
         command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "-n", namespace, *args]
         env = {**os.environ, "KUBE_EDITOR": "sed -i 's/note: x/note: edited/'"}
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=env)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, env=env)
         told = done.stdout + ("---\n" + done.stderr if done.stderr else "")
         assert done.returncode == code, told
         return told
@@ -81,14 +81,14 @@ def test_a_job_from_create_to_delete(kubectl: Kubectl, workshop: Path) -> None:
     assert kubectl("create", "-f", "-", stdin=manifest) == "pytorchjob.kubeflow.org/simple created\n"
     assert "already exists" in kubectl("create", "-f", "-", stdin=manifest, code=1)
     # a master that ended sooner would leave the worker in its init container
-    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/simple-worker-0", "--timeout=60s")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/simple-worker-0", "--timeout=240s")
     (workshop / "simple.done").touch()
-    kubectl("wait", "--for=condition=Succeeded", "pytorchjobs/simple", "--timeout=60s")
+    kubectl("wait", "--for=condition=Succeeded", "pytorchjobs/simple", "--timeout=240s")
     assert "type: Succeeded" in kubectl("get", "-o", "yaml", "pytorchjobs", "simple")
     listed = kubectl("get", "pytorchjobs").split()
     assert listed[:3] == ["NAME", "STATE", "AGE"]
     assert listed[3:5] == ["simple", "Succeeded"]
-    kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/simple-worker-0", "--timeout=60s")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/simple-worker-0", "--timeout=240s")
     pods = kubectl("get", "pods", "-l", "training.kubeflow.org/job-name=simple").splitlines()
     assert pods[0].split() == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
     assert [line.split()[:4] for line in pods[1:]] == [
@@ -138,7 +138,7 @@ def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop:
     kubectl(
         "create", "-f", "-", stdin=job("talker", f"{waits_for('talker.done')}; for i in 1 2 3; do echo step $i; done")
     )
-    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/talker-worker-0", "--timeout=60s")
+    kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/talker-worker-0", "--timeout=240s")
     path = "/api/v1/namespaces/kubectl/pods/talker-master-0/log?follow=true"
     with Client(cluster).open("GET", path) as followed:
         assert followed.readline() == b"training as 0 of 2\n"
@@ -147,7 +147,7 @@ def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop:
     assert kubectl("logs", "-f", "talker-master-0") == "training as 0 of 2\nstep 1\nstep 2\nstep 3\n"
     assert kubectl("logs", "talker-master-0", "--tail=1") == "step 3\n"
     assert kubectl("logs", "talker-master-0", "--timestamps", "--tail=1").endswith("Z step 3\n")
-    kubectl("wait", "--for=condition=Succeeded", "pytorchjobs/talker", "--timeout=60s")
+    kubectl("wait", "--for=condition=Succeeded", "pytorchjobs/talker", "--timeout=240s")
     selected = kubectl("logs", "-l", "training.kubeflow.org/job-name=talker", "--prefix", "--tail=1")
     assert "[pod/talker-master-0/pytorch] step 3" in selected
     assert "init-pytorch" in kubectl("logs", "talker-worker-0", "--all-containers", "--prefix")
@@ -157,10 +157,10 @@ def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop:
 def test_scale_patch_label_annotate_edit(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", stdin=job("grower", "sleep 600"))
     assert kubectl("scale", "pytorchjob/grower", "--replicas=3") == "pytorchjob.kubeflow.org/grower scaled\n"
-    kubectl("wait", "--for=create", "pod/grower-worker-2", "--timeout=60s")
+    kubectl("wait", "--for=create", "pod/grower-worker-2", "--timeout=240s")
     patch = '{"spec":{"runPolicy":{"suspend":true}}}'
     assert "patched" in kubectl("patch", "pytorchjob", "grower", "--type=merge", "-p", patch)
-    kubectl("wait", "--for=condition=Suspended", "pytorchjobs/grower", "--timeout=60s")
+    kubectl("wait", "--for=condition=Suspended", "pytorchjobs/grower", "--timeout=240s")
     refused = kubectl("patch", "pytorchjob", "grower", "-p", patch, code=1)
     assert "strategic-merge-patch+json is not supported by kubeflow.org/v1, Kind=PyTorchJob" in refused
     operations = '[{"op":"replace","path":"/spec/runPolicy/suspend","value":false}]'
@@ -229,7 +229,7 @@ def test_rights(kubectl: Kubectl) -> None:
 def test_a_namespace_goes_with_what_is_in_it(kubectl: Kubectl) -> None:
     kubectl("create", "namespace", "brief")
     kubectl("-n", "brief", "create", "-f", "-", stdin=job("lost", "sleep 600"))
-    kubectl("-n", "brief", "wait", "--for=jsonpath={.status.phase}=Running", "pod/lost-master-0", "--timeout=60s")
-    kubectl("delete", "namespace", "brief", "--timeout=60s")
+    kubectl("-n", "brief", "wait", "--for=jsonpath={.status.phase}=Running", "pod/lost-master-0", "--timeout=240s")
+    kubectl("delete", "namespace", "brief", "--timeout=240s")
     assert "not found" in kubectl("get", "namespace", "brief", code=1)
     assert "not found" in kubectl("-n", "brief", "create", "-f", "-", stdin=job("lost"), code=1)

@@ -20,7 +20,7 @@ def test_a_pod_from_its_creation_to_its_end(cluster: EmbeddedCluster, script: st
         spec = client.V1PodSpec(restart_policy="Never", containers=[container])
         meta = client.V1ObjectMeta(generate_name="operated-", namespace="default")
         pod = manager.create_pod(client.V1Pod(api_version="v1", kind="Pod", metadata=meta, spec=spec))
-        asyncio.run(manager.await_pod_start(pod, schedule_timeout=60, startup_timeout=60, check_interval=1))
+        asyncio.run(manager.await_pod_start(pod, schedule_timeout=240, startup_timeout=240, check_interval=1))
         manager.fetch_container_logs(pod=pod, container_name="base", follow=True)
         assert manager.await_pod_completion(pod).status.phase == phase
         logs = core.read_namespaced_pod_log(pod.metadata.name, "default", _preload_content=False).data

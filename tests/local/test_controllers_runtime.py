@@ -87,9 +87,9 @@ class TestController:
         controller: Controller[Key] = Controller(store, seen.put_nowait)
         controller.watch(r.PYTORCHJOB, itself)
         loop = asyncio.create_task(controller.run())
-        assert await asyncio.wait_for(seen.get(), 10) == (NAMESPACE, "job")
+        assert await asyncio.wait_for(seen.get(), 240) == (NAMESPACE, "job")
         store.create(r.PYTORCHJOB, {**JOB, "metadata": {**JOB["metadata"], "name": "late"}})
-        assert await asyncio.wait_for(seen.get(), 10) == (NAMESPACE, "late")
+        assert await asyncio.wait_for(seen.get(), 240) == (NAMESPACE, "late")
         loop.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loop
@@ -217,7 +217,7 @@ async def test_all_controllers_run_until_cancelled(mpi_api: str) -> None:
     made: asyncio.Queue[Change] = asyncio.Queue()
     store.subscribe(r.CONFIG_MAP, made.put_nowait)
     store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         assert (await made.get()).object["metadata"]["name"] == "kube-root-ca.crt"
     assert not [loop for loop in loops if loop.done()]
     for loop in loops:

@@ -170,7 +170,7 @@ async def test_real_mpirun_runs_ranks_in_the_workers(tmp_path: Path, launcher: A
         if launcher is launcher_v1:
             workers(cluster)
         made = launcher(cluster, [*MPIRUN, RANK])
-        await cluster.until(lambda: cluster.phase("real-launcher") in ("Succeeded", "Failed"), timeout=60)
+        await cluster.until(lambda: cluster.phase("real-launcher") in ("Succeeded", "Failed"))
         lines = [line for line in cluster.log(made).splitlines() if line.startswith("rank")]
         assert sorted(lines) == [f"rank {i} of 2 on real-worker-{i} sum 3" for i in range(2)], cluster.log(made)
         assert cluster.phase("real-launcher") == "Succeeded"
@@ -189,7 +189,7 @@ MPI.COMM_WORLD.barrier()
         workers(cluster)
         command = ["mpirun", "--allow-run-as-root", "-n", "4", "--map-by", ":OVERSUBSCRIBE", "python3", "-c", program]
         made = launcher_v1(cluster, command)
-        assert await cluster.ended("real-launcher", 60) == "Succeeded", cluster.log(made)
+        assert await cluster.ended("real-launcher") == "Succeeded", cluster.log(made)
         assert cluster.log(made).count("shared []\n") == 4
 
 
@@ -201,10 +201,10 @@ async def test_the_end_of_a_worker_is_the_end_of_its_ranks(tmp_path: Path, launc
         if launcher is launcher_v1:
             workers(cluster)
         made = launcher(cluster, [*MPIRUN, program, marker])
-        await cluster.until(lambda: cluster.log(made).count("up\n") == 2, timeout=60)
+        await cluster.until(lambda: cluster.log(made).count("up\n") == 2)
         assert len([p for p in survivors(marker) if b"prte" not in command_line(p)]) >= 2
         cluster.store.delete(r.POD, "default", "real-worker-0", grace=0)
-        assert await cluster.ended("real-launcher", 60) == "Failed"
+        assert await cluster.ended("real-launcher") == "Failed"
         await until(lambda: not survivors(marker))
 
 

@@ -87,7 +87,7 @@ def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: 
     supervisor.state = TaskInstanceState.FAILED
 
     async def kill() -> None:
-        killing = asyncio.ensure_future(asyncio.wait_for(trigger.on_kill(), 30))
+        killing = asyncio.ensure_future(asyncio.wait_for(trigger.on_kill(), 240))
         while not killing.done():
             await asyncio.sleep(0.01)
             killing.cancel()
@@ -139,6 +139,24 @@ def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance)
     assert time.monotonic() - began >= EARLIEST_EVENT
     assert event.payload["succeeded"]
     assert instance.resume(event.payload) is None
+    assert not instance.jobs()
+
+
+def test_a_training_is_not_repeated_because_its_worker_died_at_the_event(instance: Instance) -> None:
+    """Between the event and `execute_complete`: the next try takes what the job says, and deletes it."""
+    deferred = instance.execute(command=["sh", "-c", "sleep 1"], retries=1)
+    trigger = trigger_of(deferred, instance)
+
+    async def first() -> TriggerEvent:
+        return await anext(aiter(trigger.run()))
+
+    assert asyncio.run(first()).payload["succeeded"]
+    uid = deferred.trigger.job["uid"]
+    assert [job["metadata"]["uid"] for job in instance.jobs()] == [uid]
+    again = instance.execute(command=["sh", "-c", "sleep 1"], number=2, retries=1)
+    assert again is None, "it ends at once"
+    assert instance.ti is not None
+    assert instance.ti.xcoms["job"]["uid"] == uid
     assert not instance.jobs()
 
 
