@@ -24,7 +24,7 @@ class Limits:
     :param schedule: a pod has no node.
     :param startup: a pod has a node, and its containers do not run (pulling, mounting, init containers).
     :param log_stall: the job runs, and no replica that is followed writes a line.
-    :param max_restarts: restarts of containers, counted over all pods that are there; a number, not seconds.
+    :param max_restarts: a number: restarts of containers, and pods that failed and were made anew (ExitCode).
     """
 
     queue: float | None = None

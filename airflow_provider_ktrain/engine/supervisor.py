@@ -15,12 +15,12 @@ from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit, log_k
 from airflow_provider_ktrain.core.evidence import failures, moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.limits import Clock, Limits, clocks, restarts
+from airflow_provider_ktrain.core.limits import Clock, Limits, clocks
 from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.core.podhistory import PodHistory
 from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
-from airflow_provider_ktrain.core.usage import usage
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
@@ -190,7 +190,7 @@ class _Supervisor:
         self.gone = False
         self.unsure = False  # whether it is there could not be asked
         self.job: Object | None = None  # as last seen; kept when it is gone
-        self.pods: dict[str, Object] = {}  # by uid; the last state of those that are gone, too
+        self.pods = PodHistory(self.kind)
         self.phase_since = time.monotonic()
         self.metrics = dict(metrics or {})
         self.watches_before = api.stats["watches"]
@@ -198,7 +198,6 @@ class _Supervisor:
         self.marked = ""  # the last result line of the primary
         self.impatient = False
         self.keep_ended = False
-        self.live: set[str] = set()  # uids of the pods that are there
         self.releasing = False
         self.last_line = time.time()
         self.began = time.monotonic()
@@ -321,7 +320,7 @@ class _Supervisor:
                 if uid == self.ref.uid:
                     self.gone = True
                 elif self._is_mine(seen.object):
-                    self.pods[uid] = seen.object
+                    self.pods.lost(seen.object)
                     self.logs.observe(seen.object, deleted=True)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -353,8 +352,7 @@ class _Supervisor:
             self.job = job
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
-            self.pods |= mine
-            self.live = set(mine)
+            self.pods.see(mine, _now())
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
@@ -409,20 +407,20 @@ class _Supervisor:
         """Whether the job has ended and the pod that made it end has not: two watches, of which one may be behind."""
         if self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or time.monotonic() >= self.phase_since + SETTLE:
             return False
-        pods = list(self.pods.values())
         if self.phase is Phase.FAILED:
-            return not failures(self.kind, pods, {})
+            return not failures(self.kind, self.pods.all, {})
         primary = self.kind.primary(self.job or {}), 0
         return not any(
             (pod.get("status") or {}).get("phase") == "Succeeded"
             and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
-            for pod in pods
+            for pod in self.pods.all
         )
 
     def _clocks(self) -> list[Clock]:
-        options, pods = self.options, [self.pods[uid] for uid in self.live]
-        job, phase = self.job or {}, self.phase or Phase.PENDING
-        return list(clocks(job, pods, phase, options.limits, deadline=options.deadline, last_line=self.last_line))
+        options, job, phase = self.options, self.job or {}, self.phase or Phase.PENDING
+        return list(
+            clocks(job, self.pods.live, phase, options.limits, deadline=options.deadline, last_line=self.last_line)
+        )
 
     async def _overdue(self) -> Cause | None:
         """The limit that has passed, as a cause."""
@@ -430,25 +428,25 @@ class _Supervisor:
         over = min((c for c in self._clocks() if c.due <= now), key=lambda c: c.due, default=None)
         limit, amount = (over.limit, over.seconds) if over else (None, 0.0)
         most = self.options.limits.max_restarts
-        if over is None and most is not None and restarts(self.pods.values()) > most:
+        if over is None and most is not None and self.pods.restarts > most:
             limit, amount = Limit.RESTARTS, float(most)
         if limit is None:
             return None
         await self._drain(min(self.options.drain_timeout, 5))
         return diagnosis.limit_passed(
-            limit, amount, self.job or {}, list(self.pods.values()), await self._events(), await self._tails()
+            limit, amount, self.job or {}, self.pods.all, await self._events(), await self._tails()
         )
 
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
-        if cause := diagnosis.never_starts(self.job or {}, list(self.pods.values())):
+        if cause := diagnosis.never_starts(self.job or {}, self.pods.all):
             return cause
         if not self._not_started or time.monotonic() - self.looked < self.look_after:
             return None
         self.looked = time.monotonic()
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
-        return diagnosis.hopeless(self.job or {}, list(self.pods.values()), await self._events(), waited)
+        return diagnosis.hopeless(self.job or {}, self.pods.all, await self._events(), waited)
 
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
@@ -474,7 +472,7 @@ class _Supervisor:
             return Outcome(self.phase, False)
         cause = diagnosis.diagnose(
             self.job or {},
-            list(self.pods.values()),
+            self.pods.all,
             await self._events(),
             await self._tails(),
             gone=self.phase is Phase.GONE,
@@ -523,10 +521,10 @@ class _Supervisor:
                 self.log.warning(error)
             self.metrics["seconds.release"] = round(time.monotonic() - began, 3)
         ended_at = (self.job or {}).get("status", {}).get("completionTime")
-        spent = usage(self.pods.values(), _now(), job_ended=moment(ended_at))
+        spent = self.pods.usage(_now(), moment(ended_at))
         self.log.info(str(spent))
         self._count()
-        result, result_error = find_result(self.kind, self.job or {}, self.pods.values(), self.marked)
+        result, result_error = find_result(self.kind, self.job or {}, self.pods.all, self.marked)
         return Outcome(
             self.phase or Phase.PENDING,
             succeeded,
@@ -542,7 +540,7 @@ class _Supervisor:
 
     async def _events(self) -> list[Object]:
         """Events about the job and its pods; none where they cannot be read: a cause is better than none."""
-        uids = [self.ref.uid, *self.pods][:20]
+        uids = [self.ref.uid, *self.pods.uids][:20]
         found: list[Object] = []
         for uid in uids:
             try:
@@ -559,7 +557,7 @@ class _Supervisor:
 
     async def _tails(self) -> dict[str, list[str]]:
         """The last lines of each container: of those that were followed, and of failed ones that were not."""
-        for pod in self.pods.values():
+        for pod in self.pods.all:
             name = pod["metadata"]["name"]
             for status in (pod.get("status") or {}).get("containerStatuses") or ():
                 key = log_key(name, status["name"])

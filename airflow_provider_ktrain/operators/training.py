@@ -74,7 +74,8 @@ class TrainingJobOperator(BaseOperator):
         waits. Default: one hour.
     :param log_stall_timeout: how long a running job may be silent in all replicas that are followed. Seconds or
         timedelta; None (default): for ever.
-    :param max_restarts: how many container restarts are borne, over all pods. None (default): any number.
+    :param max_restarts: how many restarts of containers, and of pods that failed and were made anew (ExitCode), are
+        borne over all pods. None (default): any number.
     :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
     :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
     :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, soon, until
+from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, soon, until
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
 
@@ -112,6 +113,24 @@ async def test_restarts_are_counted(task: Task) -> None:
     assert outcome.cause is not None
     assert "max_restarts" in " ".join(str(value) for value in outcome.cause.values())
     assert await task.job() is None
+
+
+async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
+    """Under ExitCode the operator deletes what fails with 128 and above, and its containers never restart."""
+    ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
+    outcome = await task.ended(ref, limits=Limits(max_restarts=2), logs="none")
+    assert outcome.cause is not None
+    assert "max_restarts" in outcome.cause["summary"]
+    assert await task.job() is None
+
+
+async def test_a_pod_that_is_gone_has_no_clock(task: Task) -> None:
+    """A Worker that found no node is scaled away."""
+    ref = (await task.submit(1, gpus=30, workers=2)).ref
+    following = asyncio.create_task(task.follow(ref, limits=Limits(schedule=6), until=soon(7.5)))
+    await task.running(ref, 2)
+    await task.patch({"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}})
+    assert isinstance(await following, Handover)
 
 
 async def test_the_deadline_is_absolute(task: Task) -> None:
@@ -214,6 +233,44 @@ async def test_another_try_takes_it_over(task: Task) -> None:
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
+@pytest.mark.embedded
+async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: TestCluster) -> None:
+    """It shows the try before; the API server knows better."""
+    ref = (await task.submit(1)).ref
+    before = asyncio.create_task(task.follow(ref))
+    await task.running(ref)
+    cluster.admin("delay_watch", delay=60, path="pytorchjobs")
+    try:
+        taken = (await task.submit(2)).ref
+        assert isinstance(await task.follow(taken, until=soon(0.5)), Handover)
+    finally:
+        before.cancel()
+        cluster.admin("clear")
+
+
+@pytest.mark.embedded
+async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: TestCluster) -> None:
+    """An API server that restarts may refuse what it has not read the rules for."""
+    ref = (await task.submit(1, "sleep 1")).ref
+    cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs", seconds=2)
+    try:
+        assert (await task.ended(ref)).succeeded
+    finally:
+        cluster.admin("clear")
+
+
+@pytest.mark.embedded
+async def test_refusals_end_what_was_just_created(task: Task, cluster: TestCluster) -> None:
+    """A right that is missing shows now, and costs no GPUs for ten minutes."""
+    ref = (await task.submit(1)).ref
+    cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
+    try:
+        with pytest.raises(AccessError, match="no right to watch"):
+            await task.ended(ref, impatient=True)
+    finally:
+        cluster.admin("clear")
+
+
 # kills
 
 
@@ -231,6 +288,29 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
     job = await task.job()
     assert job is not None
     assert job["metadata"]["deletionTimestamp"]
+
+
+async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None:
+    """It has seconds; an API server that does not answer has none of them."""
+
+    class Hangs(MeddledApi):
+        asked = asyncio.Event()
+
+        async def before(self, method: str, path: str) -> None:
+            if path.endswith("/events"):
+                self.asked.set()
+                await asyncio.Event().wait()
+
+    async with api_of(cluster, Hangs) as api:
+        ref = (await task.submit(1, "exit 3")).ref
+        stop = Stop()
+        following = asyncio.create_task(Task(api, task.namespace, task.key).ended(ref, stop=stop))
+        await api.asked.wait()
+        stop.request("the task was killed")
+        outcome = await following
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "killed"
+    assert outcome.released
 
 
 async def test_a_kill_before_it_begins(task: Task) -> None:

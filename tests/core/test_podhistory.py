@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.podhistory import KEPT, PodHistory
+from airflow_provider_ktrain.core.usage import usage
+
+START = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+
+def at(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat()
+
+
+def pod(number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False) -> Any:
+    """The pod of one try of a replica: it took 10 s from its creation to its end."""
+    begun, ended = at(20 * number), at(20 * number + 10)
+    run = {"startedAt": begun, "finishedAt": ended, "exitCode": code}
+    state = {"running": {"startedAt": begun}} if code is None else {"terminated": run}
+    meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": begun}
+    if deleted:  # asked for 2 s before the end
+        meta |= {"deletionTimestamp": at(20 * number + 38), "deletionGracePeriodSeconds": 30}
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    phase = "Running" if code is None else "Failed" if code else "Succeeded"
+    return {
+        "metadata": meta,
+        "spec": {"nodeName": "n", "containers": [{"name": "pytorch", "resources": resources}]},
+        "status": {
+            "phase": phase,
+            "startTime": begun,
+            "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": state}],
+        },
+    }
+
+
+def lived(pods: list[Any], now: datetime) -> PodHistory:
+    """Each pod came when the one before was gone; the last is there."""
+    history = PodHistory(PYTORCHJOB)
+    for before, after in zip([None, *pods], pods, strict=False):
+        if before:
+            history.lost(before)
+        history.see({after["metadata"]["uid"]: after}, now)
+    return history
+
+
+@given(st.lists(st.sampled_from([0, 1, 130]), max_size=3 * KEPT), st.lists(st.integers(0, 2), min_size=99, max_size=99))
+def test_what_is_forgotten_still_counts(codes: list[int], restarted: list[int]) -> None:
+    pods = [pod(n, code, restarts=restarted[n]) for n, code in enumerate(codes)]
+    pods.append(pod(len(codes), None))
+    now = START + timedelta(seconds=20 * len(codes) + 5)
+    history = lived(pods, now)
+    assert len(history.all) <= KEPT + 1
+    assert history.restarts == sum(map(bool, codes)) + sum(restarted[: len(codes)])
+    assert history.usage(now, None) == usage(pods, now)
+
+
+def test_what_failed_by_being_deleted_is_no_restart() -> None:
+    """A suspended job that is resumed, a Worker that is scaled away and back."""
+    assert lived([pod(0, 143, deleted=True), pod(1, None)], START).restarts == 0
+    assert lived([pod(0, 143), pod(1, None)], START).restarts == 1
+
+
+def test_a_failure_that_nobody_replaced_is_no_restart() -> None:
+    history = lived([pod(0, 1)], START)
+    assert history.restarts == 0
+    history.lost(pod(0, 1))
+    history.see({"w-1-0": pod(0, None, name="w-1")}, START)
+    assert history.restarts == 0
+    assert [p["metadata"]["name"] for p in history.live] == ["w-1"]
+    assert history.uids == ["w-1-0", "w-0-0"]
