@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -124,13 +125,27 @@ async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
     assert await task.job() is None
 
 
-async def test_a_pod_that_is_gone_has_no_clock(task: Task) -> None:
-    """A Worker that found no node is scaled away."""
+@pytest.mark.embedded
+async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
+    """A Worker that found no node is scaled away, and no watch tells: it is missing from the next list."""
     ref = (await task.submit(1, gpus=30, workers=2)).ref
     following = asyncio.create_task(task.follow(ref, limits=Limits(schedule=6), until=soon(7.5)))
     await task.running(ref, 2)
-    await task.patch({"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}})
-    assert isinstance(await following, Handover)
+    cluster.admin("delay_watch", delay=60, path="/pods")
+    try:
+        await task.patch({"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}})
+
+        async def scaled() -> bool:
+            return len(await task.pods(ref)) == 2
+
+        await until(scaled)
+        cluster.admin("clear")
+        cluster.admin("expire")
+        with contextlib.suppress(OSError):  # its own answer, too
+            cluster.admin("drop", seconds=0.01)
+        assert isinstance(await following, Handover)
+    finally:
+        cluster.admin("clear")
 
 
 async def test_the_deadline_is_absolute(task: Task) -> None:
@@ -246,6 +261,19 @@ async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: Tes
     finally:
         before.cancel()
         cluster.admin("clear")
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("program", ["echo line 0", "echo line 0; exit 3"])
+async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
+    """Jobs and pods come by two watches, in no order."""
+    cluster.admin("delay_watch", delay=2, path="/pods")
+    try:
+        outcome = await task.ended((await task.submit(1, program)).ref)
+    finally:
+        cluster.admin("clear")
+    assert lines(task) == ["0"]
+    assert outcome.succeeded or (outcome.cause or {})["category"] == "user code"
 
 
 @pytest.mark.embedded
