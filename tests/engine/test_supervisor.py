@@ -139,7 +139,6 @@ async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster)
             return len(await task.pods(ref)) == 2
 
         await until(scaled)
-        cluster.admin("clear")
         cluster.admin("expire")
         with contextlib.suppress(OSError):  # its own answer, too
             cluster.admin("drop", seconds=0.01)
