@@ -45,6 +45,7 @@ class Timing:
     mount: float = 0.5  # before the second try to mount; doubles each time
     mount_max: float = 122.0
     pull_error: float = 2.0  # for which ErrImagePull is shown before ImagePullBackOff; with the real one, up to `sync`
+    cleanup: float = 0.2  # from the end of a pod that is being deleted until it is gone: the real one needs about 0.7
     keep_logs: float = 10.0  # for which the directory of a pod outlives its object
     unreachable: float = 300.0  # after which the pods of a lost node are deleted
 
@@ -106,7 +107,7 @@ class PodWorker:
         self._grace = min(grace, self._grace)
         self._removed.set()
         self._halted.set()
-        if self.facts.finished and not meta.get("finalizers"):
+        if self.facts.finished and not grace and not meta.get("finalizers"):
             self._remove()
 
     def gone(self) -> None:
@@ -150,6 +151,8 @@ class PodWorker:
             self.facts.finished, self.facts.sandbox = True, False
             self._report()
             self._here.gpus.free(self.pod["metadata"]["uid"])
+            if self._removed.is_set():  # while it ran: operators see how it ended before it goes
+                await asyncio.sleep(self._here.timing.cleanup)
             await self._removed.wait()
             self._remove()
         finally:

@@ -14,7 +14,9 @@ from airflow_provider_ktrain.local.kubelet import Kubelet
 from airflow_provider_ktrain.local.podworker import Timing
 from airflow_provider_ktrain.local.store import Obj, Store
 
-FAST = Timing(backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, keep_logs=0.2)
+FAST = Timing(
+    backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, cleanup=0.05, keep_logs=0.2
+)
 #: ends at SIGTERM, to which a container's command is deaf otherwise
 SLEEP = "trap 'exit 143' TERM; echo up; sleep 60 & wait"
 
