@@ -17,6 +17,11 @@ RESULT_MARKER = "KTRAIN_RESULT "
 MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
 
 
+def marked_line(line: str) -> str:
+    """A line that may be the result, as it is kept and handed over: of one that is too long enough to tell that."""
+    return line[: len(RESULT_MARKER) + MAX_BYTES + 1] if line.startswith(RESULT_MARKER) else ""
+
+
 def find_result(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], marked: str) -> tuple[Any, str]:
     """The result (None without one), and what is wrong with it: a bad result never loses the training.
 
@@ -31,9 +36,8 @@ def find_result(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, 
 
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:
-    size = len(text.encode())
-    if size > MAX_BYTES:
-        return None, f"{where} has {size:,} bytes; expected at most {MAX_BYTES:,}. Store it elsewhere and give its path"
+    if len(text.encode()) > MAX_BYTES:
+        return None, f"{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and give its path"
     try:
         return json.loads(text, parse_constant=_refuse), ""
     except ValueError as e:

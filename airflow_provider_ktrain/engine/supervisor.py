@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.limits import Clock, Limits, clocks
 from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.podhistory import PodHistory
-from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
+from airflow_provider_ktrain.core.result import find_result, marked_line
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.engine import paths
@@ -451,8 +451,8 @@ class _Supervisor:
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
         self.tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(line.text)
-        if line.text.startswith(RESULT_MARKER) and line.index == 0 and line.role == self.kind.primary(self.job or {}):
-            self.marked = line.text
+        if line.index == 0 and line.role == self.kind.primary(self.job or {}):
+            self.marked = marked_line(line.text) or self.marked
         container = "" if self._is_main(line.container) else f" {line.container}"
         self.log.info(
             f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod

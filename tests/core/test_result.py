@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.result import MAX_BYTES, RESULT_MARKER, find_result
+from airflow_provider_ktrain.core.result import MAX_BYTES, RESULT_MARKER, find_result, marked_line
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 
@@ -43,3 +43,12 @@ def test_a_bad_result_is_said_and_does_not_raise(text: str) -> None:
     found, why = result(marked=RESULT_MARKER + text)
     assert found is None
     assert "KTRAIN_RESULT" in why
+
+
+def test_a_line_that_is_too_long_is_not_handed_over_whole() -> None:
+    """A trigger's arguments are in Airflow's database."""
+    assert marked_line(f"{RESULT_MARKER}[1]") == f"{RESULT_MARKER}[1]"
+    assert marked_line("epoch 1") == ""
+    kept = marked_line(f"{RESULT_MARKER}{'1' * 10**6}")
+    assert len(kept) < 2 * MAX_BYTES
+    assert "more than 49,152 bytes" in result(marked=kept)[1]
