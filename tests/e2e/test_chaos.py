@@ -156,6 +156,18 @@ def test_triggerer_killed_with_a_second_one_beside(begin: Begin, triggerers: Air
     assert len(stage.segments(1)) == 3, "the worker and two triggerers"
 
 
+def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers: Airflow) -> None:
+    """It withholds the event until it has run for ten seconds: the job has ended, and Airflow does not know."""
+    stage = begin("chaos_deferred_retries", seconds=6, wait=0)
+    stage.wait_line("GPUs: 2;")
+    stage.wait_state("deferred", timeout=0)
+    triggerers.signal("triggerer", signal.SIGKILL)
+    assert not stage.gpus()
+    triggerers.run("triggerer", "triggerer-2")
+    check_end(stage, "success")
+    assert not stage.job()
+
+
 def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Airflow) -> None:
     """As it wakes, Airflow kills its trigger, which the other one runs by now: the job must not notice."""
     stage = begin("chaos_deferred", seconds=75)
