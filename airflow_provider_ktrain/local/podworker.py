@@ -177,7 +177,7 @@ class PodWorker:
         facts = [*self.facts.init, *self.facts.containers]
         live = [(f, self._runs[f.spec["name"]]) for f in facts if not f.terminated and f.spec["name"] in self._runs]
         for fact, run in live:
-            if run.running:
+            if "running" in fact.state:
                 self._event("Normal", "Killing", f"Stopping container {fact.spec['name']}", fact)
             run.stop(self._grace)
         for fact, run in live:

@@ -17,6 +17,7 @@ from typing import Any
 from airflow_provider_ktrain.local import shim
 
 SHIM = Path(shim.__file__)
+SWEEPS = 10  # looks for what a killed shim left: what forks or executes just then escapes one
 
 
 @dataclass(frozen=True)
@@ -54,27 +55,20 @@ class StartError(Exception):
 
 
 class Run:
-    """A run from its start to its end; both are futures that no waiter can cancel by being cancelled (`wait`)."""
+    """A run from its start to its end; both are futures that no waiter can cancel by being cancelled."""
 
     def __init__(self, spec: RunSpec) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
         self._started: asyncio.Future[int] = loop.create_future()
         self._ended: asyncio.Future[Ended] = loop.create_future()
-        Path(spec.dir).mkdir(parents=True, exist_ok=True)
-        self._unsaid: list[bytes] = []  # what the shim is to be told, in this order, once it is connected
-        self._writer: asyncio.StreamWriter | None = None
-        self._say(asdict(spec))
-        ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._shim = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SHIM)], stdin=theirs.fileno(), start_new_session=True, cwd="/"
             )
-        self._task = loop.create_task(self._follow(ours))
-
-    @property
-    def running(self) -> bool:
-        return self._started.done() and not self._started.exception() and not self._ended.done()
+        self._say(asdict(spec))
+        self._task = loop.create_task(self._follow())
 
     async def started(self) -> int:
         """The process id of the command, once it runs; StartError where it cannot."""
@@ -87,44 +81,33 @@ class Run:
         """SIGTERM now and SIGKILL after `grace` seconds; 0 is SIGKILL at once. A later call can shorten the time."""
         self._say({"stop": grace})
 
-    def kill_shim(self) -> None:
-        """What happens when the machine takes the shim itself: for tests."""
-        self._process.kill()
-
     def _say(self, message: dict[str, Any]) -> None:
-        self._unsaid.append(json.dumps(message).encode() + b"\n")
-        if self._writer and not self._writer.is_closing():
-            self._writer.writelines(self._unsaid)
-            self._unsaid.clear()
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    async def _follow(self, connection: socket.socket) -> None:
-        ended = Ended(137)
-        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
-        self._writer.writelines(self._unsaid)
-        self._unsaid.clear()
+    async def _follow(self) -> None:
+        argv0, ended = self.spec.argv[0], Ended(137)
+        reader, writer = await asyncio.open_unix_connection(sock=self._socket)
         try:
             async for line in reader:
-                ended = self._told(json.loads(line)) or ended
+                match json.loads(line):
+                    case {"started": pid}:
+                        self._started.set_result(pid)
+                    case {"error": errno}:
+                        self._started.set_exception(StartError(argv0, errno))
+                    case {"exit": code, "oom": oom}:
+                        ended = Ended(code, oom)
         except OSError:
             pass
         finally:
-            self._writer.close()
-            self._process.wait()  # its end of the socket is closed: it is gone, or all but
+            writer.close()
+            self._shim.wait()  # its end of the socket is closed: it is gone, or all but
             if not self._started.done():
-                self._started.set_exception(StartError(self.spec.argv[0], 5))
-            if self._process.returncode < 0:
+                self._started.set_exception(StartError(argv0, 5))
+            if self._shim.returncode < 0:
                 sweep(self.spec.env["PATH"].partition(":")[0])
             self._ended.set_result(ended)
             self._started.exception()  # seen, if only here
-
-    def _told(self, message: dict[str, Any]) -> Ended | None:
-        if "started" in message:
-            self._started.set_result(message["started"])
-        elif "error" in message:
-            self._started.set_exception(StartError(self.spec.argv[0], message["error"]))
-        else:
-            return Ended(137 if message["oom"] else message["exit"], message["oom"])
-        return None
 
 
 def sweep(first_in_path: str) -> None:
@@ -132,9 +115,13 @@ def sweep(first_in_path: str) -> None:
 
     It finds nothing where there is no /proc, nor what replaced its environment.
     """
-    marker = f"PATH={first_in_path}:".encode()
-    for pid in shim.parents():
-        with contextlib.suppress(OSError):
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            if any(variable.startswith(marker) for variable in environ.split(b"\0")):
-                os.kill(pid, signal.SIGKILL)
+    marker = f"\0PATH={first_in_path}:".encode()
+    for _ in range(SWEEPS):
+        found = False
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if marker in b"\0" + environ.read_bytes():
+                    os.kill(int(environ.parent.name), signal.SIGKILL)
+                    found = True
+        if not found:
+            return

@@ -12,16 +12,17 @@ those in sessions of their own: as a subreaper, this process inherits whatever i
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
-import fcntl
+import errno
 import functools
 import json
+import math
 import os
-import select
+import selectors
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -30,12 +31,13 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RECORD = 16 * 1024  # longest record; containerd splits longer lines
 READ = 256 * 1024
-PIPE = 1024 * 1024
 MEMORY_INTERVAL = 0.1  # seconds between looks at the memory
 KILL_PATIENCE = 10.0  # seconds for killed processes to go; one stuck in the kernel must not hold the report for ever
 DRAIN_PATIENCE = 2.0
 ROTATE_BYTES, ROTATE_INTERVAL = 10 * 1024 * 1024, 10.0  # the kubelet's containerLogMaxSize, and how often it looks
 EXEC_SOCKET = "exec.sock"
+CANNOT_EXECUTE = 126  # the exit code of a command beside the container's own that cannot be executed
+QUICK = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # whether the kernel lists a process's children
 
 
 def prctl(option: int, value: int) -> None:
@@ -49,7 +51,7 @@ def parents() -> dict[int, int]:
     found = {}
     if os.path.isdir("/proc/self"):
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as stat:
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
                 found[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
     else:
         with os.popen("ps -A -o pid=,ppid=") as ps:
@@ -58,27 +60,20 @@ def parents() -> dict[int, int]:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, as far as the kernel's quick answer is complete; [] for one that is gone."""
+    """The children of a process, as the kernel lists them; [] for one that is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listed:
-                found.extend(map(int, listed.read().split()))
+                found += map(int, listed.read().split())
     return found
 
 
 def descendants(root: int) -> list[int]:
     """All processes below `root`, parents before their children."""
-    below = [root]
-    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        for pid in below:
-            below.extend(children(pid))
-        return below[1:]
-    by_parent: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        by_parent.setdefault(parent, []).append(pid)
+    below, known = [root], {} if QUICK else parents()
     for pid in below:
-        below.extend(by_parent.get(pid, ()))
+        below += children(pid) if QUICK else [child for child, parent in known.items() if parent == pid]
     return below[1:]
 
 
@@ -86,9 +81,9 @@ def memory(pids: Iterable[int]) -> int:
     """Bytes of memory that these processes have for themselves: what is resident and not shared."""
     pages = 0
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
-            fields = statm.read().split()
-            pages += int(fields[1]) - int(fields[2])
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as statm:
+            _, resident, shared, *_ = map(int, statm.read().split())
+            pages += resident - shared
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -112,28 +107,25 @@ class Log:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = self._open()
-        self._last = 0
+        self._free = 0  # the first time, in nanoseconds, that no record has
         self._looked = time.monotonic()
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
-    def write(self, stream: bytes, records: list[bytes], tag: bytes = b"F") -> None:
-        """Append records; those of one read are a nanosecond apart: times tell them apart and keep their order."""
-        now = max(time.time_ns(), self._last + 1)
-        if now % 1_000_000_000 + len(records) > 1_000_000_000:
-            now += 1_000_000_000 - now % 1_000_000_000
-        self._last = now + len(records) - 1
-        second, first = divmod(now, 1_000_000_000)
-        prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second)).encode()
-        middle = b"Z " + stream + b" " + tag + b" "
-        self._append(b"".join([b"%b%09d%b%b\n" % (prefix, first + i, middle, r) for i, r in enumerate(records)]))
-
-    def _append(self, data: bytes) -> None:
-        view = memoryview(data)
+    def write(self, stream: bytes, records: list[tuple[bytes, bytes]]) -> None:
+        """Append (tag, content); those of one read are a nanosecond apart: times tell them apart, in their order."""
+        at = max(time.time_ns(), self._free)
+        second, first = divmod(at, 1_000_000_000)
+        if first + len(records) > 1_000_000_000:
+            second, first = second + 1, 0
+        self._free = second * 1_000_000_000 + first + len(records)
+        prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        lines = [b"%b.%09dZ %b %b %b\n" % (prefix, first + i, stream, *record) for i, record in enumerate(records)]
+        left = memoryview(b"".join(lines))
         with contextlib.suppress(OSError):  # a full disk loses lines, as on a node, but does not stop the container
-            while view:
-                view = view[os.write(self._fd, view) :]
+            while left:
+                left = left[os.write(self._fd, left) :]
             if time.monotonic() - self._looked > ROTATE_INTERVAL:
                 self._looked = time.monotonic()
                 self._rotate()
@@ -152,146 +144,76 @@ class Stream:
         self._log = log
         self._name = name
         self._rest = b""
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
-        with contextlib.suppress(OSError, AttributeError):
-            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE)
 
-    def read(self) -> bool:
-        """Take what is there; False at the end."""
-        try:
-            data = os.read(self.reader, READ)
-        except BlockingIOError:
-            return True
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        if lines and max(map(len, lines)) <= RECORD:
-            self._log.write(self._name, lines)
-        else:
-            for line in lines:
-                self._log.write(self._name, [self._split(line)])
-        self._rest = self._split(self._rest)
+    def feed(self, data: bytes) -> None:
+        """Log what was read; b"" is the end."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        records = []
+        for line in lines:
+            *begun, last = pieces(line)
+            records += [*((b"P", piece) for piece in begun), (b"F", last)]
+        *begun, self._rest = pieces(rest)
+        records += [(b"P", piece) for piece in begun]
         if not data and self._rest:
-            self._log.write(self._name, [self._rest], b"P")
-        return bool(data)
-
-    def _split(self, line: bytes) -> bytes:
-        cuts = range(0, len(line) - RECORD, RECORD)
-        for start in cuts:
-            self._log.write(self._name, [line[start : start + RECORD]], b"P")
-        return line[len(cuts) * RECORD :]
+            records.append((b"P", self._rest))
+        self._log.write(self._name, records)
 
 
-def spawn(run: dict[str, Any], stdio: tuple[int, int, int]) -> int:
-    """Start a command in a session of its own; OSError where it cannot be executed."""
-    check, told = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(told)
-        with os.fdopen(check, "rb") as pipe:
-            failure = pipe.read()
-        if failure:
-            os.waitpid(pid, 0)
-            raise OSError(int(failure), "exec")
-        return pid
-    try:
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_DFL)
-        kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3) for fd in stdio]
-        for target, fd in enumerate(kept):
-            os.dup2(fd, target)
-        os.closerange(3, told)
-        os.closerange(told + 1, 1024)
-        os.chdir(run["cwd"])
-        os.execvpe(run["argv"][0], run["argv"], run["env"])
-    except OSError as error:
-        os.write(told, str(error.errno).encode())
-    finally:
-        os._exit(127)
+def pieces(line: bytes) -> list[bytes]:
+    """A line in records of the greatest length, and what is left as the last."""
+    return [line[start : start + RECORD] for start in range(0, len(line) or 1, RECORD)]
+
+
+def spawn(run: dict[str, Any], stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; OSError or ValueError where it cannot be executed."""
+    return subprocess.Popen(
+        run["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=run["cwd"], env=run["env"], start_new_session=True,
+        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+    )  # fmt: skip
 
 
 class Shim:
     """The command, what it writes, what is started beside it by exec, and the kubelet."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._received = b""
-        self._poll = select.poll()
-        self._ready: dict[int, Callable[[], None]] = {}
-        self._main = 0
+    def __init__(self, kubelet: socket.socket) -> None:
+        self._kubelet = kubelet
+        self._heard = b""
+        self._ready = selectors.DefaultSelector()
+        self._run: dict[str, Any] = {}
+        self._main: subprocess.Popen[bytes] | None = None
+        self._outputs: set[int] = set()
         self._exit: int | None = None
         self._execs: dict[int, socket.socket] = {}
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._oom = False
 
     def run(self) -> None:
+        """Until the command and all below it have ended."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_IGN)
         woken, wake = socket.socketpair()
-        for end in (woken, wake):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        run = self._message()
-        self._run = run
-        self._log = Log(run["log"])
-        streams = [Stream(self._log, b"stdout"), Stream(self._log, b"stderr")]
-        null = os.open(os.devnull, os.O_RDONLY)
-        try:
-            self._main = spawn(run, (null, streams[0].writer, streams[1].writer))
-        except OSError as error:
-            self._tell(error=error.errno)
-            return
-        for stream in streams:
-            os.close(stream.writer)
-            self._when(stream.reader, functools.partial(self._read, stream))
-        self._listen(run["dir"])
-        self._control.setblocking(False)
-        self._when(self._control.fileno(), self._command)
-        self._when(woken.fileno(), functools.partial(self._drain, woken))
-        self._tell(started=self._main)
-        self._obey()
-        self._reap()
-        while self._exit is None:
-            self._turn(self._timeout())
+        for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, lambda *_: None)  # what is ignored, a command would ignore as well
+        self._when(woken, lambda: woken.recv(READ))
+        self._when(self._kubelet, self._hear)
+        while self._exit is None and (left := self._deadline - time.monotonic()) > 0:
+            limit = self._run.get("memory")
+            self._turn(min(left, MEMORY_INTERVAL if limit else 3600))
             self._reap()
-            self._check_memory()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
+            if limit and self._exit is None and memory(descendants(os.getpid())) > limit:
+                self._oom = True
                 break
-        self._end(streams)
+        self._end()
         self._tell(exit=137 if self._exit is None else self._exit, oom=self._oom)
 
-    # the loop
+    def _when(self, source: socket.socket | int, act: Callable[[], object]) -> None:
+        self._ready.register(source, selectors.EVENT_READ, act)
 
-    def _when(self, fd: int, act: Callable[[], None]) -> None:
-        self._ready[fd] = act
-        self._poll.register(fd, select.POLLIN)
-
-    def _forget(self, fd: int) -> None:
-        self._poll.unregister(fd)
-        del self._ready[fd]
-
-    def _read(self, stream: Stream) -> None:
-        if not stream.read():
-            self._forget(stream.reader)
-
-    @staticmethod
-    def _drain(woken: socket.socket) -> None:
-        woken.recv(4096)
-
-    def _timeout(self) -> float | None:
-        waits = [MEMORY_INTERVAL] if self._run["memory"] else []
-        if self._deadline is not None:
-            waits.append(max(self._deadline - time.monotonic(), 0))
-        return min(waits, default=None)
-
-    def _turn(self, timeout: float | None) -> None:
-        for fd, _ in self._poll.poll(None if timeout is None else timeout * 1000 + 1):
-            if fd in self._ready:
-                self._ready[fd]()
+    def _turn(self, timeout: float) -> None:
+        for key, _ in self._ready.select(timeout):
+            if key.fd in self._ready.get_map():
+                key.data()
 
     def _reap(self) -> bool:
         """Collect ended children; False where there is none left."""
@@ -302,68 +224,71 @@ class Shim:
                     return True
                 code = os.waitstatus_to_exitcode(status)
                 code = 128 - code if code < 0 else code
-                if pid == self._main:
+                if self._main and pid == self._main.pid:
                     self._exit = code
                 elif pid in self._execs:
-                    self._end_exec(pid, exit=code)
+                    self._answer(self._forget(pid), code)
         return False
 
-    def _end(self, streams: list[Stream]) -> None:
+    def _end(self) -> None:
         """Kill all that is left, and read what it wrote last."""
-        end = time.monotonic() + KILL_PATIENCE
-        while self._reap() and time.monotonic() < end:
+        until = time.monotonic() + KILL_PATIENCE
+        while self._reap() and time.monotonic() < until:
             kill(descendants(os.getpid()))
             self._turn(0.005)
-        end = time.monotonic() + DRAIN_PATIENCE
-        for stream in streams:
-            while stream.reader in self._ready and time.monotonic() < end:
-                self._turn(0.05)
+        until = time.monotonic() + DRAIN_PATIENCE
+        while self._outputs and time.monotonic() < until:
+            self._turn(0.05)
 
-    # the kubelet
+    # the kubelet, and the command that it wants
 
-    def _message(self) -> dict[str, Any]:
-        while b"\n" not in self._received:
-            data = self._control.recv(READ)
-            if not data:
-                sys.exit(0)
-            self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def _command(self) -> None:
-        try:
-            data = self._control.recv(READ)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:  # the kubelet is gone
-            self._forget(self._control.fileno())
-            self._deadline = time.monotonic()
-        self._received += data
-        self._obey()
-
-    def _obey(self) -> None:
-        """Do what was received: a stop can be so early that it comes together with the run itself."""
-        while b"\n" in self._received:
-            grace = self._message()["stop"]
-            if grace > 0 and self._exit is None and handles(self._main, signal.SIGTERM):
-                kill([self._main], signal.SIGTERM)
-            due = time.monotonic() + grace
-            self._deadline = due if self._deadline is None else min(due, self._deadline)
+    def _hear(self) -> None:
+        """The run, and stops; where the kubelet is gone, everything ends at once."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._kubelet.recv(READ)
+        *messages, self._heard = (self._heard + data).split(b"\n")
+        for message in map(json.loads, messages):
+            if "stop" in message:
+                self._stop(message["stop"])
+            else:
+                self._start(message)
+        if not data:
+            self._ready.unregister(self._kubelet)
+            self._deadline = 0
 
     def _tell(self, **message: Any) -> None:
-        self._control.setblocking(True)
         with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(message).encode() + b"\n")
-        self._control.setblocking(False)
+            self._kubelet.sendall(json.dumps(message).encode() + b"\n")
 
-    def _check_memory(self) -> None:
-        limit = self._run["memory"]
-        if limit and memory(descendants(os.getpid())) > limit:
-            self._oom = True
-            self._exit = 137
+    def _start(self, run: dict[str, Any]) -> None:
+        log = Log(run["log"])
+        (stdout, stdout_end), (stderr, stderr_end) = os.pipe(), os.pipe()
+        try:
+            self._main = spawn(run, subprocess.DEVNULL, stdout_end, stderr_end)
+        except (OSError, ValueError) as error:
+            self._tell(error=getattr(error, "errno", errno.EINVAL))
+            sys.exit()
+        os.close(stdout_end)
+        os.close(stderr_end)
+        for reader, stream in ((stdout, Stream(log, b"stdout")), (stderr, Stream(log, b"stderr"))):
+            self._outputs.add(reader)
+            self._when(reader, functools.partial(self._copy, reader, stream))
+        self._run = run
+        self._listen(run["dir"])
+        self._tell(started=self._main.pid)
+
+    def _copy(self, reader: int, stream: Stream) -> None:
+        data = os.read(reader, READ)
+        stream.feed(data)
+        if not data:
+            self._ready.unregister(reader)
+            self._outputs.remove(reader)
+
+    def _stop(self, grace: float) -> None:
+        if grace > 0 and self._exit is None and self._main and handles(self._main.pid, signal.SIGTERM):
+            kill([self._main.pid], signal.SIGTERM)
+        self._deadline = min(self._deadline, time.monotonic() + grace)
 
     # commands beside the container's own
 
@@ -375,44 +300,41 @@ class Shim:
         server.bind(EXEC_SOCKET)
         os.chmod(EXEC_SOCKET, 0o600)
         server.listen(64)
-        self._when(server.fileno(), lambda: self._accept(server))
+        self._when(server, lambda: self._accept(server))
 
     def _accept(self, server: socket.socket) -> None:
         """One command to run: JSON with argv and the caller's own standard input, output and error as descriptors."""
         caller, _ = server.accept()
         caller.settimeout(5)
-        fds = array.array("i")
-        data = b""
+        fds: list[int] = []
         try:
-            while not data.endswith(b"\n"):
-                part, ancillary, _, _ = caller.recvmsg(READ, socket.CMSG_SPACE(3 * fds.itemsize))
-                if not part:
-                    raise OSError("incomplete")
-                data += part
-                for _, _, passed in ancillary:
-                    fds.frombytes(passed)
-            pid = spawn({**self._run, **json.loads(data)}, (fds[0], fds[1], fds[2]))
-        except (OSError, ValueError, IndexError) as error:
-            with contextlib.suppress(OSError):
-                caller.sendall(json.dumps({"error": getattr(error, "errno", None) or 22}).encode() + b"\n")
-            caller.close()
+            data, fds, _, _ = socket.recv_fds(caller, READ, 3)
+            if not data.endswith(b"\n"):
+                data += caller.makefile("rb").readline()
+            process = spawn({**self._run, "argv": json.loads(data)["argv"]}, *fds)
+        except (OSError, ValueError):
+            self._answer(caller, CANNOT_EXECUTE)
             return
         finally:
             for fd in fds:
                 os.close(fd)
-        self._execs[pid] = caller
-        self._when(caller.fileno(), lambda: self._end_exec(pid))
+        self._execs[process.pid] = caller
+        self._when(caller, lambda: self._abandon(process.pid))
 
-    def _end_exec(self, pid: int, **message: int) -> None:
-        """Tell the caller that its command ended; or, as the caller is gone, kill that command."""
+    @staticmethod
+    def _answer(caller: socket.socket, code: int) -> None:
+        with contextlib.suppress(OSError), caller:
+            caller.sendall(json.dumps({"exit": code}).encode() + b"\n")
+
+    def _abandon(self, pid: int) -> None:
+        """The caller is gone: its command is killed."""
+        self._forget(pid).close()
+        kill([pid, *descendants(pid)])
+
+    def _forget(self, pid: int) -> socket.socket:
         caller = self._execs.pop(pid)
-        self._forget(caller.fileno())
-        if message:
-            with contextlib.suppress(OSError):
-                caller.sendall(json.dumps(message).encode() + b"\n")
-        else:
-            kill([pid, *descendants(pid)])
-        caller.close()
+        self._ready.unregister(caller)
+        return caller
 
 
 if __name__ == "__main__":

@@ -110,11 +110,9 @@ def test_a_log_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("log") / "0.log"
     stream = shim.Stream(shim.Log(str(path)), b"stdout")
     for chunk in chunks:
-        os.write(stream.writer, chunk)
-        assert stream.read()
-    os.close(stream.writer)
-    assert not stream.read()
-    os.close(stream.reader)
+        if chunk:
+            stream.feed(chunk)
+    stream.feed(b"")
     written = b"".join(chunks)
     log = path.read_bytes()
     assert content(log) == written
@@ -126,7 +124,7 @@ async def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shim, "ROTATE_INTERVAL", 0)
     log = shim.Log(str(tmp_path / "0.log"))
     for i in range(100):
-        log.write(b"stdout", [b"%099d" % i])
+        log.write(b"stdout", [(b"F", b"%099d" % i)])
     rotated = (tmp_path / "0.log.rotated").read_bytes()
     assert len(rotated) < 1200
     assert content((tmp_path / "0.log").read_bytes()).endswith(b"%099d\n" % 99)
@@ -233,7 +231,7 @@ async def test_nothing_survives_a_kill_of_the_shim(tmp_path: Path) -> None:
     marker = uuid.uuid4().hex
     run = Run(python(tmp_path, TREE, marker, "600"))
     await grown(tmp_path, marker)
-    run.kill_shim()
+    os.kill(shim.parents()[await run.started()], signal.SIGKILL)
     assert await run.ended() == Ended(137)
     await until(lambda: not survivors(marker))
 
