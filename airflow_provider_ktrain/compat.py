@@ -31,6 +31,13 @@ def worker_seconds() -> float:
     return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
 
 
+def job_url() -> str:
+    """`[ktrain] job_url`: the template of a page about a job; an empty string where it is not set."""
+    from airflow.sdk.configuration import conf
+
+    return str(conf.get("ktrain", "job_url", fallback="") or "")
+
+
 def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
     """The state of a task instance, asked of Airflow.
 

@@ -14,6 +14,7 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"}
         ],
+        "extra-links": ["airflow_provider_ktrain.links.training.TrainingJobLink"],
         "config": {
             "ktrain": {
                 "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob.",
@@ -34,6 +35,14 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "float",
                         "example": None,
                         "default": "10",
+                    },
+                    "job_url": {
+                        "description": "A page about a job, to which a button of its task leads: a dashboard's URL "
+                        "with {kind}, {plural}, {namespace}, {name} or {uid} in it. Default: no button.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "https://grafana.example.com/d/training?var-namespace={namespace}&var-job={name}",
+                        "default": "",
                     },
                 },
             },

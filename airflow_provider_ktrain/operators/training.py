@@ -32,6 +32,7 @@ from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.core.manifest import Options as Overlay
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -102,6 +103,7 @@ class TrainingJobOperator(BaseOperator):
         "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id", "cluster_context",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
+    operator_extra_links = (TrainingJobLink(),)
     ui_color = "#e8f0fe"
 
     def __init__(
@@ -290,7 +292,7 @@ class TrainingJobOperator(BaseOperator):
                     return None
                 submitted = host.submit(submission, self.on_finish_action)
                 submission.remember(context, submitted)
-                context["ti"].xcom_push(key="job", value=_public(submitted.ref))
+                self._tell(context["ti"], submitted.ref)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
                 outcome = host.follow(submitted.ref, options, until)
@@ -298,6 +300,13 @@ class TrainingJobOperator(BaseOperator):
                 return self._finish(outcome, context)
             host.check()  # a kill while this worker was about to defer
             self._defer(submitted.ref, options, host.handover)
+
+    def _tell(self, ti: Any, ref: JobRef) -> None:
+        """Which job it is, while it is."""
+        job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+        ti.xcom_push(key="job", value=job)
+        for link in self.operator_extra_links:
+            ti.xcom_push(key=link.xcom_key, value=url_of(job))
 
     def _defer(self, ref: JobRef, options: Options, handover: Handover) -> None:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -503,10 +512,6 @@ def _seconds(limit: timedelta | float | None) -> float | None:
 
 def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:
     return {name if name == "gpus" else f"gpu_seconds.{name}": value for name, value in usage.items()}
-
-
-def _public(ref: JobRef) -> dict[str, str]:
-    return {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
 
 
 def source_hash(built: Manifest) -> str:

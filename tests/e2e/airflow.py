@@ -73,6 +73,7 @@ class Airflow:
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "AIRFLOW__KTRAIN__DEPLOYMENT_ID": f"e2e-{self.port}",
+            "AIRFLOW__KTRAIN__JOB_URL": "https://board.example/{plural}/{name}",
             "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
                 {
                     "conn_type": "kubernetes",
@@ -261,6 +262,11 @@ class Airflow:
         except AssertionError as e:
             return str(e)
         return "\n".join(line for entry in content for line in _texts(entry))
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """The buttons that the UI shows."""
+        found = self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/links")
+        return dict(found["extra_links"])
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries/{key}")["value"]

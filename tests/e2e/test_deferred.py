@@ -23,6 +23,9 @@ def test_it_defers_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) ->
     before = wait_for("lines of a replica", lambda: [x for x in lines() if "epoch" in x])
     wait_for("more lines while it is deferred", lambda: len([x for x in lines() if "epoch" in x]) > len(before))
     assert airflow.task(dag, run, task)["state"] == "deferred"
+    (job,) = kube.jobs()
+    link = {"Training job": f"https://board.example/pytorchjobs/{job['metadata']['name']}"}
+    assert airflow.links(dag, run, task) == link
 
     airflow.wait_state(dag, run, task, "success")
     log = lines()
@@ -33,3 +36,4 @@ def test_it_defers_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) ->
     assert airflow.xcom(dag, run, task)["epochs"] == 15
     assert not kube.jobs()
     assert not kube.pods()
+    assert airflow.links(dag, run, task) == link

@@ -1,0 +1,48 @@
+"""The button that leads to the job's page."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
+from tests.operators.instance import Instance
+
+JOB = {"kind": "MPIJob", "namespace": "ns", "name": "train-1", "uid": "u-1"}
+
+
+def link_of(instance: Instance) -> Any:
+    assert instance.ti is not None
+    return instance.ti.xcoms[TrainingJobLink().xcom_key]
+
+
+def test_it_is_there_while_the_job_is(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", "https://board.example/{plural}/{namespace}/{name}?uid={uid}")
+    instance.execute()
+    (job,) = instance.jobs()
+    meta = job["metadata"]
+    assert link_of(instance) == (
+        f"https://board.example/pytorchjobs/{meta['namespace']}/{meta['name']}?uid={meta['uid']}"
+    )
+
+
+def test_without_a_template_there_is_none(instance: Instance) -> None:
+    instance.execute()
+    assert link_of(instance) == ""
+    nobody: Any = SimpleNamespace()
+    assert TrainingJobLink().get_link(nobody, ti_key=nobody) == "", "Airflow is not even asked for the job"
+
+
+@pytest.mark.parametrize("template", ["https://x/{pod}", "https://x/{", "https://x/{}"])
+def test_a_template_that_asks_for_what_there_is_not(
+    template: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No reason to fail a training."""
+    monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", template)
+    with caplog.at_level(logging.WARNING):
+        assert url_of(JOB) == ""
+    assert template in caplog.text
+    assert "expected {kind} {plural}" in caplog.text
