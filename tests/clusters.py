@@ -34,10 +34,10 @@ class TestCluster:
 
     __test__ = False
 
-    def admin(self, fault: str, **how: Any) -> dict[str, Any]:
+    def admin(self, fault: str, **how: Any) -> None:
         """A fault switch of the embedded cluster."""
         assert self.embedded is not None, "only the embedded cluster has fault switches: mark the test `embedded`"
-        return self.embedded.admin(fault, **how)
+        self.embedded.admin(fault, **how)
 
 
 @contextlib.contextmanager

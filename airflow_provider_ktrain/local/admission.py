@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from airflow_provider_ktrain.local import names, schema, validation
+from airflow_provider_ktrain.local import names, schema
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.schema import Problem
 from airflow_provider_ktrain.local.store import Obj, Store, details
 
+NAME_RULES = {r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035}  # the others are subdomains
+UNRULED = (r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING)  # any path segment
+RESTART_POLICIES = ("Always", "Never", "OnFailure")
+POD_UPDATES = (
+    "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
+    "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
+    "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+)
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 REPLICA_TYPES = ("Master", "Worker")
 MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
@@ -20,10 +29,8 @@ def namespace_open(store: Store, resource: Resource, namespace: str, name: str) 
     """ApiError 404 where the namespace is not there, 403 where it is being deleted."""
     if not resource.namespaced or "deletionTimestamp" not in store.get(r.NAMESPACE, None, namespace)["metadata"]:
         return
-    cause = {
-        "reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated",
-        "field": "metadata.namespace",
-    }  # fmt: skip
+    told = f"namespace {namespace} is being terminated"
+    cause = {"reason": "NamespaceTerminating", "message": told, "field": "metadata.namespace"}
     raise ApiError(
         403,
         f'{resource} "{name}" is forbidden: unable to create new content in namespace {namespace} because it is being '
@@ -34,44 +41,149 @@ def namespace_open(store: Store, resource: Resource, namespace: str, name: str) 
 
 def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> list[str]:
     """Look at an object that is created, or replaces `old`; warnings for the client. ApiError 403 or 422."""
-    problems = [*validation.metadata(resource, obj, old), *(schema.problems(resource, obj) if resource.custom else ())]
-    problems += validation.built_in(resource, obj, old)
+    name = obj["metadata"].get("name", "")
+    problems = [*_metadata(resource, obj["metadata"]), *_updated(resource, obj, old or obj)]
+    problems += schema.problems(resource, obj) if resource.custom else _built_in(resource, obj, new=old is None)
     if problems:
-        raise invalid(resource.kind, problems, name=obj["metadata"].get("name", ""), group=resource.group)
+        raise invalid(resource.kind, problems, name=name, group=resource.group)
     if resource == r.POD and old is None:
-        _service_account(store, obj)
-    if resource == r.PYTORCHJOB:
-        denied = list(webhook(obj))
-        if denied:
-            why = denied[0] if len(denied) == 1 else f"[{', '.join(denied)}]"
-            raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {why}')
-        return list(_deprecated(obj.get("spec") or {}))
-    return []
+        namespace, account = obj["metadata"]["namespace"], obj["spec"].get("serviceAccountName") or "default"
+        if store.find(r.SERVICE_ACCOUNT, namespace, account) is None:
+            why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+            raise ApiError(403, f'pods "{name}" is forbidden: {why}', details=details(resource, name))
+    if resource != r.PYTORCHJOB:
+        return []
+    denied = list(webhook(obj))
+    if denied:
+        why = denied[0] if len(denied) == 1 else f"[{', '.join(denied)}]"
+        raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {why}')
+    deprecated = "nProcPerNode" in ((obj.get("spec") or {}).get("elasticPolicy") or {})
+    return ["spec.elasticPolicy.nProcPerNode is deprecated, use spec.nprocPerNode instead"] if deprecated else []
 
 
-def _service_account(store: Store, pod: Obj) -> None:
-    meta, name = pod["metadata"], pod["spec"].get("serviceAccountName") or "default"
-    if store.find(r.SERVICE_ACCOUNT, meta["namespace"], name) is None:
-        raise ApiError(
-            403,
-            f'pods "{meta.get("name", "")}" is forbidden: error looking up service account {meta["namespace"]}/{name}: '
-            f'serviceaccount "{name}" not found',
-            details={"name": meta.get("name", ""), "kind": "pods"},
-        )
+def _wrong(field: str, value: object, why: str) -> Problem:
+    return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
+
+
+def _required(field: str) -> Problem:
+    return "FieldValueRequired", "Required value", field
+
+
+def _unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
+    told = ", ".join(f'"{s}"' for s in supported)
+    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
+
+
+def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
+    name = meta.get("name") or ""
+    if not name and not meta.get("generateName"):
+        yield "FieldValueRequired", "Required value: name or generateName is required", "metadata.name"
+        if resource in schema.CHECKED_FURTHER:
+            yield schema.INCOMPLETE
+    elif name and resource not in UNRULED:
+        rule = NAME_RULES.get(resource, names.SUBDOMAIN)
+        yield from (_wrong("metadata.name", name, why) for why in rule.breaches(name))
+    elif any(c in name for c in "/%") or name in (".", ".."):
+        yield _wrong("metadata.name", name, "may not contain '/' or '%'")
+    for key, value in (meta.get("labels") or {}).items():
+        yield from (_wrong("metadata.labels", key, why) for why in names.qualified(key))
+        yield from (_wrong("metadata.labels", value, why) for why in names.LABEL_VALUE.breaches(value))
+    for key in meta.get("annotations") or {}:
+        yield from (_wrong("metadata.annotations", key, why) for why in names.qualified(key.lower()))
+    for owner in meta.get("ownerReferences") or ():
+        for key in ("apiVersion", "kind", "name", "uid"):
+            if not owner.get(key):
+                what = "version" if key == "apiVersion" else key
+                yield _wrong(f"metadata.ownerReferences.{key}", "", f"{what} must not be empty")
+
+
+def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
+    """What may not change."""
+    meta, was = obj["metadata"], old["metadata"]
+    problems = [
+        _wrong(f"metadata.{key}", meta[key], "field is immutable")
+        for key in ("uid", "creationTimestamp")
+        if meta.get(key) and meta[key] != was.get(key)
+    ]
+    added = [f for f in meta.get("finalizers") or () if f not in (was.get("finalizers") or ())]
+    if added and "deletionTimestamp" in was:
+        told = ", ".join(f'"{f}"' for f in added)
+        why = "no new finalizers can be added if the object is being deleted, found new finalizers"
+        problems.append(("FieldValueForbidden", f"Forbidden: {why} []string{{{told}}}", "metadata.finalizers"))
+    yield from problems * (2 if resource.custom else 1)  # custom resources are looked at by two validators
+    if resource == r.POD and _fixed(obj.get("spec") or {}) != _fixed(old.get("spec") or {}):
+        yield "FieldValueForbidden", POD_UPDATES, "spec"
+
+
+def _fixed(spec: Obj) -> Obj:
+    """A pod's spec without the few fields that may change."""
+    kept = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations")}
+    for key in ("initContainers", "containers"):
+        kept[key] = [{k: v for k, v in c.items() if k != "image"} for c in spec.get(key) or ()]
+    return kept
+
+
+def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
+    """Problems of the built-in types that people write by hand."""
+    if resource == r.POD and new:
+        yield from _pod_spec(obj.get("spec") or {}, "spec", RESTART_POLICIES)
+    elif resource == r.BATCH_JOB and new:
+        template = (obj.get("spec") or {}).get("template") or {}
+        yield from _pod_spec(template.get("spec") or {}, "spec.template.spec", RESTART_POLICIES[1:])
+    elif resource in (r.ROLE_BINDING, r.CLUSTER_ROLE_BINDING):
+        role = obj.get("roleRef") or {}
+        if role.get("kind") not in ("Role", "ClusterRole"):
+            yield _unsupported("roleRef.kind", role.get("kind", ""), ("Role", "ClusterRole"))
+        if not role.get("name"):
+            yield _required("roleRef.name")
+
+
+def _pod_spec(spec: Obj, path: str, policies: tuple[str, ...]) -> Iterator[Problem]:
+    if not spec.get("containers"):
+        yield _required(f"{path}.containers")
+    if (policy := spec.get("restartPolicy", "Always")) not in policies:
+        yield _unsupported(f"{path}.restartPolicy", policy, policies)
+    volumes = {v.get("name") for v in spec.get("volumes") or ()}
+    seen: set[str] = set()
+    for key in ("initContainers", "containers"):
+        for i, container in enumerate(spec.get(key) or ()):
+            yield from _container(container, f"{path}.{key}[{i}]", volumes, seen)
+
+
+def _container(container: Obj, path: str, volumes: set[str | None], seen: set[str]) -> Iterator[Problem]:
+    name = container.get("name") or ""
+    if not name:
+        yield _required(f"{path}.name")
+    elif name in seen:
+        yield "FieldValueDuplicate", f'Duplicate value: "{name}"', f"{path}.name"
+    else:
+        yield from (_wrong(f"{path}.name", name, why) for why in names.LABEL.breaches(name))
+    seen.add(name)
+    if not container.get("image"):
+        yield _required(f"{path}.image")
+    for i, variable in enumerate(container.get("env") or ()):
+        if not variable.get("name"):
+            yield _required(f"{path}.env[{i}].name")
+    for i, mount in enumerate(container.get("volumeMounts") or ()):
+        place = f"{path}.volumeMounts[{i}]"
+        if not mount.get("name"):
+            yield _required(f"{place}.name")
+        elif mount["name"] not in volumes:
+            yield "FieldValueNotFound", f'Not found: "{mount["name"]}"', f"{place}.name"
+        if not mount.get("mountPath"):
+            yield _required(f"{place}.mountPath")
 
 
 def webhook(job: Obj) -> Iterator[str]:
     """What the training-operator's validating webhook has against a PyTorchJob (pkg/webhooks/pytorch, 1.9)."""
-    name, spec = job["metadata"].get("name") or "", job.get("spec") or {}
+    name, spec = job["metadata"].get("name"), job.get("spec") or {}
     breaches = list(names.DNS_1035.breaches(name)) if name else []
     if breaches:
         yield f'metadata.name: Invalid value: "{name}": should match: {",".join(breaches)}'
     manager = (spec.get("runPolicy") or {}).get("managedBy")
     if manager is not None and manager not in MANAGERS:
-        supported = ", ".join(f'"{m}"' for m in MANAGERS)
-        yield f'spec.runPolicy.managedBy: Unsupported value: "{manager}": supported values: {supported}'
-    specs: Mapping[str, Obj] = spec.get("pytorchReplicaSpecs") or {}
-    elastic = spec.get("elasticPolicy")
+        yield _told(_unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
+    specs, elastic = spec.get("pytorchReplicaSpecs") or {}, spec.get("elasticPolicy")
     if elastic is not None and "Worker" not in specs:
         yield "spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used"
     if elastic is not None and "nProcPerNode" in elastic and "nprocPerNode" in spec:
@@ -82,9 +194,9 @@ def webhook(job: Obj) -> Iterator[str]:
 
 def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
     if type_ not in REPLICA_TYPES:
-        yield f'{path}: Unsupported value: "{type_}": supported values: "Master", "Worker"'
-    containers = ((replica.get("template") or {}).get("spec") or {}).get("containers") or []
+        yield _told(_unsupported(path, type_, REPLICA_TYPES))
     place = f"{path}.template.spec.containers"
+    containers = ((replica.get("template") or {}).get("spec") or {}).get("containers") or ()
     if not containers:
         yield f"{place}: Required value: must be specified"
     for i, container in enumerate(containers):
@@ -99,6 +211,6 @@ def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
         yield f"{path}.replicas: Forbidden: must be at least 1"
 
 
-def _deprecated(spec: Obj) -> Iterator[str]:
-    if "nProcPerNode" in (spec.get("elasticPolicy") or {}):
-        yield "spec.elasticPolicy.nProcPerNode is deprecated, use spec.nprocPerNode instead"
+def _told(problem: Problem) -> str:
+    _, why, field = problem
+    return f"{field}: {why}"

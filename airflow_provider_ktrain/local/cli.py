@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import subprocess
+import os
 import sys
 import urllib.error
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from airflow_provider_ktrain.local import cluster
-from airflow_provider_ktrain.local.cluster import ClusterError
-from airflow_provider_ktrain.local.config import Config
+from airflow_provider_ktrain.local.cluster import ClusterError, Config
 
 NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 FAULTS = {
@@ -28,76 +28,65 @@ FAULTS = {
     "recover": "let --node come back",
     "clear": "end all faults",
 }
+#: options of a fault: their type and what they mean
+FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
+    "seconds": (float, "for how long (default: until clear)"),
+    "status": (int, "HTTP status to answer"),
+    "verb": (str, "get, list, watch, create, update, patch or delete; several with commas"),
+    "path": (str, "a regular expression that paths contain"),
+    "count": (int, "how many requests it meets"),
+    "bytes": (int, "of a log stream"),
+    "delay": (float, "seconds"),
+    **dict.fromkeys(("namespace", "pod", "node", "message"), (str, None)),
+}
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `cluster` to the commands of `ktrain`; each sets `run`: arguments to exit code."""
-    parser = subparsers.add_parser(
-        "cluster", help="a Kubernetes of one's own, for development and tests", description=__doc__
+    about = "a Kubernetes of one's own, for development and tests"
+    commands = subparsers.add_parser("cluster", help=about, description=__doc__).add_subparsers(
+        dest="action", required=True
     )
-    commands = parser.add_subparsers(dest="action", required=True)
-    _add_start(commands)
-    for name, run, about in (
-        ("stop", _stop, "end the cluster and everything it started"),
-        ("status", _status, "say whether a cluster is up; exit code 3 where none is"),
+    faults = "".join(f"\n  {name:12} {about}" for name, about in FAULTS.items())
+    made = {}
+    for name, run, about, more in (
+        ("start", _start, "start a cluster on this machine", ""),
+        ("stop", _stop, "end the cluster and everything it started", ""),
+        ("status", _status, "say whether a cluster is up; exit code 3 where none is", ""),
+        ("fault", _fault, "let something go wrong", faults),
     ):
-        command = commands.add_parser(name, help=about, description=about)
-        _add_state_dir(command)
-        command.set_defaults(run=run)
-    _add_fault(commands)
+        made[name] = parser = commands.add_parser(
+            name, help=about, description=about + more, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.set_defaults(run=run)
+        parser.add_argument(
+            "--state-dir", type=_path, default=os.environ.get("KTRAIN_HOME") or "~/.ktrain",
+            help="where the cluster keeps its files (default: $KTRAIN_HOME or ~/.ktrain)",
+        )  # fmt: skip
+    _add_start_options(made["start"].add_argument)
+    made["fault"].add_argument("fault", choices=FAULTS, metavar="FAULT", help=", ".join(FAULTS))
+    for name, (type_, about_option) in FAULT_OPTIONS.items():
+        made["fault"].add_argument(f"--{name}", type=type_, help=about_option)
 
 
-def _add_state_dir(parser: argparse.ArgumentParser) -> None:
-    about = "where the cluster keeps its files (default: $KTRAIN_HOME or ~/.ktrain)"
-    parser.add_argument("--state-dir", type=Path, default=None, help=about)
-
-
-def _add_start(commands: Any) -> None:
-    parser = commands.add_parser(
-        "start", help="start a cluster on this machine", description="Start a cluster on this machine."
-    )
-    _add_state_dir(parser)
-    parser.add_argument(
-        "--kubeconfig", type=Path, help="where to write the kubeconfig (default: in the state directory)"
-    )
-    parser.add_argument("--port", type=int, default=0, help="of the API server (default: any free one)")
-    parser.add_argument(
+def _add_start_options(add: Callable[..., argparse.Action]) -> None:
+    add("--kubeconfig", type=_path, help="where to write the kubeconfig (default: in the state directory)")
+    add("--port", type=int, default=0, help="of the API server (default: any free one)")
+    add(
         "--image", action="append", default=[], metavar="NAME[=DIR]", type=_image,
         help="an image name, and the directory that its containers work in (default: an empty one); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="how many hosts to show (default: 1)")
-    parser.add_argument(
-        "--gpus-per-node", type=_count, default=0, metavar="N", help="nvidia.com/gpu of each (default: 0)"
-    )
-    parser.add_argument(
+    add("--nodes", type=_count, default=1, metavar="N", help="how many hosts to show (default: 1)")
+    add("--gpus-per-node", type=_count, default=0, metavar="N", help="nvidia.com/gpu of each (default: 0)")
+    add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--mpi-api", choices=("v1", "v2beta1"), default="v1", help="the version of MPIJob (default: v1)"
-    )
-    parser.add_argument("--foreground", action="store_true", help="serve until interrupted")
-    parser.set_defaults(run=_start)
+    add("--mpi-api", choices=("v1", "v2beta1"), default="v1", help="the version of MPIJob (default: v1)")
 
 
-def _add_fault(commands: Any) -> None:
-    listed = "\n".join(f"  {name:12} {about}" for name, about in FAULTS.items())
-    parser = commands.add_parser(
-        "fault", help="let something go wrong", description=f"Let something go wrong:\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    _add_state_dir(parser)
-    parser.add_argument("fault", choices=FAULTS, metavar="FAULT", help=", ".join(FAULTS))
-    parser.add_argument("--seconds", type=float, help="for how long (default: until clear)")
-    parser.add_argument("--status", type=int, help="HTTP status to answer")
-    parser.add_argument("--verb", help="get, list, watch, create, update, patch or delete; several with commas")
-    parser.add_argument("--path", help="a regular expression that paths contain")
-    parser.add_argument("--count", type=int, help="how many requests it meets")
-    parser.add_argument("--bytes", type=int, help="of a log stream")
-    parser.add_argument("--delay", type=float, help="seconds")
-    for name in ("namespace", "pod", "node", "message"):
-        parser.add_argument(f"--{name}")
-    parser.set_defaults(run=_fault)
+def _path(text: str) -> Path:
+    return Path(text).expanduser().resolve()
 
 
 def _image(text: str) -> tuple[str, str]:
@@ -122,34 +111,20 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _state_dir(args: argparse.Namespace) -> Path:
-    directory: Path = args.state_dir or cluster.default_state_dir()
-    return directory.expanduser().resolve()
-
-
 def _start(args: argparse.Namespace) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return _fail(f"not installed: {', '.join(missing)}; run: pip install 'airflow-provider-ktrain[local]'")
-    directory = _state_dir(args)
-    if known := cluster.running(directory):
-        return _fail(f"a cluster is up already in {directory}: {known['url']}; end it with: ktrain cluster stop")
+    if known := cluster.running(args.state_dir):
+        return _fail(f"a cluster is up already in {args.state_dir}: {known['url']}; end it with: ktrain cluster stop")
     config = Config(
-        str(directory), str(args.kubeconfig.expanduser().resolve()) if args.kubeconfig else "", args.port,
+        str(args.state_dir), str(args.kubeconfig or ""), args.port,
         dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.mpi_api,
     )  # fmt: skip
-    if args.foreground:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            return subprocess.call([*cluster.COMMAND, config.dump()], stdout=subprocess.DEVNULL)
-        except KeyboardInterrupt:
-            return 130
     try:
-        process, told = cluster.start(config)
+        _, told = cluster.start(config)
     except ClusterError as e:
         return _fail(str(e))
-    if process.stdout:
-        process.stdout.close()
     print(f"The cluster is up (process {told['pid']}, {told['url']}). To use it:")
     print(f"  export KUBECONFIG={told['kubeconfig']}")
     return 0
@@ -157,7 +132,7 @@ def _start(args: argparse.Namespace) -> int:
 
 def _stop(args: argparse.Namespace) -> int:
     try:
-        stopped = cluster.stop(_state_dir(args))
+        stopped = cluster.stop(args.state_dir)
     except ClusterError as e:
         return _fail(str(e))
     print("The cluster has ended." if stopped else "No cluster is up.")
@@ -165,7 +140,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    state = cluster.running(_state_dir(args))
+    state = cluster.running(args.state_dir)
     if state is None:
         print("No cluster is up.")
         return 3
@@ -174,26 +149,12 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _fault(args: argparse.Namespace) -> int:
-    state = cluster.running(_state_dir(args))
+    state = cluster.running(args.state_dir)
     if state is None:
         return _fail("no cluster is up")
-    known = (
-        "fault",
-        "seconds",
-        "status",
-        "verb",
-        "path",
-        "count",
-        "bytes",
-        "delay",
-        "namespace",
-        "pod",
-        "node",
-        "message",
-    )
-    wanted = {k: v for k in known if (v := getattr(args, k)) is not None}
+    wanted = {name: value for name in ("fault", *FAULT_OPTIONS) if (value := getattr(args, name)) is not None}
     try:
-        cluster.admin(state["url"], state["token"], state["ca_file"], wanted)
+        cluster.admin(state, wanted)
     except urllib.error.HTTPError as e:
         return _fail(json.load(e).get("message", str(e)))
     except OSError as e:

@@ -6,25 +6,20 @@ Fields, defaults and enumerations are those of the CustomResourceDefinitions tha
 from __future__ import annotations
 
 from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local import schema
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.schema import Struct
 from airflow_provider_ktrain.local.store import Obj, Store, now
 
 
-def _job(kind: str, spec: str, status: str, *, required: bool = False) -> Struct:
-    fields = {"apiVersion": "str", "kind": "str", "metadata": "V1ObjectMeta", "spec": spec, "status": status}
-    return Struct(fields, frozenset(["spec"] if required else []), go_name=kind)
+def _job(kind: str, spec: str) -> Struct:
+    fields = {"apiVersion": "str", "kind": "str", "metadata": "V1ObjectMeta", "spec": spec, "status": "JobStatus"}
+    return Struct(fields, go_name=kind)
 
 
-RUN_POLICY = {
-    "activeDeadlineSeconds": "int", "backoffLimit": "int", "cleanPodPolicy": "str", "managedBy": "str",
-    "schedulingPolicy": "SchedulingPolicy", "suspend": "bool", "ttlSecondsAfterFinished": "int",
-}  # fmt: skip
 STRUCTS: dict[str, Struct] = {
-    "PyTorchJob/v1": _job("PyTorchJob", "PyTorchJobSpec", "JobStatus"),
-    "MPIJob/v1": _job("MPIJob", "MPIJobSpec/v1", "JobStatus"),
-    "MPIJob/v2beta1": _job("MPIJob", "MPIJobSpec/v2beta1", "JobStatus"),
+    "PyTorchJob/v1": _job("PyTorchJob", "PyTorchJobSpec"),
+    "MPIJob/v1": _job("MPIJob", "MPIJobSpec/v1"),
+    "MPIJob/v2beta1": _job("MPIJob", "MPIJobSpec/v2beta1"),
     "PyTorchJobSpec": Struct(
         {
             "elasticPolicy": "ElasticPolicy", "nprocPerNode": "str", "pytorchReplicaSpecs": "dict[str, ReplicaSpec]",
@@ -60,7 +55,13 @@ STRUCTS: dict[str, Struct] = {
         "rdzvPort": "int", "standalone": "bool",
     }),
     "RDZVConf": Struct({"key": "str", "value": "str"}),
-    "RunPolicy": Struct(RUN_POLICY, defaults={"suspend": False}),
+    "RunPolicy": Struct(
+        {
+            "activeDeadlineSeconds": "int", "backoffLimit": "int", "cleanPodPolicy": "str", "managedBy": "str",
+            "schedulingPolicy": "SchedulingPolicy", "suspend": "bool", "ttlSecondsAfterFinished": "int",
+        },
+        defaults={"suspend": False},
+    ),
     "SchedulingPolicy": Struct({
         "minAvailable": "int", "minResources": "dict[str, quantity]", "priorityClass": "str", "queue": "str",
         "scheduleTimeoutSeconds": "int",
@@ -84,48 +85,30 @@ STRUCTS: dict[str, Struct] = {
     }),
 }  # fmt: skip
 
-COLUMNS = {
-    "Age": {"jsonPath": ".metadata.creationTimestamp", "name": "Age", "type": "date"},
-    "State": {"jsonPath": ".status.conditions[-1:].type", "name": "State", "type": "string"},
-}
-SCALE = {
-    "labelSelectorPath": ".status.replicaStatuses.Worker.selector",
-    "specReplicasPath": ".spec.pytorchReplicaSpecs.Worker.replicas",
-    "statusReplicasPath": ".status.replicaStatuses.Worker.active",
-}
-
 
 def definition(resource: Resource) -> Obj:
-    """The CustomResourceDefinition of a resource, with its schema."""
+    """The CustomResourceDefinition of a resource. Its schema is not published: the server checks by `schema.py`."""
     names = {
         "kind": resource.kind, "listKind": f"{resource.kind}List",
         "plural": resource.plural, "singular": resource.singular,
     }  # fmt: skip
-    order = {r.PYTORCHJOB: ("State", "Age"), r.MPIJOB_V1: ("Age", "State")}.get(resource, ())
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
-        "name": resource.version,
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema.published(schema.type_of(resource))},
-        "subresources": {"status": {}, **({"scale": SCALE} if "scale" in resource.subresources else {})},
-        "additionalPrinterColumns": [COLUMNS[c] for c in order],
-    }
-    told = (
-        {"reason": "NoConflicts", "message": "no conflicts found"},
-        {"reason": "InitialNamesAccepted", "message": "the initial names have been accepted"},
-    )
+        "name": resource.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything},
+        "subresources": {name: {} for name in resource.subresources},
+    }  # fmt: skip
     conditions = [
-        {"type": type_, "status": "True", "lastTransitionTime": now(), **why}
-        for type_, why in zip(("NamesAccepted", "Established"), told, strict=True)
+        {"type": type_, "status": "True", "lastTransitionTime": now(), "reason": reason, "message": message}
+        for type_, reason, message in (
+            ("NamesAccepted", "NoConflicts", "no conflicts found"),
+            ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+        )
     ]
     return {
         "metadata": {"name": resource.group_resource},
-        "spec": {
-            "group": resource.group, "names": names, "scope": "Namespaced", "versions": [version],
-            "conversion": {"strategy": "None"},
-        },
+        "spec": {"group": resource.group, "names": names, "scope": "Namespaced", "versions": [version]},
         "status": {"conditions": conditions, "acceptedNames": names, "storedVersions": [resource.version]},
-    }  # fmt: skip
+    }
 
 
 def install(store: Store, resources: tuple[Resource, ...]) -> None:

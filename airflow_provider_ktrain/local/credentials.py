@@ -1,4 +1,4 @@
-"""What guards the embedded cluster's door: a CA and certificate made at start, a kubeconfig with the admin's token."""
+"""What guards the embedded cluster's door: a certificate made at start, a kubeconfig with the admin's token."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=365)
-NAMES = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
 class Tls:
-    """A server certificate and the CA that signed it, in PEM."""
+    """A server certificate for localhost and 127.0.0.1, which is its own CA, and its key; in PEM."""
 
-    ca: bytes
     certificate: bytes
     key: bytes
 
@@ -39,51 +37,23 @@ class Tls:
 
 
 def make_tls() -> Tls:
-    """A CA of its own, which signs one certificate for localhost and 127.0.0.1 and is then forgotten."""
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ktrain-ca")])
+    """A key and its certificate, which can sign no other."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    public, now = key.public_key(), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ktrain")])
-    ca = (
-        _certificate(issuer, issuer, ca_key.public_key(), ca_key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .sign(ca_key, hashes.SHA256())
-    )
+    serial, since = x509.random_serial_number(), now - datetime.timedelta(hours=1)
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = (
-        _certificate(subject, issuer, key.public_key(), ca_key)
+        x509.CertificateBuilder(subject, subject, public, serial, since, now + LIFETIME)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(ca_key, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    return Tls(
-        ca.public_bytes(pem),
-        certificate.public_bytes(pem),
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return Tls(certificate.public_bytes(pem), key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -95,16 +65,14 @@ def write_private(path: Path, data: bytes) -> None:
 
 def kubeconfig(url: str, ca: bytes, token: str) -> bytes:
     """A kubeconfig with one context, `ktrain`, in namespace default."""
+    cluster = {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}
+    context = {"cluster": "ktrain", "user": "ktrain-admin", "namespace": "default"}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [
-            {"name": "ktrain", "cluster": {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}}
-        ],
+        "clusters": [{"name": "ktrain", "cluster": cluster}],
         "users": [{"name": "ktrain-admin", "user": {"token": token}}],
-        "contexts": [
-            {"name": "ktrain", "context": {"cluster": "ktrain", "user": "ktrain-admin", "namespace": "default"}}
-        ],
+        "contexts": [{"name": "ktrain", "context": context}],
         "current-context": "ktrain",
     }
     return yaml.safe_dump(config, sort_keys=False).encode()

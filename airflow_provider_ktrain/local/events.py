@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.store import Obj, Store, now
 
-REMEMBERED = 4096  # distinct events, and objects, that a recorder keeps in mind
+REMEMBERED = 4096  # objects that a recorder keeps in mind
 BUDGET, REFILL = 25.0, 1 / 300  # events about one object at once; then so many a second
 SIMILAR, SIMILAR_WINDOW = 10, 600.0  # differing messages of one reason, within seconds, before they are combined
-
-T = TypeVar("T")
-
-
-@dataclass
-class _Budget:
-    at: float
-    left: float = BUDGET
 
 
 @dataclass
@@ -37,6 +27,36 @@ class _Written:
     first: str = ""
 
 
+@dataclass
+class _About:
+    """What is kept in mind of one object: its budget, and its events by place, type and reason (and message)."""
+
+    at: float
+    budget: float = BUDGET
+    similar: dict[tuple[str, ...], _Similar] = field(default_factory=dict)
+    written: dict[tuple[str, ...], _Written] = field(default_factory=dict)
+
+    def combined(self, kind: tuple[str, ...], message: str, at: float) -> tuple[tuple[str, ...], str]:
+        """What counts as the same event, and its message: after ten that differ, any of its kind."""
+        similar = self.similar.setdefault(kind, _Similar(at))
+        if at - similar.at > SIMILAR_WINDOW:
+            similar.messages.clear()
+        similar.at = at
+        similar.messages.add(message)
+        if len(similar.messages) < SIMILAR:
+            return (*kind, message), message
+        similar.messages.pop()
+        return kind, f"(combined from similar events): {message}"
+
+    def affordable(self, at: float) -> bool:
+        """Take one event from the budget; False where it is used up."""
+        self.budget, self.at = min(BUDGET, self.budget + (at - self.at) * REFILL), at
+        if self.budget < 1:
+            return False
+        self.budget -= 1
+        return True
+
+
 class EventRecorder:
     """Records Events about objects in the name of one component.
 
@@ -46,65 +66,35 @@ class EventRecorder:
     def __init__(self, store: Store, component: str) -> None:
         self._store = store
         self._component = component
-        self._written: OrderedDict[Hashable, _Written] = OrderedDict()
-        self._similar: OrderedDict[Hashable, _Similar] = OrderedDict()
-        self._budgets: OrderedDict[Hashable, _Budget] = OrderedDict()
+        self._about: OrderedDict[str, _About] = OrderedDict()  # by uid, the least recently used first
 
     def event(self, obj: Obj, type_: str, reason: str, message: str, field_path: str = "") -> None:
         """Record an Event (`type_`: Normal or Warning) about `obj`, or count the same one up."""
         meta, at = obj["metadata"], time.monotonic()
-        namespace = meta.get("namespace") or "default"
-        kind: Hashable = (meta["uid"], field_path, type_, reason)
-        similar = _recall(self._similar, kind, _Similar(at))
-        if at - similar.at > SIMILAR_WINDOW:
-            similar.messages.clear()
-        similar.at = at
-        similar.messages.add(message)
-        if len(similar.messages) >= SIMILAR:
-            similar.messages.pop()
-            message = f"(combined from similar events): {message}"
-            same = kind
-        else:
-            same = (kind, message)
-        written = _recall(self._written, same, _Written())
+        about = self._about.setdefault(meta["uid"], _About(at))
+        self._about.move_to_end(meta["uid"])
+        if len(self._about) > REMEMBERED:
+            self._about.popitem(last=False)
+        same, message = about.combined((field_path, type_, reason), message, at)
+        written = about.written.setdefault(same, _Written())
         written.count += 1
-        if not self._affordable(meta["uid"], at):
+        if not about.affordable(at):
             return
-        known = self._store.find(r.EVENT, namespace, written.name)
-        if known is not None:
+        namespace = meta.get("namespace") or "default"
+        if known := self._store.find(r.EVENT, namespace, written.name):
             changed = {"count": written.count, "lastTimestamp": now(), "message": message}
             self._store.update(r.EVENT, {**known, **changed})
             return
         written.first = written.first or now()
         written.name = f"{meta['name']}.{self._store.version + 1:016x}"
         involved = {
-            "kind": obj["kind"], "name": meta["name"], "uid": meta["uid"], "apiVersion": obj["apiVersion"],
-            "resourceVersion": meta.get("resourceVersion", ""),
-            **({"namespace": meta["namespace"]} if meta.get("namespace") else {}),
-            **({"fieldPath": field_path} if field_path else {}),
+            "kind": obj["kind"], "namespace": meta.get("namespace"), "name": meta["name"], "uid": meta["uid"],
+            "apiVersion": obj["apiVersion"], "resourceVersion": meta.get("resourceVersion"), "fieldPath": field_path,
         }  # fmt: skip
         self._store.create(r.EVENT, {
             "metadata": {"namespace": namespace, "name": written.name},
-            "involvedObject": involved, "reason": reason, "message": message, "type": type_,
+            "involvedObject": {key: value for key, value in involved.items() if value},
+            "reason": reason, "message": message, "type": type_, "count": written.count,
             "source": {"component": self._component}, "firstTimestamp": written.first, "lastTimestamp": now(),
-            "count": written.count, "eventTime": None, "reportingComponent": self._component, "reportingInstance": "",
+            "eventTime": None, "reportingComponent": self._component, "reportingInstance": "",
         })  # fmt: skip
-
-    def _affordable(self, uid: str, at: float) -> bool:
-        """Take one event from the object's budget; False where it is used up."""
-        budget = _recall(self._budgets, uid, _Budget(at))
-        budget.left = min(BUDGET, budget.left + (at - budget.at) * REFILL)
-        budget.at = at
-        if budget.left < 1:
-            return False
-        budget.left -= 1
-        return True
-
-
-def _recall(memory: OrderedDict[Hashable, T], key: Hashable, new: T) -> T:
-    """What `memory` holds for `key`, or `new` from now on; the least recently used is forgotten."""
-    found = memory.setdefault(key, new)
-    memory.move_to_end(key)
-    if len(memory) > REMEMBERED:
-        memory.popitem(last=False)
-    return found

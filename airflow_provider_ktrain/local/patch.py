@@ -1,8 +1,8 @@
-"""Patches: JSON merge patch, JSON patch, and strategic merge patch for built-in types."""
+"""Patches: JSON merge patch, JSON patch, and for built-in types as much of strategic merge as kubectl apply sends."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
 from typing import Any
 
 import jsonpatch
@@ -10,10 +10,12 @@ import jsonpointer
 
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.schema import VALUES
 from airflow_provider_ktrain.local.store import Obj
 
 MERGE, JSON_PATCH, STRATEGIC = (f"application/{t}+json" for t in ("merge-patch", "json-patch", "strategic-merge-patch"))
 MAX_OPERATIONS = 10_000
+DOES_NOT_FIT = (TypeError, AttributeError, KeyError, ValueError, jsonpatch.JsonPatchException)
 
 #: lists that a strategic merge patch merges, by field name: the key of their items, "" for lists of plain values.
 #: The same name means the same list wherever it occurs, but for ports.
@@ -32,123 +34,75 @@ def media_types(resource: Resource) -> tuple[str, ...]:
 
 def apply(media: str, obj: Obj, patch: Any) -> Obj:
     """The patched object, a new one. ApiError 400 or 422 where the patch means nothing or does not fit."""
-    if media == JSON_PATCH:
-        return _json_patch(obj, patch)
-    if not isinstance(patch, dict):
-        kind = "array" if isinstance(patch, list) else "string" if isinstance(patch, str) else "number"
-        raise ApiError(
-            400, f"error decoding patch: json: cannot unmarshal {kind} into Go value of type map[string]interface {{}}"
-        )
-    merged = merge(obj, patch) if media == MERGE else strategic(copy.deepcopy(obj), patch, _ports_key(obj))
-    return dict(merged)
+    wanted, go = ("array", "jsonpatch.Patch") if media == JSON_PATCH else ("object", "map[string]interface {}")
+    found = VALUES[type(patch)][1]
+    if found != wanted:
+        raise ApiError(400, f"error decoding patch: json: cannot unmarshal {found} into Go value of type {go}")
+    if media == MERGE:
+        return merge(obj, patch)
+    if media == JSON_PATCH and len(patch) > MAX_OPERATIONS:
+        raise ApiError(413, f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(patch)}")
+    try:
+        if media == STRATEGIC:
+            ports = {"ports": "port" if obj["kind"] == "Service" else "containerPort"}
+            return strategic(obj, patch, MERGE_KEYS | ports)
+        return dict(jsonpatch.apply_patch(obj, patch))
+    except (*DOES_NOT_FIT, jsonpointer.JsonPointerException):
+        why = "the server rejected our request due to an error in our request"
+        raise ApiError(422, why, "Invalid", details={}) from None
 
 
-def merge(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+def merge(target: Any, patch: Obj) -> Obj:
+    """RFC 7386: a new map."""
     merged = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)
         else:
-            merged[key] = merge(merged.get(key), value)
+            merged[key] = merge(merged.get(key), value) if isinstance(value, dict) else value
     return merged
 
 
-def _json_patch(obj: Obj, patch: Any) -> Obj:
-    rejected = ApiError(422, "the server rejected our request due to an error in our request", "Invalid", details={})
-    if not isinstance(patch, list):
-        raise ApiError(400, "error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch")
-    if len(patch) > MAX_OPERATIONS:
-        raise ApiError(413, f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(patch)}")
-    try:
-        patched = jsonpatch.apply_patch(obj, patch)
-    except (
-        jsonpatch.JsonPatchException,
-        jsonpointer.JsonPointerException,
-        TypeError,
-        AttributeError,
-        KeyError,
-        ValueError,
-    ):
-        raise rejected from None
-    if not isinstance(patched, dict):
-        raise rejected
-    return patched
-
-
-def _ports_key(obj: Obj) -> str:
-    return "port" if obj.get("kind") == "Service" else "containerPort"
-
-
-def strategic(target: Any, patch: Any, ports_key: str) -> Any:
-    """A strategic merge patch of one map; changes and returns `target`."""
-    if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    if not isinstance(target, dict) or patch.get("$patch") == "replace":
-        return _plain({k: v for k, v in patch.items() if not k.startswith("$")})
-    if patch.get("$patch") == "delete":
-        return {}
-    if isinstance(keep := patch.get("$retainKeys"), list):
-        target = {k: v for k, v in target.items() if k in keep}
-    for key, value in patch.items():
-        if key.startswith("$deleteFromPrimitiveList/"):
-            name = key.split("/", 1)[1]
-            target[name] = [v for v in target.get(name) or () if v not in value]
-        elif key.startswith("$"):
+def strategic(target: Any, patch: Obj, keys: Mapping[str, str]) -> Obj:
+    """A strategic merge patch of one map, a new one; `keys` are as MERGE_KEYS."""
+    merged = dict(target) if isinstance(target, dict) and "$patch" not in patch else {}
+    if "$retainKeys" in patch:
+        merged = {k: v for k, v in merged.items() if k in patch["$retainKeys"]}
+    for field, value in patch.items():
+        directive, _, name = field.partition("/")
+        if directive == "$deleteFromPrimitiveList":
+            merged[name] = [v for v in merged.get(name, ()) if v not in value]
+        elif directive.startswith("$"):
             continue
         elif value is None:
-            target.pop(key, None)
-        elif isinstance(value, list):
-            target[key] = _list(key, target.get(key), value, ports_key)
+            merged.pop(field, None)
+        elif isinstance(value, dict):
+            merged[field] = strategic(merged.get(field), value, keys)
+        elif isinstance(value, list) and field in keys:
+            merged[field] = _merged(merged.get(field, ()), value, keys[field], keys)
         else:
-            target[key] = strategic(target.get(key), value, ports_key)
-    for key, order in patch.items():
-        if key.startswith("$setElementOrder/") and isinstance(order, list):
-            name = key.split("/", 1)[1]
-            if isinstance(target.get(name), list):
-                target[name] = _ordered(target[name], order, _merge_key(name, ports_key) or "")
-    return target
+            merged[field] = value
+    for field, order in patch.items():
+        directive, _, name = field.partition("/")
+        if directive == "$setElementOrder" and name in merged and name in keys:
+            merged[name] = _ordered(merged[name], order, keys[name])
+    return merged
 
 
-def _merge_key(name: str, ports_key: str) -> str | None:
-    """The key that items of a list are merged by, "" for a set of values, None for a list that is replaced."""
-    return ports_key if name == "ports" else MERGE_KEYS.get(name)
-
-
-def _list(name: str, target: Any, patch: list[Any], ports_key: str) -> list[Any]:
-    key = _merge_key(name, ports_key)
-    if key is None or not isinstance(target, list) or {"$patch": "replace"} in patch:
-        return [_plain(v) for v in patch if not (isinstance(v, dict) and "$patch" in v)]
+def _merged(items: Any, patch: list[Any], key: str, keys: Mapping[str, str]) -> list[Any]:
+    """Items of a list and those of a patch that have another `key`, or are another value where that is ""."""
     if not key:
-        return [*target, *(v for v in patch if v not in target)]
-    merged = list(target)
+        return [*items, *(v for v in patch if v not in items)]
+    merged = list(items)
     for item in patch:
-        if not isinstance(item, dict) or key not in item:
-            raise ApiError(400, f"map: {item!r} does not contain declared merge key: {key}")
-        at = next((i for i, t in enumerate(merged) if isinstance(t, dict) and t.get(key) == item[key]), None)
-        if item.get("$patch") == "delete":
-            merged = [t for t in merged if not (isinstance(t, dict) and t.get(key) == item[key])]
-        elif at is None:
-            merged.append(_plain(item))
-        else:
-            merged[at] = strategic(merged[at], item, ports_key)
+        at = next((i for i, known in enumerate(merged) if known[key] == item[key]), len(merged))
+        known = merged[at : at + 1]
+        delete = item.get("$patch") == "delete"
+        merged[at : at + 1] = [] if delete else [strategic(known[0] if known else None, item, keys)]
     return merged
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Items in the order that the patch gives; what it does not name stays behind its neighbours, at the end."""
-
-    def value(item: Any) -> Any:
-        return item.get(key) if key and isinstance(item, dict) else item
-
-    places = [value(o) for o in order]
-    return sorted(items, key=lambda item: places.index(value(item)) if value(item) in places else len(places))
-
-
-def _plain(value: Any) -> Any:
-    """A part of a patch as a value: without directives and nulls."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if not k.startswith("$") and v is not None}
-    return [_plain(v) for v in value] if isinstance(value, list) else value
+    """Items in the order that the patch gives; what it does not name comes at the end."""
+    places = {o[key] if key else o: place for place, o in enumerate(order)}
+    return sorted(items, key=lambda item: places.get(item[key] if key else item, len(places)))

@@ -1,4 +1,4 @@
-"""Types of objects: decoding that knows its fields, and the schema of custom resources.
+"""Types of objects: one walk along a type decodes a value and says what is wrong with it.
 
 Built-in types are read from the models of the official Python client, which is made from Kubernetes' own description;
 what the operators define is written down in `crds.py` in the same words: `str`, `int`, `bool`, `float`, `object`
@@ -8,7 +8,7 @@ what the operators define is written down in `crds.py` in the same words: `str`,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,7 +22,11 @@ from airflow_provider_ktrain.local.resources import Resource
 Obj = dict[str, Any]
 Problem = tuple[str, str, str]  # reason, message and field of a cause
 
-MODELS = {r.EVENT: "CoreV1Event", r.HPA: "V2HorizontalPodAutoscaler"}  # the others are V1 and their kind
+#: models by kind; the others are V1 and their kind
+MODELS = {
+    "Event": "CoreV1Event", "HorizontalPodAutoscaler": "V2HorizontalPodAutoscaler",
+    "TokenRequest": "AuthenticationV1TokenRequest",
+}  # fmt: skip
 QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
@@ -50,14 +54,24 @@ GENERATED_DEFAULTS: dict[str, Obj] = {
         )
     },
 }  # fmt: skip
-GO = {"str": "string", "int": "int32", "bool": "bool", "float": "float64", "datetime": "string"}
-JSON = {"str": "string", "int": "integer", "bool": "boolean", "float": "number", "datetime": "string"}
+#: plain types: what JSON and Go call them
+PLAIN = {
+    "str": ("string", "string"), "int": ("integer", "int32"), "bool": ("boolean", "bool"),
+    "float": ("number", "float64"), "datetime": ("string", "string"),
+}  # fmt: skip
+#: what JSON and Go's decoder call the values that Python's decoder makes
+VALUES: dict[type, tuple[str, str]] = {
+    bool: ("boolean", "bool"), int: ("integer", "number"), float: ("number", "number"), str: ("string", "string"),
+    list: ("array", "array"), dict: ("object", "object"), type(None): ("null", "null"),
+}  # fmt: skip
 INCOMPLETE: Problem = (
     "FieldValueInvalid",
     "Invalid value: null: some validation rules were not checked because the object was invalid; correct the existing "
     "errors to complete validation",
     "<nil>",
 )
+#: resources whose schema has rules (CEL) that are not looked at while it has other objections, and these objections
+CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1)
 BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInvalid", "FieldValueDuplicate")
 
 
@@ -87,31 +101,22 @@ def _of_model(name: str) -> Struct:
         if attribute in QUANTITIES.get(name, ()):
             type_ = "dict[str, quantity]" if type_.startswith("dict") else "quantity"
         fields[model.attribute_map[attribute]] = type_
-    blank = model.__new__(model)
-    blank.local_vars_configuration = VALIDATING
-    required = {key for attribute, key in model.attribute_map.items() if _refuses_none(blank, attribute)}
-    return Struct(
-        fields, frozenset(required), GENERATED_DEFAULTS.get(name, {}), {}, re.sub(r"^[A-Za-z]*?V\d+", "", name)
-    )
-
-
-def _refuses_none(blank: Any, attribute: str) -> bool:
-    """Whether a model's field is required: its setter says so."""
-    try:
-        setattr(blank, attribute, None)
-    except ValueError:
-        return True
-    return False
-
-
-VALIDATING = Configuration()
+    blank, required = model.__new__(model), set()
+    blank.local_vars_configuration = Configuration()
+    for attribute, key in model.attribute_map.items():
+        try:
+            setattr(blank, attribute, None)
+        except ValueError:  # so the setter of a required field says
+            required.add(key)
+    go_name = re.sub(r"^[A-Za-z]*?V\d+", "", name)
+    return Struct(fields, frozenset(required), GENERATED_DEFAULTS.get(name, {}), go_name=go_name)
 
 
 def type_of(resource: Resource) -> str:
     """The type of a resource's objects."""
     if resource.custom:
         return f"{resource.kind}/{resource.version}"
-    return MODELS.get(resource, f"V1{resource.kind}")
+    return MODELS.get(resource.kind, f"V1{resource.kind}")
 
 
 def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
@@ -120,225 +125,147 @@ def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
     ApiError 400 where a field of a built-in type, or of metadata, is of another type; `problems` checks the rest of
     custom resources.
     """
-    notes: list[str] = []
-    decoder = _Decoder(resource, notes)
-    obj: Obj = decoder.value(
-        type_of(resource), {**value, "apiVersion": resource.api_version, "kind": resource.kind}, "", ""
-    )
-    return obj, sorted(notes)
+    walk = _Walk(resource)
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    obj: Obj = walk.value(type_of(resource), {**value, **head}, (), "")
+    return obj, sorted(walk.notes)
 
 
-class _Decoder:
-    """Walks a value along its type."""
+def problems(resource: Resource, obj: Obj) -> list[Problem]:
+    """What a custom resource's schema has against an object, as causes of a Status."""
+    walk = _Walk(resource)
+    walk.value(type_of(resource), obj, (), "")
+    found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # these are looked for last
+    if resource in CHECKED_FURTHER and any(reason in BLOCKING for reason, _, _ in found):
+        found.append(INCOMPLETE)
+    return found
 
-    def __init__(self, resource: Resource, notes: list[str]) -> None:
+
+class _Key(str):
+    """A key of a map in a place, where other text is a field."""
+
+
+Place = tuple[str | int, ...]  # fields, keys and indexes that lead to a value
+
+
+def _path(place: Place, key: str = ".{}") -> str:
+    """A place as it is told: spec.containers[0].name; keys of maps as `key` has it."""
+    forms = {str: ".{}", int: "[{}]", _Key: key}
+    return "".join(forms[type(part)].format(part) for part in place)[1:]
+
+
+class _Walk:
+    """Along a type through a value; collects what is to be said of it."""
+
+    def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._notes = notes
+        self.notes: list[str] = []
+        self.problems: list[Problem] = []
 
-    def value(self, type_: str, value: Any, path: str, go_path: str) -> Any:
-        """The value as its type has it; `go_path` is its place without indexes, as Go's decoder tells it."""
-        if type_ == "object" or value is None:
+    def value(self, type_: str, value: Any, place: Place, owner: str) -> Any:
+        """The value as its type has it; `owner` is what Go calls the struct around it."""
+        if type_ == "object":
             return value
         if type_ == "quantity":
-            return self._quantity(value, go_path)
-        if type_ in JSON:
-            return value if fits(type_, value) else self._misfit(type_, value, go_path)
-        if type_.startswith("list["):
-            if not isinstance(value, list):
-                return self._misfit(type_, value, go_path)
-            return [self.value(type_[5:-1], v, f"{path}[{i}]", go_path) for i, v in enumerate(value)]
-        if not isinstance(value, dict):
-            return self._misfit(type_, value, go_path)
-        if type_.startswith("dict["):
-            inner = type_[5:-1].partition(",")[2].strip()
-            return {k: self.value(inner, v, f"{path}.{k}", go_path) for k, v in value.items() if v is not None}
-        return self._struct(struct(type_), value, path, go_path)
+            return self._quantity(value, place, owner)
+        container, inner = _parts(type_)
+        wanted = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
+        if value is None and not self._has_schema(place):
+            return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # as Go decodes a null
+        if not fits(wanted, value):
+            return self._misfit(wanted, type_, value, place, owner)
+        if container == "list":
+            self._look_for_duplicates(value, place)
+            return [self.value(inner, v, (*place, i), owner) for i, v in enumerate(value)]
+        if container == "dict":
+            return {k: self.value(inner, v, (*place, _Key(k)), owner) for k, v in value.items() if v is not None}
+        return value if type_ in PLAIN else self._struct(struct(type_), value, place)
 
-    def _struct(self, known: Struct, value: Obj, path: str, go_path: str) -> Obj:
+    def _struct(self, known: Struct, value: Obj, place: Place) -> Obj:
         made: Obj = {}
+        for key in sorted(known.required - value.keys()):
+            self._object_to("FieldValueRequired", "Required value", (*place, key))
         for key, inner in value.items():
-            at = f"{path}.{key}" if path else key
+            at = (*place, key)
             if key not in known.fields:
-                self._notes.append(f'unknown field "{at}"')
+                self.notes.append(f'unknown field "{_path(at)}"')
             elif inner is not None:
-                go_field = f"{go_path}.{key}" if go_path else f"{known.go_name}.{key}"
-                made[key] = self.value(known.fields[key], inner, at, f"{known.go_name}.{go_field.partition('.')[2]}")
-        if self._resource.custom:
-            made.update({k: v for k, v in known.defaults.items() if k not in made})
-        return made
+                made[key] = self.value(known.fields[key], inner, at, known.go_name)
+                allowed = known.enums.get(key)
+                if allowed and isinstance(inner, str) and inner not in allowed:
+                    why = f"Unsupported value: {_json(inner)}: supported values: {', '.join(map(_json, allowed))}"
+                    self._object_to("FieldValueNotSupported", why, at)
+        return {**known.defaults, **made} if self._resource.custom else made
 
-    def _quantity(self, value: Any, go_path: str) -> Any:
-        if self._resource.custom:
+    def _quantity(self, value: Any, place: Place, owner: str) -> Any:
+        custom = self._resource.custom
+        if isinstance(value, bool) or not isinstance(value, int | str if custom else int | str | float):
+            return self._misfit("integer or string", "str", value, place, owner)
+        good = re.fullmatch(QUANTITY[1:-1], str(value))
+        if custom:
+            if not good:
+                why = f"Invalid value: {_json(value)}: {_path(place)} in body should match '{QUANTITY}'"
+                self._object_to("FieldValueInvalid", why, place)
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            return self._misfit("str", value, go_path)
-        if not re.fullmatch(QUANTITY[1:-1], str(value)):
+        if not good:
             raise self._refused(f"quantities must match the regular expression '{QUANTITY}'")
         return str(value)
 
-    def _misfit(self, type_: str, value: Any, go_path: str) -> Any:
-        if self._resource.custom and not go_path.partition(".")[2].startswith("metadata"):
+    def _look_for_duplicates(self, items: list[Any], place: Place) -> None:
+        seen: set[str] = set()
+        keys = LIST_KEYS.get(str(place[-1]), ()) if self._has_schema(place) else ()
+        for i, item in enumerate(items if keys else ()):
+            if isinstance(item, dict):
+                told = _json({k: item[k] for k in keys if k in item})
+                if told in seen:
+                    at = _path((*place, i), key="[{}]")
+                    self.problems.append(("FieldValueDuplicate", f"Duplicate value: {told}", at))
+                seen.add(told)
+
+    def _misfit(self, wanted: str, type_: str, value: Any, place: Place, owner: str) -> Any:
+        told, found = VALUES[type(value)]
+        if self._has_schema(place):
+            why = f'Invalid value: "{told}": {_path(place)} in body must be of type {wanted}: "{told}"'
+            self._object_to("FieldValueTypeInvalid", why, place)
             return value
-        raise self._refused(
-            f"json: cannot unmarshal {_go_value(value)} into Go struct field {go_path} of type {_go_type(type_)}"
-        )
+        field_ = ".".join([owner, *(part for part in place if type(part) is str)])
+        raise self._refused(f"json: cannot unmarshal {found} into Go struct field {field_} of type {_go_type(type_)}")
+
+    def _has_schema(self, place: Place) -> bool:
+        """Whether a schema tells of mistakes here, and not the decoder."""
+        return self._resource.custom and place[:1] != ("metadata",)
+
+    def _object_to(self, reason: str, why: str, place: Place) -> None:
+        if self._has_schema(place):
+            self.problems.append((reason, why, _path(place)))
 
     def _refused(self, why: str) -> ApiError:
         kind = self._resource.kind
         return ApiError(400, f'{kind} in version "{self._resource.version}" cannot be handled as a {kind}: {why}')
 
 
-def fits(type_: str, value: Any) -> bool:
-    """Whether a JSON value is of a plain type."""
-    if type_ == "bool" or isinstance(value, bool):
-        return type_ == "bool" and isinstance(value, bool)
-    if type_ == "int":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return isinstance(value, int | float) if type_ == "float" else isinstance(value, str)
+def fits(wanted: str, value: Any) -> bool:
+    """Whether a value is of a type of JSON: a number without a fraction is an integer, and an integer a number."""
+    found = VALUES[type(value)][0]
+    if wanted == "integer" and found == "number":
+        return bool(value.is_integer())
+    return found == wanted or (wanted, found) == ("number", "integer")
 
 
-def _go_value(value: Any) -> str:
-    names = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "null")
+def _parts(type_: str) -> tuple[str, str]:
+    """`list` or `dict` and the type of what it holds; nothing and the type itself where it is neither."""
+    container, bracket, inner = type_.partition("[")
+    return (container, inner[:-1].removeprefix("str, ")) if bracket else ("", type_)
 
 
 def _go_type(type_: str) -> str:
-    if type_.startswith("list["):
-        return f"[]{_go_type(type_[5:-1])}"
-    if type_.startswith("dict["):
-        return f"map[string]{_go_type(type_[5:-1].partition(',')[2].strip())}"
-    return GO.get(type_) or f"v1.{struct(type_).go_name}"
-
-
-# the schema of custom resources
-
-
-def problems(resource: Resource, obj: Obj) -> list[Problem]:
-    """What a custom resource's schema has against an object, as causes of a Status."""
-    found = [*_check(type_of(resource), obj, ""), *_duplicates(type_of(resource), obj, "", "")]
-    if resource in CHECKED_FURTHER and any(p[0] in BLOCKING for p in found):
-        found.append(INCOMPLETE)
-    return found
-
-
-#: resources whose schema has rules (CEL) that are not looked at while it has other objections
-CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1)
-
-
-def _check(type_: str, value: Any, path: str) -> Iterator[Problem]:
-    if type_ == "object":
-        return
-    if type_ == "quantity":
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            yield _wrong_type("integer or string", value, path)
-        elif isinstance(value, str) and not re.fullmatch(QUANTITY[1:-1], value):
-            yield (
-                "FieldValueInvalid",
-                f"Invalid value: {_quoted(value)}: {path} in body should match '{QUANTITY}'",
-                path,
-            )
-    elif type_ in JSON:
-        if not fits(type_, value):
-            yield _wrong_type(JSON[type_], value, path)
-    elif type_.startswith("list["):
-        if not isinstance(value, list):
-            yield _wrong_type("array", value, path)
-            return
-        for i, item in enumerate(value):
-            yield from _check(type_[5:-1], item, f"{path}[{i}]")
-    elif not isinstance(value, dict):
-        yield _wrong_type("object", value, path)
-    elif type_.startswith("dict["):
-        for key, item in value.items():
-            yield from _check(type_[5:-1].partition(",")[2].strip(), item, f"{path}.{key}")
-    else:
-        yield from _check_struct(struct(type_), value, path)
-
-
-def _check_struct(known: Struct, value: Obj, path: str) -> Iterator[Problem]:
-    prefix = f"{path}." if path else ""
-    for key in sorted(known.required - value.keys()):
-        yield "FieldValueRequired", "Required value", f"{prefix}{key}"
-    for key, item in value.items():
-        if key not in known.fields or prefix == "metadata.":
-            continue
-        yield from _check(known.fields[key], item, f"{prefix}{key}")
-        allowed = known.enums.get(key)
-        if allowed and isinstance(item, str) and item not in allowed:
-            names = ", ".join(map(_quoted, allowed))
-            yield (
-                "FieldValueNotSupported",
-                f"Unsupported value: {_quoted(item)}: supported values: {names}",
-                f"{prefix}{key}",
-            )
-
-
-def _duplicates(type_: str, value: Any, path: str, name: str) -> Iterator[Problem]:
-    """Items of a list whose keys are the same. Here the place of a map's entry is told as `[key]`."""
-    if type_ in JSON or type_ in ("object", "quantity"):
-        return
-    if type_.startswith("list[") and isinstance(value, list):
-        seen: list[Obj] = []
-        for i, item in enumerate(value):
-            yield from _duplicates(type_[5:-1], item, f"{path}[{i}]", "")
-            if name in LIST_KEYS and isinstance(item, dict):
-                keys = {k: item[k] for k in LIST_KEYS[name] if k in item}
-                if keys in seen:
-                    yield "FieldValueDuplicate", f"Duplicate value: {_json(keys)}", f"{path}[{i}]"
-                seen.append(keys)
-    elif type_.startswith("dict[") and isinstance(value, dict):
-        for key, item in value.items():
-            yield from _duplicates(type_[5:-1].partition(",")[2].strip(), item, f"{path}[{key}]", "")
-    elif isinstance(value, dict) and not type_.startswith("list["):
-        for key, item in value.items():
-            known = struct(type_).fields.get(key)
-            if known and key != "metadata":
-                yield from _duplicates(known, item, f"{path}.{key}" if path else key, key)
-
-
-def _wrong_type(wanted: str, value: Any, path: str) -> Problem:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-    told = _quoted(names.get(type(value), "null"))
-    return "FieldValueTypeInvalid", f"Invalid value: {told}: {path} in body must be of type {wanted}: {told}", path
-
-
-def _quoted(text: str) -> str:
-    return _json(text)
+    container, inner = _parts(type_)
+    if container:
+        return {"list": "[]", "dict": "map[string]"}[container] + _go_type(inner)
+    return PLAIN[type_][1] if type_ in PLAIN else f"v1.{struct(type_).go_name}"
 
 
 def _json(value: Any) -> str:
     from airflow_provider_ktrain.local.negotiation import encode
 
     return encode(value).decode()
-
-
-def published(type_: str) -> Obj:
-    """The schema of a type as a CustomResourceDefinition holds it."""
-    if type_ == "object":
-        return {"x-kubernetes-preserve-unknown-fields": True}
-    if type_ == "quantity":
-        either = [{"type": "integer"}, {"type": "string"}]
-        return {"anyOf": either, "pattern": QUANTITY, "x-kubernetes-int-or-string": True}
-    if type_ in JSON:
-        return {"type": JSON[type_], **({"format": "date-time"} if type_ == "datetime" else {})}
-    if type_.startswith("list["):
-        return {"type": "array", "items": published(type_[5:-1])}
-    if type_.startswith("dict["):
-        return {"type": "object", "additionalProperties": published(type_[5:-1].partition(",")[2].strip())}
-    known = struct(type_)
-    properties: dict[str, Obj] = {}
-    for key, inner in known.fields.items():
-        properties[key] = {"type": "object"} if inner == "V1ObjectMeta" else published(inner)
-        if key in known.enums:
-            properties[key]["enum"] = list(known.enums[key])
-        if key in known.defaults:
-            properties[key]["default"] = known.defaults[key]
-        if inner.startswith("list[") and key in LIST_KEYS:
-            properties[key].update(
-                {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(LIST_KEYS[key])}
-            )
-    return {
-        "type": "object",
-        "properties": properties,
-        **({"required": sorted(known.required)} if known.required else {}),
-    }

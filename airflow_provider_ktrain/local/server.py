@@ -22,10 +22,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import controllers, crds, credentials, rbac, scheduler
+from airflow_provider_ktrain.local import controllers, crds, credentials, scheduler
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.apiserver import ApiServer
-from airflow_provider_ktrain.local.config import Config
+from airflow_provider_ktrain.local.cluster import Config
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.faults import Faults
 from airflow_provider_ktrain.local.kubelet import Kubelet
@@ -98,7 +98,6 @@ class Cluster:
         """The objects that a cluster has from the start."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
-        rbac.bootstrap(self._store)
         crds.install(self._store, r.served(self._config.mpi_api))
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
@@ -110,7 +109,7 @@ class Cluster:
         yield scheduler.run(self._store)
         for kubelet in self._kubelets.values():
             yield kubelet.run()
-        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._tls.ca.decode()):
+        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._tls.certificate.decode()):
             yield controller()
 
     async def _listen(self) -> None:
@@ -124,8 +123,8 @@ class Cluster:
         url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
         kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._tls.ca, self._token))
-        ca_file.write_bytes(self._tls.ca)
+        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._tls.certificate, self._token))
+        ca_file.write_bytes(self._tls.certificate)
         state = {
             "pid": os.getpid(),
             "url": url,
@@ -226,8 +225,8 @@ async def serve(config: Config) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m airflow_provider_ktrain.local.server", description=__doc__)
-    parser.add_argument("--config", required=True, type=Config.load, help="the Config as JSON")
-    config: Config = parser.parse_args(arguments).config
+    parser.add_argument("--config", required=True, help="the Config as JSON")
+    config = Config(**json.loads(parser.parse_args(arguments).config))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of what is not HTTP, with a traceback
     try:

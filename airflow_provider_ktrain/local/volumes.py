@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
 
-Rewrite = Callable[[str], str]
+Files = dict[str, tuple[bytes, int]]  # path below the volume -> content and mode
 Token = Callable[[str, str], str]  # (namespace, service account) -> token
 LOOPBACK = "127.0.0.1"
+MODE = 0o644  # of files
+OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volumes that show an object
 OUTSIDE = ("/dev/shm",)  # mount paths that the machine has as well, and that programs reach without naming them
 
 
@@ -80,42 +82,17 @@ class Volumes:
         """Make or refresh all volumes; MountError names the first that cannot be."""
         for volume in self._volumes.values():
             path = self._path(volume)
-            if volume.get("hostPath", {}).get("type"):
-                self._host_path(volume, path)
-            if "hostPath" in volume and self._directory not in path.parents:
-                continue
-            path.mkdir(parents=True, exist_ok=True)
-            files = {}
-            for source in self._sources(volume):
-                files.update(source)
-            _write_all(path, files, self._rewrite)
+            if kind := volume.get("hostPath", {}).get("type"):
+                _check(volume["name"], path, kind)
+            if self._directory in path.parents:
+                path.mkdir(parents=True, exist_ok=True)
+                self._write_all(path, self._files(volume))
 
     @property
     def watched(self) -> set[tuple[Resource, str]]:
         """The ConfigMaps and Secrets that these volumes show."""
-        found: set[tuple[Resource, str]] = set()
-        for volume in self._volumes.values():
-            for source in volume.get("projected", {}).get("sources") or (volume,):
-                if "configMap" in source:
-                    found.add((r.CONFIG_MAP, source["configMap"].get("name", "")))
-                if "secret" in source:
-                    found.add((r.SECRET, source["secret"].get("secretName") or source["secret"].get("name", "")))
-        return found
-
-    @staticmethod
-    def _host_path(volume: Obj, path: Path) -> None:
-        kind = volume["hostPath"]["type"]
-        try:
-            if kind == "DirectoryOrCreate":
-                path.mkdir(parents=True, exist_ok=True)
-            elif kind == "FileOrCreate":
-                path.touch(exist_ok=True)
-        except OSError as error:
-            raise MountError(volume["name"], str(error)) from None
-        wrong = (kind == "Directory" and not path.is_dir()) or (kind == "File" and not path.is_file())
-        if wrong:
-            what = {"Directory": "a directory", "File": "a file"}[kind]
-            raise MountError(volume["name"], f"hostPath type check failed: {path} is not {what}")
+        sources = (source for volume in self._volumes.values() for source in _sources(volume))
+        return {(OBJECTS[kind], _name(ref)) for kind, ref in sources if kind in OBJECTS}
 
     def _rewrite(self, text: str) -> str:
         """Mount paths of all containers in a script, such as /opt/kube in the kubexec.sh of an MPIJob."""
@@ -125,62 +102,70 @@ class Volumes:
                 text = text.replace(prefix.rstrip("/") + "/", f"{path}/")
         return text
 
-    def _sources(self, volume: Obj) -> list[dict[str, tuple[bytes, int]]]:
-        name = volume["name"]
-        projected = volume.get("projected")
-        if not projected:
-            return [
-                self._files(name, volume, (volume.get("configMap") or volume.get("secret") or {}).get("defaultMode"))
-            ]
-        return [self._files(name, source, projected.get("defaultMode")) for source in projected.get("sources") or ()]
+    def _files(self, volume: Obj) -> Files:
+        files: Files = {}
+        for kind, ref in _sources(volume):
+            mode = (volume.get("projected") or ref).get("defaultMode", MODE)
+            if kind == "downwardAPI":
+                for item in ref.get("items") or ():
+                    if "fieldRef" in item:
+                        content = field(self._pod, item["fieldRef"]["fieldPath"]).encode()
+                        files[item["path"]] = content, item.get("mode", mode)
+            elif kind == "serviceAccountToken":
+                account = self._pod["spec"].get("serviceAccountName", "default")
+                token = self._token(self._pod["metadata"]["namespace"], account) if self._token else ""
+                files[ref["path"]] = token.encode(), mode
+            else:
+                files |= self._object_files(volume["name"], OBJECTS[kind], ref, mode)
+        return files
 
-    def _files(self, volume: str, source: Obj, mode: int | None) -> dict[str, tuple[bytes, int]]:
-        """The files of one source: path below the volume -> content and mode."""
-        mode = 0o644 if mode is None else mode
-        if "downwardAPI" in source:
-            items = source["downwardAPI"].get("items") or ()
-            return {i["path"]: (self._field(i), i.get("mode", mode)) for i in items if "fieldRef" in i}
-        if "serviceAccountToken" in source:
-            account = self._pod["spec"].get("serviceAccountName", "default")
-            token = self._token(self._pod["metadata"]["namespace"], account) if self._token else ""
-            return {source["serviceAccountToken"]["path"]: (token.encode(), mode)}
-        for key, resource in (("configMap", r.CONFIG_MAP), ("secret", r.SECRET)):
-            if key in source:
-                return self._object_files(volume, resource, source[key], mode)
-        return {}
-
-    def _field(self, item: Obj) -> bytes:
-        return field(self._pod, item["fieldRef"]["fieldPath"]).encode()
-
-    def _object_files(self, volume: str, resource: Resource, ref: Obj, mode: int) -> dict[str, tuple[bytes, int]]:
-        name, namespace = ref.get("secretName") or ref.get("name", ""), self._pod["metadata"]["namespace"]
-        obj = self._store.find(resource, namespace, name)
+    def _object_files(self, volume: str, resource: Resource, ref: Obj, mode: int) -> Files:
+        name = _name(ref)
+        obj = self._store.find(resource, self._pod["metadata"]["namespace"], name)
         if obj is None:
-            if (
-                ref.get("optional") or name == "kube-root-ca.crt"
-            ):  # that one is published with a delay, and then not needed
+            if ref.get("optional") or name == "kube-root-ca.crt":  # published with a delay, and then not needed
                 return {}
             raise MountError(volume, f'{resource.singular} "{name}" not found')
         data = decoded(obj)
-        if not ref.get("items"):
-            return {key: (content, mode) for key, content in data.items()}
-        missing = [i["key"] for i in ref["items"] if i["key"] not in data]
+        items = ref.get("items") or [{"key": key, "path": key} for key in data]
+        missing = [i["key"] for i in items if i["key"] not in data]
         if missing and not ref.get("optional"):
             raise MountError(volume, f"references non-existent {resource.singular} key: {missing[0]}")
-        return {i["path"]: (data[i["key"]], i.get("mode", mode)) for i in ref["items"] if i["key"] in data}
+        return {i["path"]: (data[i["key"]], i.get("mode", mode)) for i in items if i["key"] in data}
+
+    def _write_all(self, directory: Path, files: Files) -> None:
+        """Each file in one step, so that readers see the old content or the new."""
+        for relative, (content, mode) in files.items():
+            path = directory / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content.startswith(b"#!"):
+                script = content.decode(errors="surrogateescape")
+                content = self._rewrite(script).encode(errors="surrogateescape")
+            if not path.exists() or path.read_bytes() != content:
+                draft = path.with_name(f".{path.name}.new")
+                draft.write_bytes(content)
+                draft.chmod(mode)
+                os.replace(draft, path)
 
 
-def _write_all(directory: Path, files: dict[str, tuple[bytes, int]], rewrite: Rewrite) -> None:
-    """Each file in one step, so that readers see the old content or the new."""
-    for relative, (content, mode) in files.items():
-        path = directory / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if content.startswith(b"#!"):
-            content = rewrite(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_bytes() == content:
-                continue
-        draft = path.with_name(f".{path.name}.new")
-        draft.write_bytes(content)
-        draft.chmod(mode)
-        os.replace(draft, path)
+def _sources(volume: Obj) -> Iterator[tuple[str, Obj]]:
+    """What the files of a volume are made of: kind and reference of each source."""
+    for source in (volume.get("projected") or {}).get("sources") or (volume,):
+        for kind in (*OBJECTS, "downwardAPI", "serviceAccountToken"):
+            if kind in source:
+                yield kind, source[kind]
+
+
+def _name(ref: Obj) -> str:
+    return str(ref.get("secretName") or ref.get("name", ""))
+
+
+def _check(volume: str, path: Path, kind: str) -> None:
+    """Make or look for what a hostPath's type promises. MountError."""
+    if kind == "DirectoryOrCreate":
+        with contextlib.suppress(OSError):
+            path.mkdir(parents=True, exist_ok=True)
+    wrong = "a directory" if kind.startswith("Directory") and not path.is_dir() else ""
+    wrong = "a file" if kind.startswith("File") and not path.is_file() else wrong
+    if wrong:
+        raise MountError(volume, f"hostPath type check failed: {path} is not {wrong}")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from airflow_provider_ktrain.local.cluster import EmbeddedCluster, running
+from airflow_provider_ktrain.local.cluster import ClusterError, Config, EmbeddedCluster, running, start
 from tests.local.kubeapi import Client, eventually
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -146,8 +146,5 @@ def test_server_dies_with_the_process_that_started_it() -> None:
 
 
 def test_one_cluster_a_state_directory(cluster: EmbeddedCluster) -> None:
-    from airflow_provider_ktrain.local.cluster import ClusterError, start
-    from airflow_provider_ktrain.local.config import Config
-
     with pytest.raises(ClusterError, match="a cluster is up already"):
         start(Config(str(cluster.state_dir)))
