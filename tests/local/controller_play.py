@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
+from airflow_provider_ktrain.local.controllers.common import timestamp
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
-from airflow_provider_ktrain.local.controllers.job_common import timestamp
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
@@ -28,8 +28,7 @@ class Play:
         self.store = Store()
         self.time = time.time()
         self.controllers = [make(self.store, lambda: self.time) for make in controllers]
-        self.controllers.append(GarbageCollector(self.store, r.served(mpi_api), lambda: self.time).controller())
-        self._subscriptions = [c.start() for c in self.controllers]
+        self.controllers.append(GarbageCollector(self.store, r.served(mpi_api), lambda: self.time))
         self.seen: list[Obj] = []
         self.store.subscribe(r.EVENT, lambda change: self.seen.append(change.object))
 

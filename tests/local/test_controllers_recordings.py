@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
-from airflow_provider_ktrain.local.controllers.job_common import timestamp
+from airflow_provider_ktrain.local.controllers.common import timestamp
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
@@ -46,7 +46,7 @@ class Replay(Play):
         mpijob = MPIJobV2Controller if self.resource == r.MPIJOB_V2BETA1 else MPIJobV1Controller
         kinds = (PyTorchJobController, mpijob, JobController)
         mpi_api = "v2beta1" if self.resource == r.MPIJOB_V2BETA1 else "v1"
-        super().__init__(*[lambda s, c, kind=kind: kind(s, c).controller() for kind in kinds], mpi_api=mpi_api)
+        super().__init__(*kinds, mpi_api=mpi_api)
         whole = float(int(self.time))
         self.time = whole + recording["began"]
         self.statuses: defaultdict[str, list[Any]] = defaultdict(list)

@@ -34,15 +34,16 @@ class TestController:
         """A controller whose reconciles give or raise the answers, one after the other."""
         done: list[Key] = []
 
-        def reconcile(key: Key) -> float | None:
-            done.append(key)
-            answer = answers.pop(0) if answers else None
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+        class Answering(Controller[Key]):
+            def reconcile(self, key: Key) -> float | None:
+                done.append(key)
+                answer = answers.pop(0) if answers else None
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
 
         clock = Clock()
-        return Controller(Store(), reconcile, clock), done, clock
+        return Answering(Store(), clock), done, clock
 
     def test_a_key_is_reconciled_once_however_often_it_changed(self) -> None:
         controller, done, _ = self.make([])
@@ -84,7 +85,12 @@ class TestController:
         store = Store()
         store.create(r.PYTORCHJOB, JOB)
         seen: asyncio.Queue[Key] = asyncio.Queue()
-        controller: Controller[Key] = Controller(store, seen.put_nowait)
+
+        class Telling(Controller[Key]):
+            def reconcile(self, key: Key) -> None:
+                seen.put_nowait(key)
+
+        controller = Telling(store)
         controller.watch(r.PYTORCHJOB, itself)
         loop = asyncio.create_task(controller.run())
         assert await asyncio.wait_for(seen.get(), 240) == (NAMESPACE, "job")
@@ -178,7 +184,7 @@ class TestGarbage:
 
 class TestNamespaces:
     def play(self) -> Play:
-        play = Play(lambda s, c: NamespaceController(s, r.served(), "PEM", c).controller())
+        play = Play(lambda s, c: NamespaceController(s, r.served(), "PEM", c))
         play.store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})
         play.settle()
         return play

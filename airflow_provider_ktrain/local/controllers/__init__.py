@@ -22,9 +22,9 @@ def all_controllers(store: Store, mpi_api: str, root_ca: str = "") -> list[Calla
     """
     served = r.served(mpi_api)
     return [
-        PyTorchJobController(store).controller().run,
-        (MPIJobV1Controller(store) if mpi_api == "v1" else MPIJobV2Controller(store)).controller().run,
-        JobController(store).controller().run,
-        NamespaceController(store, served, root_ca).controller().run,
-        GarbageCollector(store, served).controller().run,
+        PyTorchJobController(store).run,
+        (MPIJobV1Controller(store) if mpi_api == "v1" else MPIJobV2Controller(store)).run,
+        JobController(store).run,
+        NamespaceController(store, served, root_ca).run,
+        GarbageCollector(store, served).run,
     ]

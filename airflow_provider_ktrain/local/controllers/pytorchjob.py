@@ -6,19 +6,23 @@ import contextlib
 from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.controllers import job_common as c
-from airflow_provider_ktrain.local.controllers.owners import child
+from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers.runtime import ReconcileError
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.store import Obj, Objects
 
+CONTAINER, PORT = "pytorch", {"name": "pytorchjob-port", "containerPort": 23456}
 NO_EXIT_CODE = 0xBEEF  # of a pod whose container has no terminated state: retryable
-INIT_IMAGE = "alpine:3.10"  # training-operator's default for --pytorch-init-container-image
 INIT_SCRIPT = (
     "err=1;for i in $(seq 100); do if nslookup {master}; then err=0 && break; fi;"
     "echo waiting for master; sleep 2; done; exit $err"
 )
+INIT_CONTAINER = {
+    "name": "init-pytorch", "imagePullPolicy": "IfNotPresent",
+    "image": "alpine:3.10",  # training-operator's default for --pytorch-init-container-image
+    "resources": {"limits": {"cpu": "100m", "memory": "20Mi"}, "requests": {"cpu": "50m", "memory": "10Mi"}},
+}  # fmt: skip
 ELASTIC_ENV = {  # elasticPolicy field -> variable, in the order in which they are appended
     "maxRestarts": "PET_MAX_RESTARTS",
     "nProcPerNode": "PET_NPROC_PER_NODE",
@@ -28,54 +32,42 @@ ELASTIC_ENV = {  # elasticPolicy field -> variable, in the order in which they a
 
 class PyTorchJobController(TrainingOperator):
     resource = r.PYTORCHJOB
+    owns = (r.POD, r.SERVICE)
+    component = "pytorchjob-controller"
     replica_types = ("Master", "Worker")
     specs_field = "pytorchReplicaSpecs"
-    container = "pytorch"
-    port = ("pytorchjob-port", 23456)
     restart_policy = "OnFailure"
+    restarting = ("OnFailure", "Always", "ExitCode")
     deleted_reason = "SuccessfulDeletePod"
-    owns = (r.POD, r.SERVICE)
 
     def defaulted(self, job: Obj) -> Obj:
-        super().defaulted(job)
-        spec, elastic = job["spec"], job["spec"].get("elasticPolicy")
+        spec, elastic, specs = job["spec"], job["spec"].get("elasticPolicy"), self.specs(super().defaulted(job))
+        for replica in specs.values():
+            for container in replica["template"]["spec"]["containers"]:
+                named = {port.get("name") for port in container.get("ports") or ()}
+                if container["name"] == CONTAINER and PORT["name"] not in named:
+                    c.append(container, "ports", PORT)
         if not (elastic and elastic.get("nProcPerNode") is not None):
             spec["nprocPerNode"] = spec.get("nprocPerNode") or "auto"
-        if elastic is not None and "Worker" in self.specs(job):
-            workers = self.specs(job)["Worker"]["replicas"]
-            low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
-            elastic["minReplicas"] = low if low is not None else (workers if high is None else high)
-            elastic["maxReplicas"] = high if high is not None else (workers if low is None else low)
+        if elastic is not None and "Worker" in specs:
+            given = [elastic[k] for k in ("minReplicas", "maxReplicas") if elastic.get(k) is not None]
+            given = given or [specs["Worker"]["replicas"]]
+            elastic["minReplicas"], elastic["maxReplicas"] = given[0], given[-1]
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
-        self.sync_autoscaler(job)
+        elastic, meta = job["spec"].get("elasticPolicy") or {}, job["metadata"]
+        if elastic.get("metrics") and self.store.find(r.HPA, meta["namespace"], meta["name"]) is None:
+            target = {"kind": job["kind"], "name": meta["name"], "apiVersion": job["apiVersion"]}
+            spec = {"scaleTargetRef": target, **{k: elastic[k] for k in ("minReplicas", "maxReplicas", "metrics")}}
+            scaler = {"spec": spec, "status": {"desiredReplicas": 0, "currentMetrics": None}}
+            self.store.create(r.HPA, c.child(job, meta["name"], scaler))
         super().reconcile_job(job, status)
-
-    def sync_autoscaler(self, job: Obj) -> None:
-        """Keep a HorizontalPodAutoscaler for an elasticPolicy that has metrics."""
-        elastic = job["spec"].get("elasticPolicy") or {}
-        if not elastic.get("metrics"):
-            return
-        meta = job["metadata"]
-        target = {"kind": self.kind, "name": meta["name"], "apiVersion": self.resource.api_version}
-        spec = {
-            "scaleTargetRef": target, "minReplicas": elastic["minReplicas"], "maxReplicas": elastic["maxReplicas"],
-            "metrics": elastic["metrics"],
-        }  # fmt: skip
-        known = self.store.find(r.HPA, meta["namespace"], meta["name"])
-        if known is None:
-            status = {"desiredReplicas": 0, "currentMetrics": None}
-            wanted = child(job, meta["name"], {}, spec=spec, status=status)
-            del wanted["metadata"]["labels"]
-            self.store.create(r.HPA, wanted)
-        elif known["spec"] != spec:
-            self.store.update(r.HPA, {**known, "spec": spec})
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
         services = self.store.list(r.SERVICE, job["metadata"]["namespace"], self.labels(job))
         errors = []
-        for type_ in [t for t in self.replica_types if t in self.specs(job)]:
+        for type_ in self.specs(job):
             try:
                 self.sync_pods(job, status, type_, by_index(pods, type_))
                 self.sync_services(job, type_, by_index(services, type_))
@@ -86,34 +78,31 @@ class PyTorchJobController(TrainingOperator):
 
     def sync_pods(self, job: Obj, status: Obj, type_: str, pods: dict[int, Obj]) -> None:
         name, spec = job["metadata"]["name"], self.specs(job)[type_]
-        status.setdefault("replicaStatuses", {})[type_] = {}
+        status.setdefault("replicaStatuses", {})[type_] = c.tally(pods.values(), deleted="failed")
         for index in sorted({*range(spec["replicas"]), *pods}):
             pod = pods.get(index)
             if pod is None:
                 self.create(job, r.POD, self.replica(job, type_, index))
                 continue
-            pod_name = pod["metadata"]["name"]
             if index >= spec["replicas"]:
-                self.delete(job, r.POD, pod_name)
-            code = self.exit_code(job, pod)
-            retried = spec["restartPolicy"] in ("OnFailure", "Always") or code >= 128
+                self.delete(job, r.POD, pod["metadata"]["name"])
+            retried = self.exit_code(job, pod) >= 128 or spec["restartPolicy"] in ("OnFailure", "Always")
             if c.phase(pod) == "Failed" and spec["restartPolicy"] != "Never":
                 if retried:
-                    self.delete(job, r.POD, pod_name)
+                    self.delete(job, r.POD, pod["metadata"]["name"])
                     message = f"job {name} is restarting because {type_} replica(s) failed."
                 else:  # no completionTime: the recordings have none either
                     message = f'job "{name}" is failing because "{type_}" replica(s) failed.'
                 outcome = "Restarting" if retried else "Failed"
                 self.event(job, "Warning", outcome, message)
                 self.condition(status, outcome, message)
-            self.count(status, type_, pod)
 
     def exit_code(self, job: Obj, pod: Obj) -> int:
         """The exit code of the pod's `pytorch` container, told in an event."""
         code, meta = NO_EXIT_CODE, pod["metadata"]
         for container in pod.get("status", {}).get("containerStatuses") or ():
             ended = container.get("state", {}).get("terminated")
-            if container["name"] == self.container and ended:
+            if container["name"] == CONTAINER and ended:
                 code = ended["exitCode"]
                 message = f"Pod: {meta['namespace']}.{meta['name']} exited with code {code}"
                 self.recorder.event(job, "Normal", "ExitedWithCode", message)
@@ -121,8 +110,7 @@ class PyTorchJobController(TrainingOperator):
 
     def replica(self, job: Obj, type_: str, index: int) -> Obj:
         """The pod of one replica."""
-        specs, name = self.specs(job), job["metadata"]["name"]
-        labels = self.labels(job, type_, index)
+        specs, name, labels = self.specs(job), job["metadata"]["name"], self.labels(job, type_, index)
         if type_ == "Master" or (index == 0 and "Master" not in specs):
             labels[c.JOB_ROLE] = "master"
         pod = self.pod(job, f"{name}-{type_.lower()}-{index}", specs[type_], labels)
@@ -130,60 +118,49 @@ class PyTorchJobController(TrainingOperator):
         for container in pod["spec"]["containers"]:
             c.add_env(container, variables)
         if type_ == "Worker" and "Master" in specs:
-            wait = {
-                "name": "init-pytorch", "image": INIT_IMAGE, "imagePullPolicy": "IfNotPresent",
-                "command": ["sh", "-c", INIT_SCRIPT.format(master=f"{name}-master-0")],
-                "resources": {
-                    "limits": {"cpu": "100m", "memory": "20Mi"}, "requests": {"cpu": "50m", "memory": "10Mi"},
-                },
-            }  # fmt: skip
-            pod["spec"]["initContainers"] = [*(pod["spec"].get("initContainers") or ()), wait]
+            script = INIT_SCRIPT.format(master=f"{name}-master-0")
+            c.append(pod["spec"], "initContainers", {**INIT_CONTAINER, "command": ["sh", "-c", script]})
         return pod
 
-    def environment(self, job: Obj, type_: str, index: int) -> list[tuple[str, Any]]:
+    def environment(self, job: Obj, type_: str, index: int) -> dict[str, Any]:
         """The variables that the operator appends to every container, in its order."""
         specs, name, spec = self.specs(job), job["metadata"]["name"], job["spec"]
-        total = sum(s["replicas"] for s in specs.values())
-        per_node = spec.get("nprocPerNode")
-        variables: list[tuple[str, Any]] = [("PYTHONUNBUFFERED", "1")]
+        total, per_node = sum(s["replicas"] for s in specs.values()), spec.get("nprocPerNode")
+        variables: dict[str, Any] = {"PYTHONUNBUFFERED": "1"}
         if "Master" in specs:
             port, address = self.port_number(specs["Master"]), f"{name}-master-0"
             rank = index + (type_ == "Worker")
             processes = 1
             with contextlib.suppress(TypeError, ValueError):  # auto, cpu, gpu
                 processes = int(per_node)
-            variables += [
-                ("MASTER_PORT", port), ("PET_MASTER_PORT", port), ("MASTER_ADDR", address),
-                ("PET_MASTER_ADDR", address), ("WORLD_SIZE", total * processes), ("RANK", rank),
-                ("PET_NODE_RANK", rank),
-            ]  # fmt: skip
+            variables |= {
+                "MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": address, "PET_MASTER_ADDR": address,
+                "WORLD_SIZE": total * processes, "RANK": rank, "PET_NODE_RANK": rank,
+            }  # fmt: skip
         if per_node is not None:
-            variables.append(("PET_NPROC_PER_NODE", per_node))
+            variables["PET_NPROC_PER_NODE"] = per_node
         elastic = spec.get("elasticPolicy")
         if elastic is None:
-            return [*variables, ("PET_NNODES", total)]
+            return {**variables, "PET_NNODES": total}
         port = elastic.get("rdzvPort") or self.port_number(specs["Worker"])
-        variables += [
-            ("PET_RDZV_ENDPOINT", f"{elastic.get('rdzvHost') or f'{name}-worker-0'}:{port}"),
-            ("PET_RDZV_BACKEND", elastic.get("rdzvBackend") or "c10d"),
-            ("PET_NNODES", f"{elastic['minReplicas']}:{elastic['maxReplicas']}"),
-        ]
-        variables += [(variable, elastic[f]) for f, variable in ELASTIC_ENV.items() if elastic.get(f) is not None]
+        variables |= {
+            "PET_RDZV_ENDPOINT": f"{elastic.get('rdzvHost') or f'{name}-worker-0'}:{port}",
+            "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
+            "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
+            **{variable: elastic[field] for field, variable in ELASTIC_ENV.items() if elastic.get(field) is not None},
+        }  # fmt: skip
         if elastic.get("rdzvConf"):
-            pairs = ",".join(f"{pair['key']}={pair['value']}" for pair in elastic["rdzvConf"])
-            variables.append(("PET_RDZV_CONF", pairs))
-        if elastic.get("standalone"):
-            variables.append(("PET_STANDALONE", ""))
-        return variables
+            variables["PET_RDZV_CONF"] = ",".join(f"{pair['key']}={pair['value']}" for pair in elastic["rdzvConf"])
+        return {**variables, **({"PET_STANDALONE": ""} if elastic.get("standalone") else {})}
 
     def ports(self, spec: Obj) -> Objects:
         """The ports of the `pytorch` container."""
         containers = spec["template"]["spec"]["containers"]
-        return next((x.get("ports") or [] for x in containers if x.get("name") == self.container), [])
+        return next((x.get("ports") or [] for x in containers if x.get("name") == CONTAINER), [])
 
     def port_number(self, spec: Obj) -> int:
         for port in self.ports(spec):
-            if port.get("name") == self.port[0]:
+            if port.get("name") == PORT["name"]:
                 return int(port["containerPort"])
         raise ReconcileError("port not found")
 
@@ -195,60 +172,12 @@ class PyTorchJobController(TrainingOperator):
             elif index not in services:
                 labels = self.labels(job, type_, index)
                 ports = [{"name": p.get("name", ""), "port": p["containerPort"]} for p in self.ports(spec)]
+                service = {"clusterIP": "None", "selector": labels, "ports": ports}
                 name = f"{job['metadata']['name']}-{type_.lower()}-{index}"
-                self.create_service(job, name, labels, {"clusterIP": "None", "selector": labels, "ports": ports})
-
-    def create_service(self, job: Obj, name: str, labels: dict[str, str], spec: Obj) -> None:
-        """Create a headless service. Names over 63 characters are refused: such a job never gets a status."""
-        if len(name) > 63:
-            message = (
-                f'Service "{name}" is invalid: metadata.name: Invalid value: "{name}": '
-                "must be no more than 63 characters"
-            )
-            self.recorder.event(job, "Warning", "FailedCreateService", f"Error creating: {message}")
-            raise ApiError(422, message)
-        self.create(job, r.SERVICE, child(job, name, labels, spec=spec))
-
-    def update_status(self, job: Obj, status: Obj) -> None:
-        specs, meta = self.specs(job), job["metadata"]
-        status.setdefault("startTime", c.timestamp(self.clock()))
-        full_name = f"{meta['namespace']}/{meta['name']}"
-        for type_ in [t for t in self.replica_types if t in specs]:
-            counts, replicas = status["replicaStatuses"][type_], specs[type_]["replicas"]
-            counts["selector"] = ",".join(f"{k}={v}" for k, v in sorted(self.labels(job, type_).items()))
-            active, succeeded, failed = (counts.get(k, 0) for k in ("active", "succeeded", "failed"))
-            if type_ == "Master":
-                if active:
-                    self.condition(status, "Running", f"PyTorchJob {meta['name']} is running.")
-                if succeeded == replicas:
-                    return self.succeed(job, status, f"PyTorchJob {meta['name']} is successfully completed.")
-            elif "Master" not in specs:
-                if succeeded == replicas or (succeeded and job["spec"].get("elasticPolicy") is not None):
-                    self.succeed(job, status, f"PyTorchJob {full_name} successfully completed.")
-                elif active:
-                    self.condition(status, "Running", f"PyTorchJob {full_name} is running.")
-            if failed and replicas > succeeded + active:
-                self.replicas_failed(job, status, type_, failed)
-        return None
-
-    def replicas_failed(self, job: Obj, status: Obj, type_: str, failed: int) -> None:
-        restarting = self.specs(job)[type_]["restartPolicy"] != "Never"
-        what = "restarting" if restarting else "failed"
-        message = f"PyTorchJob {job['metadata']['name']} is {what} because {failed} {type_} replica(s) failed."
-        if restarting:
-            self.event(job, "Warning", "Restarting", message)
-            self.condition(status, "Restarting", message)
-        else:
-            self.event(job, "Normal", "Failed", message)
-            status.setdefault("completionTime", c.timestamp(self.clock()))
-            self.condition(status, "Failed", message)
+                self.create(job, r.SERVICE, c.child(job, name, {"metadata": {"labels": labels}, "spec": service}))
 
 
 def by_index(objects: Objects, type_: str) -> dict[int, Obj]:
     """Objects of one replica type by their replica-index label."""
-    indexed = {}
-    for obj in objects:
-        labels = obj["metadata"].get("labels") or {}
-        if labels.get(c.REPLICA_TYPE) == type_.lower() and labels.get(c.REPLICA_INDEX, "").isdigit():
-            indexed[int(labels[c.REPLICA_INDEX])] = obj
-    return indexed
+    labelled = [(obj["metadata"]["labels"], obj) for obj in objects]
+    return {int(labels[c.REPLICA_INDEX]): obj for labels, obj in labelled if labels[c.REPLICA_TYPE] == type_.lower()}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
-import heapq
-import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-from airflow_provider_ktrain.local.controllers.owners import controller_of
+from airflow_provider_ktrain.local.controllers.common import controller_of
 from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.events import EventRecorder
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Change, Store
+from airflow_provider_ktrain.local.store import Change, Obj, Store
 
 log = logging.getLogger(__name__)
 
@@ -26,40 +25,50 @@ Clock = Callable[[], float]  # seconds since the epoch
 RETRY_BASE, RETRY_CAP = 0.005, 1000.0  # seconds; client-go's default rate limiter
 
 
-class Controller(Generic[K]):
+class ReconcileError(Exception):
+    """A reconcile that cannot go on now, as an operator's own error return: it is tried again later."""
+
+
+class Controller(abc.ABC, Generic[K]):
     """Reconciles keys one after the other, each once however often it changed meanwhile.
 
-    :param reconcile: brings the state of one key about; returns seconds after which to look again, or None. What it
-        raises is tried again after a delay that doubles from 5 ms.
     :param clock: seconds since the epoch; a test may turn it forward.
     """
 
-    def __init__(self, store: Store, reconcile: Callable[[K], float | None], clock: Clock = time.time) -> None:
-        self._store = store
-        self._reconcile = reconcile
-        self._clock = clock
-        self._watched: list[tuple[Resource, Callable[[Change], Iterable[K]], float]] = []
+    def __init__(self, store: Store, clock: Clock = time.time) -> None:
+        self.store = store
+        self.clock = clock
         self._ready: dict[K, None] = {}  # an ordered set
-        self._later: list[tuple[float, int, K]] = []
-        self._due: dict[K, float] = {}  # the earliest time of each key in _later
-        self._order = itertools.count()
+        self._later: dict[K, float] = {}  # when each is due
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
 
+    @abc.abstractmethod
+    def reconcile(self, key: K) -> float | None:
+        """Bring the state of one key about; seconds after which to look again, or None.
+
+        What it raises is tried again after a delay that doubles from 5 ms.
+        """
+
     def watch(self, resource: Resource, keys: Callable[[Change], Iterable[K]], after: float = 0.0) -> None:
-        """Enqueue `keys(change)` at every change of `resource`, and once for all that exist when the loop starts.
+        """Enqueue `keys(change)` for all that exist of `resource`, and from now on at every change.
 
         :param after: seconds in which changes are gathered before they are looked at.
         """
-        self._watched.append((resource, keys, after))
+
+        def tell(change: Change) -> None:
+            for key in keys(change):
+                self.enqueue(key, after)
+
+        for change in self.store.latest(resource):
+            tell(change)
+        self.store.subscribe(resource, tell)
 
     def enqueue(self, key: K, after: float = 0.0) -> None:
         """Reconcile `key` soon, or after so many seconds, unless that is to happen earlier already."""
         if after > 0:
-            due = self._clock() + after
-            if due < self._due.get(key, math.inf):
-                self._due[key] = due
-                heapq.heappush(self._later, (due, next(self._order), key))
+            due = self.clock() + after
+            self._later[key] = min(due, self._later.get(key, due))
         else:
             self._ready[key] = None
         self._wake.set()
@@ -67,42 +76,25 @@ class Controller(Generic[K]):
     @property
     def due(self) -> float | None:
         """When the next delayed key is due, in seconds since the epoch."""
-        return self._later[0][0] if self._later else None
-
-    def start(self) -> contextlib.ExitStack:
-        """Begin to collect changes; closing what is returned ends that."""
-        subscriptions = contextlib.ExitStack()
-        for resource, keys, after in self._watched:
-
-            def tell(change: Change, keys: Callable[[Change], Iterable[K]] = keys, after: float = after) -> None:
-                for key in keys(change):
-                    self.enqueue(key, after)
-
-            subscriptions.callback(self._store.subscribe(resource, tell))
-            for obj in self._store.list(resource):
-                tell(Change(self._store.version, "ADDED", resource, obj))
-        return subscriptions
+        return min(self._later.values(), default=None)
 
     def step(self) -> bool:
         """Reconcile the next key that is due; False where there is none."""
-        while self._later and self._later[0][0] <= self._clock():
-            due, _, key = heapq.heappop(self._later)
-            if self._due.get(key) == due:
-                del self._due[key]
-                self._ready[key] = None
+        now = self.clock()
+        for key in [key for key, due in self._later.items() if due <= now]:
+            del self._later[key]
+            self._ready[key] = None
         if not self._ready:
             return False
         key = next(iter(self._ready))
         del self._ready[key]
         try:
-            again = self._reconcile(key)
+            again = self.reconcile(key)
         except Exception as error:  # whatever a manifest provokes, the controller goes on with the others
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             again = min(RETRY_BASE * 2 ** min(failures - 1, 30), RETRY_CAP)
-            if isinstance(error, ApiError | ReconcileError):
-                log.debug("%s: %s; again in %.3f s", key, error, again)
-            else:
-                log.exception("%s: again in %.3f s", key, again)
+            expected = isinstance(error, ApiError | ReconcileError)
+            log.log(logging.DEBUG if expected else logging.ERROR, "%s: again in %.3f s", key, again, exc_info=error)
         else:
             self._failures.pop(key, None)
         if again is not None:
@@ -111,19 +103,35 @@ class Controller(Generic[K]):
 
     async def run(self) -> None:
         """Work until cancelled."""
-        with self.start():
-            while True:
-                if self.step():
-                    await asyncio.sleep(0)  # the API answers between two reconciles
-                    continue
-                self._wake.clear()
-                wait = None if self.due is None else self.due - self._clock()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), wait)
+        while True:
+            if self.step():
+                await asyncio.sleep(0)  # the API answers between two reconciles
+                continue
+            self._wake.clear()
+            wait = None if self.due is None else self.due - self.clock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
 
 
-class ReconcileError(Exception):
-    """A reconcile that cannot go on now, as an operator's own error return: it is tried again later."""
+class ObjectController(Controller[Key]):
+    """A controller of objects of one type and of what they own; it records events about them."""
+
+    resource: ClassVar[Resource]
+    owns: ClassVar[tuple[Resource, ...]]
+    component: ClassVar[str]  # the name in which it records events
+
+    def __init__(self, store: Store, clock: Clock = time.time) -> None:
+        super().__init__(store, clock)
+        self.recorder = EventRecorder(store, self.component)
+        self.watch(self.resource, itself)
+        for resource in self.owns:
+            self.watch(resource, controlled_by(self.resource))
+
+    def write_status(self, obj: Obj, status: Obj) -> None:
+        """Set the status of an object that was read before, unless it has gone meanwhile."""
+        stored = self.store.find(self.resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
+        if stored is not None and stored["metadata"]["uid"] == obj["metadata"]["uid"]:
+            self.store.update_status(self.resource, stored, status)
 
 
 def itself(change: Change) -> Iterable[Key]:

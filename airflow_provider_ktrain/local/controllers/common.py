@@ -1,0 +1,146 @@
+"""What controllers share: who owns an object, conditions, times, and pods seen through their status."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.local.store import Obj
+
+PREFIX = "training.kubeflow.org/"
+JOB_NAME, OPERATOR_NAME = f"{PREFIX}job-name", f"{PREFIX}operator-name"
+JOB_ROLE, REPLICA_TYPE, REPLICA_INDEX = f"{PREFIX}job-role", f"{PREFIX}replica-type", f"{PREFIX}replica-index"
+
+EXCLUSIVE = {"Running": "Restarting", "Restarting": "Running"}  # one removes the other
+COUNTED = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}  # in replicaStatuses, by phase
+
+
+def controller_of(obj: Obj) -> Obj | None:
+    """The owner reference that has `controller: true`, or None."""
+    return next((r for r in obj["metadata"].get("ownerReferences") or () if r.get("controller")), None)
+
+
+def is_controlled_by(obj: Obj, owner: Obj) -> bool:
+    reference = controller_of(obj)
+    return reference is not None and reference["uid"] == owner["metadata"]["uid"]
+
+
+def owner_reference(owner: Obj) -> Obj:
+    """A reference that makes `owner` the controller, as client-go's NewControllerRef."""
+    return {
+        "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
+    }  # fmt: skip
+
+
+def child(owner: Obj, name: str, obj: Obj) -> Obj:
+    """The object under that name in the namespace of `owner` and under its control, to be created."""
+    ours = {
+        "name": name, "namespace": owner["metadata"]["namespace"], "ownerReferences": [owner_reference(owner)],
+    }  # fmt: skip
+    return {**obj, "metadata": {**obj.get("metadata", {}), **ours}}
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339 in whole seconds, as metav1.Time."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(time: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time."""
+    return datetime.datetime.fromisoformat(time).timestamp()
+
+
+def condition(status: Obj, type_: str) -> Obj | None:
+    return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
+
+
+def has(status: Obj, *types: str) -> bool:
+    """Whether one of the conditions is True."""
+    return any(c["type"] in types and c["status"] == "True" for c in status.get("conditions") or ())
+
+
+def is_finished(status: Obj) -> bool:
+    return has(status, "Succeeded", "Failed")
+
+
+def set_condition(
+    status: Obj, type_: str, value: str, reason: str, message: str, now: float, *, ends: Iterable[str] = ("Running",)
+) -> bool:
+    """Set a condition as both Kubeflow operators do; False where status and reason are as they were.
+
+    A changed condition moves to the end. Running and Restarting remove each other.
+
+    :param ends: conditions that Succeeded and Failed turn False where they stand (mpi-operator: Failed too).
+    """
+    old = condition(status, type_)
+    if old and (old["status"], old["reason"]) == (value, reason):
+        return False
+    at = timestamp(now)
+    since = old["lastTransitionTime"] if old and old["status"] == value else at
+    others = [
+        {**c, "status": "False"} if type_ in ("Succeeded", "Failed") and c["type"] in ends else c
+        for c in status.get("conditions") or ()
+        if c["type"] not in (type_, EXCLUSIVE.get(type_))
+    ]
+    new = {
+        "type": type_, "status": value, "reason": reason, "message": message,
+        "lastUpdateTime": at, "lastTransitionTime": since,
+    }  # fmt: skip
+    status["conditions"] = [*others, new]
+    return True
+
+
+def phase(pod: Obj) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def has_ended(pod: Obj) -> bool:
+    return phase(pod) in ("Succeeded", "Failed")
+
+
+def is_terminating(obj: Obj) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def is_active(pod: Obj) -> bool:
+    return not has_ended(pod) and not is_terminating(pod)
+
+
+def tally(pods: Iterable[Obj], deleted: str = "active") -> dict[str, int]:
+    """How many pods are active, have succeeded and have failed.
+
+    :param deleted: what those count as that still run while they are being deleted.
+    """
+    counts: Counter[str] = Counter()
+    for pod in pods:
+        if what := COUNTED.get(phase(pod)):
+            counts[deleted if what == "active" and is_terminating(pod) else what] += 1
+    return dict(counts)
+
+
+def restarts(pods: Iterable[Obj]) -> int:
+    """How often containers of the pods were started again."""
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return sum(x.get("restartCount", 0) for pod in pods for kind in kinds for x in pod["status"].get(kind) or ())
+
+
+def pod_template(template: Obj, labels: dict[str, str]) -> Obj:
+    """Metadata and spec of a pod after a template: its annotations, its labels and these."""
+    meta = template.get("metadata") or {}
+    annotations = {"annotations": meta["annotations"]} if meta.get("annotations") else {}
+    made = {"labels": {**(meta.get("labels") or {}), **labels}, **annotations}
+    return {"metadata": made, "spec": copy.deepcopy(template["spec"])}
+
+
+def append(spec: Obj, field: str, *values: Any) -> None:
+    """Add to a list of an object that may not have it yet."""
+    spec[field] = [*(spec.get(field) or ()), *values]
+
+
+def add_env(container: Obj, variables: Mapping[str, Any]) -> None:
+    """Append to the container's environment (the last duplicate wins)."""
+    append(container, "env", *({"name": k, **({"value": str(v)} if v != "" else {})} for k, v in variables.items()))
