@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
-import json
 import os
 import sys
-import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
         made[name] = parser = commands.add_parser(
             name, help=about, description=about + more, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=functools.partial(_run, run))
         parser.add_argument(
             "--state-dir", type=_path, default=os.environ.get("KTRAIN_HOME") or "~/.ktrain",
             help="where the cluster keeps its files (default: $KTRAIN_HOME or ~/.ktrain)",
@@ -111,31 +110,34 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _run(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    try:
+        return command(args)
+    except ClusterError as e:
+        print(f"ktrain cluster: {e}", file=sys.stderr)
+        return 1
+
+
 def _start(args: argparse.Namespace) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        return _fail(f"not installed: {', '.join(missing)}; run: pip install 'airflow-provider-ktrain[local]'")
+        needed = "pip install 'airflow-provider-ktrain[local]'"
+        raise ClusterError(f"not installed: {', '.join(missing)}; run: {needed}")
     if known := cluster.running(args.state_dir):
-        return _fail(f"a cluster is up already in {args.state_dir}: {known['url']}; end it with: ktrain cluster stop")
+        end = "end it with: ktrain cluster stop"
+        raise ClusterError(f"a cluster is up already in {args.state_dir}: {known['url']}; {end}")
     config = Config(
         str(args.state_dir), str(args.kubeconfig or ""), args.port,
         dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.mpi_api,
     )  # fmt: skip
-    try:
-        _, told = cluster.start(config)
-    except ClusterError as e:
-        return _fail(str(e))
+    _, told = cluster.start(config)
     print(f"The cluster is up (process {told['pid']}, {told['url']}). To use it:")
     print(f"  export KUBECONFIG={told['kubeconfig']}")
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    try:
-        stopped = cluster.stop(args.state_dir)
-    except ClusterError as e:
-        return _fail(str(e))
-    print("The cluster has ended." if stopped else "No cluster is up.")
+    print("The cluster has ended." if cluster.stop(args.state_dir) else "No cluster is up.")
     return 0
 
 
@@ -151,17 +153,7 @@ def _status(args: argparse.Namespace) -> int:
 def _fault(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
-        return _fail("no cluster is up")
-    wanted = {name: value for name in ("fault", *FAULT_OPTIONS) if (value := getattr(args, name)) is not None}
-    try:
-        cluster.admin(state, wanted)
-    except urllib.error.HTTPError as e:
-        return _fail(json.load(e).get("message", str(e)))
-    except OSError as e:
-        return _fail(f"the cluster does not answer: {e}")
+        raise ClusterError("no cluster is up")
+    wanted = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
+    cluster.admin(state, {name: value for name, value in wanted.items() if value is not None})
     return 0
-
-
-def _fail(message: str) -> int:
-    print(f"ktrain cluster: {message}", file=sys.stderr)
-    return 1

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -110,11 +111,16 @@ def stop(state_dir: Path) -> bool:
 
 
 def admin(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Post to the fault switches of a cluster, given what it told; urllib.error.HTTPError where they refuse."""
+    """Post to the fault switches of a cluster, given what it told. ClusterError where they refuse, or do not answer."""
     headers = {"Authorization": f"Bearer {state['token']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{state['url']}/ktrain/faults", json.dumps(wanted).encode(), headers)
     context = ssl.create_default_context(cafile=state["ca_file"])
-    urllib.request.urlopen(request, context=context, timeout=30).close()
+    try:
+        urllib.request.urlopen(request, context=context, timeout=30).close()
+    except urllib.error.HTTPError as e:
+        raise ClusterError(json.load(e).get("message", str(e))) from None
+    except OSError as e:
+        raise ClusterError(f"the cluster does not answer: {e}") from None
 
 
 class EmbeddedCluster:
@@ -124,10 +130,7 @@ class EmbeddedCluster:
     temporary directory, are.
 
     :param images: directory by image name (None or "": an empty directory).
-    :param nodes: how many hosts this machine is shown as.
-    :param gpus_per_node: how many `nvidia.com/gpu` each of them has.
-    :param mpi_api: v1 or v2beta1, the version in which MPIJob is served.
-    :param resources: more resources of each node, such as {"cpu": "96"}.
+    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api` of its Config.
     """
 
     pid: int
@@ -137,19 +140,9 @@ class EmbeddedCluster:
     kubeconfig: Path
     state_dir: Path
 
-    def __init__(
-        self,
-        images: Mapping[str, Path | str | None] | None = None,
-        nodes: int = 1,
-        gpus_per_node: int = 0,
-        mpi_api: str = "v1",
-        resources: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, images: Mapping[str, Path | str | None] | None = None, **options: Any) -> None:
         named = {name: str(Path(path).resolve()) if path else "" for name, path in (images or {}).items()}
-        self._config = Config(
-            "", images=named, nodes=nodes, gpus_per_node=gpus_per_node,
-            resources=dict(resources or {}), mpi_api=mpi_api, parent=os.getpid(),
-        )  # fmt: skip
+        self._config = Config("", images=named, parent=os.getpid(), **options)
 
     def __enter__(self) -> EmbeddedCluster:
         self.state_dir = Path(tempfile.mkdtemp(prefix="ktrain-"))

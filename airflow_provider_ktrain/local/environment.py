@@ -14,20 +14,23 @@ import random
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_provider_ktrain.local import quantity
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.images import binaries
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
-from airflow_provider_ktrain.local.volumes import LOOPBACK, decoded, field
+from airflow_provider_ktrain.local.volumes import LOOPBACK, OBJECTS, decoded, field
 
 PORTS = range(10_000, 32_000)  # below the ports that the kernel gives to clients
 REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 PATH = re.compile(r"(?<![\w./$}~-])/(?!/)[^\s\"'`$;|&<>(){}\[\],:=*?!\\]+")
+RENDEZVOUS = {
+    "MASTER_ADDR": "{0}", "PET_MASTER_ADDR": "{0}", "MASTER_PORT": "{1}", "PET_MASTER_PORT": "{1}",
+    "PET_RDZV_ENDPOINT": "{0}:{1}",
+}  # fmt: skip
 PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # of the cluster's own environment
 
 
@@ -47,19 +50,14 @@ class Ports:
 
     def of(self, pod: Obj) -> int:
         """The port of the pod's job: of its controller, or of the pod itself where it has none."""
-        owners = [o["uid"] for o in pod["metadata"].get("ownerReferences") or () if o.get("controller")]
+        owners = [o["uid"] for o in pod["metadata"].get("ownerReferences", ()) if o.get("controller")]
         owner = owners[0] if owners else pod["metadata"]["uid"]
-        if owner not in self._by_owner:
-            self._by_owner[owner] = self._free()
-        return self._by_owner[owner]
-
-    def _free(self) -> int:
-        taken = set(self._by_owner.values())
-        while True:
+        while owner not in self._by_owner:
             port = random.choice(PORTS)
             with socket.socket() as probe:
-                if port not in taken and probe.connect_ex((LOOPBACK, port)):
-                    return port
+                if port not in self._by_owner.values() and probe.connect_ex((LOOPBACK, port)):
+                    self._by_owner[owner] = port
+        return self._by_owner[owner]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -91,41 +89,39 @@ def declared(store: Store, pod: Obj, container: Obj, node: Obj) -> dict[str, str
     """The environment as the manifest says it; of duplicates the last wins. ConfigError where something is missing."""
     namespace = pod["metadata"]["namespace"]
     found: dict[str, str] = {}
-    for source in container.get("envFrom") or ():
-        for key, resource in (("configMapRef", r.CONFIG_MAP), ("secretRef", r.SECRET)):
-            if key in source:
-                data = _data(store, resource, namespace, source[key])
-                found |= {source.get("prefix", "") + k: v for k, v in data.items()}
-    for entry in container.get("env") or ():
-        if "valueFrom" not in entry:
-            found[entry["name"]] = expand(entry.get("value") or "", found)
-            continue
-        value = _value_from(store, pod, container, node, entry["valueFrom"])
-        if value is not None:
-            found[entry["name"]] = value
+    for source in container.get("envFrom", ()):
+        for resource, ref in _objects(source, "Ref"):
+            data = _data(store, resource, namespace, ref)
+            found |= {source.get("prefix", "") + key: value for key, value in data.items()}
+    for entry in container.get("env", ()):
+        name, source = entry["name"], entry.get("valueFrom", {})
+        if "fieldRef" in source:
+            found[name] = field(pod, source["fieldRef"]["fieldPath"])
+        elif "resourceFieldRef" in source:
+            found[name] = resource_field(container, node, source["resourceFieldRef"])
+        elif not source:
+            found[name] = expand(entry.get("value", ""), found)
+        for resource, ref in _objects(source, "KeyRef"):
+            data, key = _data(store, resource, namespace, ref), ref["key"]
+            if key in data:
+                found[name] = data[key]
+            elif not ref.get("optional"):
+                raise ConfigError(f"couldn't find key {key} in {resource.kind} {namespace}/{ref['name']}")
     return found
+
+
+def _objects(source: Obj, kind: str) -> Iterator[tuple[Resource, Obj]]:
+    """The ConfigMap or Secret that a source names, as configMapRef or configMapKeyRef."""
+    for name, resource in OBJECTS.items():
+        if f"{name}{kind}" in source:
+            yield resource, source[f"{name}{kind}"]
 
 
 def _data(store: Store, resource: Resource, namespace: str, ref: Obj) -> dict[str, str]:
     obj = store.find(resource, namespace, ref["name"])
-    if obj is None:
-        if ref.get("optional"):
-            return {}
+    if obj is None and not ref.get("optional"):
         raise ConfigError(f'{resource.singular} "{ref["name"]}" not found')
-    return {k: v.decode(errors="surrogateescape") for k, v in decoded(obj).items()}
-
-
-def _value_from(store: Store, pod: Obj, container: Obj, node: Obj, source: Obj) -> str | None:
-    if "fieldRef" in source:
-        return field(pod, source["fieldRef"]["fieldPath"])
-    if "resourceFieldRef" in source:
-        return resource_field(container, node, source["resourceFieldRef"])
-    resource, key = (r.CONFIG_MAP, "configMapKeyRef") if "configMapKeyRef" in source else (r.SECRET, "secretKeyRef")
-    ref, namespace = source[key], pod["metadata"]["namespace"]
-    data = _data(store, resource, namespace, ref)
-    if ref["key"] not in data and not ref.get("optional"):
-        raise ConfigError(f"couldn't find key {ref['key']} in {resource.kind} {namespace}/{ref['name']}")
-    return data.get(ref["key"])
+    return {k: v.decode(errors="surrogateescape") for k, v in decoded(obj).items()} if obj else {}
 
 
 def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
@@ -138,24 +134,14 @@ def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
     return str(-int(-quantity.parse(amount) // divisor))
 
 
-def loopback() -> str:
-    """The name of the loopback interface."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-
-
 def on_this_machine(env: Mapping[str, str], port: int) -> dict[str, str]:
     """The environment with its rendezvous on loopback, at the job's own port. Nothing changes where there is none."""
-    here = dict(env)
-    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
-        if name in env:
-            here[name] = LOOPBACK
-    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
-        if name in env:
-            here[name] = str(port)
+    here = {**env, **{name: told.format(LOOPBACK, port) for name, told in RENDEZVOUS.items() if name in env}}
     if "PET_RDZV_ENDPOINT" in env:
-        here |= {"PET_RDZV_ENDPOINT": f"{LOOPBACK}:{port}", "PET_LOCAL_ADDR": LOOPBACK}
+        here["PET_LOCAL_ADDR"] = LOOPBACK
     if here.keys() & {"MASTER_ADDR", "PET_NNODES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}:
-        here |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback())
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        here |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback)
     return here
 
 

@@ -1,4 +1,4 @@
-"""Events as client-go's recorder writes them: repetitions counted, similar ones combined, a budget for each object."""
+"""Events as client-go's recorder writes them: repetitions counted, a budget for each object."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from airflow_provider_ktrain.local.store import Obj, Store, now
 
 REMEMBERED = 4096  # objects that a recorder keeps in mind
 BUDGET, REFILL = 25.0, 1 / 300  # events about one object at once; then so many a second
-SIMILAR, SIMILAR_WINDOW = 10, 600.0  # differing messages of one reason, within seconds, before they are combined
-
-
-@dataclass
-class _Similar:
-    at: float
-    messages: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -29,24 +22,11 @@ class _Written:
 
 @dataclass
 class _About:
-    """What is kept in mind of one object: its budget, and its events by place, type and reason (and message)."""
+    """What is kept in mind of one object: its budget, and its events by place, type, reason and message."""
 
     at: float
     budget: float = BUDGET
-    similar: dict[tuple[str, ...], _Similar] = field(default_factory=dict)
     written: dict[tuple[str, ...], _Written] = field(default_factory=dict)
-
-    def combined(self, kind: tuple[str, ...], message: str, at: float) -> tuple[tuple[str, ...], str]:
-        """What counts as the same event, and its message: after ten that differ, any of its kind."""
-        similar = self.similar.setdefault(kind, _Similar(at))
-        if at - similar.at > SIMILAR_WINDOW:
-            similar.messages.clear()
-        similar.at = at
-        similar.messages.add(message)
-        if len(similar.messages) < SIMILAR:
-            return (*kind, message), message
-        similar.messages.pop()
-        return kind, f"(combined from similar events): {message}"
 
     def affordable(self, at: float) -> bool:
         """Take one event from the budget; False where it is used up."""
@@ -75,15 +55,13 @@ class EventRecorder:
         self._about.move_to_end(meta["uid"])
         if len(self._about) > REMEMBERED:
             self._about.popitem(last=False)
-        same, message = about.combined((field_path, type_, reason), message, at)
-        written = about.written.setdefault(same, _Written())
+        written = about.written.setdefault((field_path, type_, reason, message), _Written())
         written.count += 1
         if not about.affordable(at):
             return
         namespace = meta.get("namespace") or "default"
         if known := self._store.find(r.EVENT, namespace, written.name):
-            changed = {"count": written.count, "lastTimestamp": now(), "message": message}
-            self._store.update(r.EVENT, {**known, **changed})
+            self._store.update(r.EVENT, {**known, "count": written.count, "lastTimestamp": now()})
             return
         written.first = written.first or now()
         written.name = f"{meta['name']}.{self._store.version + 1:016x}"

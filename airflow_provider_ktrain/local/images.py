@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_provider_ktrain.local.store import Obj
@@ -28,13 +28,10 @@ class ImageNotFound(Exception):
         )
 
 
-def names(image: str) -> Iterator[str]:
-    """The names under which an image may be mapped, as given first, without tag or digest last."""
-    short = image.removeprefix("docker.io/").removeprefix("library/")
-    for name in (image, short):
-        yield name
-        head, _, tail = name.partition("@")[0].rpartition("/")
-        yield f"{head}/{tail.partition(':')[0]}".lstrip("/")
+def names(image: str) -> list[str]:
+    """The names under which an image may be mapped, as given first, without registry, tag or digest last."""
+    whole = [image, image.removeprefix("docker.io/").removeprefix("library/")]
+    return whole + [re.sub(r"(:[^/:@]*)?(@.*)?$", "", name) for name in whole]
 
 
 class Images:
@@ -69,19 +66,16 @@ def binaries(directory: Path) -> list[str]:
 
 def _dockerfile(directory: Path | None) -> dict[str, list[str]]:
     """The last ENTRYPOINT and CMD; what is no list of words is a shell's."""
-    try:
-        text = (directory / "Dockerfile").read_text().replace("\\\n", " ") if directory else ""
-    except OSError:
-        return {}
+    path = directory / "Dockerfile" if directory else None
+    text = path.read_text().replace("\\\n", " ") if path and path.is_file() else ""
     found: dict[str, list[str]] = {}
     for instruction, rest in re.findall(r"^\s*(ENTRYPOINT|CMD)\s+(.*?)\s*$", text, re.IGNORECASE | re.MULTILINE):
         try:
-            words = [str(word) for word in json.loads(rest)]
+            found[instruction.upper()] = [str(word) for word in json.loads(rest)]
         except ValueError:
-            words = ["/bin/sh", "-c", rest]
-        found[instruction.upper()] = words
+            found[instruction.upper()] = ["/bin/sh", "-c", rest]
     return found
 
 
 def _last(image: str) -> str:
-    return list(names(image))[-1].rpartition("/")[2]
+    return names(image)[-1].rpartition("/")[2]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local import schema
 from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.requestinfo import RequestInfo
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store, now
@@ -59,7 +60,7 @@ class Authenticator:
     def __init__(self, store: Store, admin_token: str) -> None:
         self._store = store
         self._admin_token = admin_token
-        self._issued: dict[str, tuple[str, str, User, float]] = {}  # namespace, name, user, expiry
+        self._issued: dict[str, tuple[User, float]] = {}  # by token: whose it is, and when it expires
 
     def user(self, authorization: str | None) -> User:
         """The user of an Authorization header; ApiError 401 where the token is no good."""
@@ -69,7 +70,8 @@ class Authenticator:
             return ANONYMOUS
         if secrets.compare_digest(token.encode(), self._admin_token.encode()):
             return ADMIN
-        namespace, name, user, expiry = self._issued.get(token, ("", "", ANONYMOUS, 0.0))
+        user, expiry = self._issued.get(token, (ANONYMOUS, 0.0))
+        namespace, name = user.name.split(":")[-2:]
         account = self._store.find(r.SERVICE_ACCOUNT, namespace, name)
         if expiry < time.time() or account is None or account["metadata"]["uid"] != user.uid:
             raise ApiError(401, "Unauthorized")
@@ -86,10 +88,11 @@ class Authenticator:
         namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
         spec = request.get("spec") or {}
         seconds = spec.get("expirationSeconds") or DEFAULT_LIFETIME
-        if seconds < 600:
-            why = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
-            about = f'TokenRequest.authentication.k8s.io "{name}" is invalid'
-            raise ApiError(422, f"{about}: spec.expirationSeconds: {why}")
+        if not 600 <= seconds <= 2**32:
+            why = "less than 10 minutes" if seconds < 600 else "larger than 2^32 seconds"
+            problem = f"Invalid value: {seconds}: may not specify a duration {why}"
+            wrong = [("FieldValueInvalid", problem, "spec.expirationSeconds")]
+            raise invalid(TOKEN_REQUEST.kind, wrong, name, TOKEN_REQUEST.group)
         user = User(
             f"system:serviceaccount:{namespace}:{name}",
             ("system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"),
@@ -97,7 +100,7 @@ class Authenticator:
             f"JTI={uuid.uuid4()}",
         )
         token, expiry = secrets.token_urlsafe(32), time.time() + seconds
-        self._issued[token] = (namespace, name, user, expiry)
+        self._issued[token] = user, expiry
         until = datetime.datetime.fromtimestamp(expiry, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         audiences = spec.get("audiences") or ["https://kubernetes.default.svc"]
         return {
@@ -127,27 +130,20 @@ class Authorizer:
         for group, rules in SYSTEM_RULES.items():
             if group in user.groups:
                 yield from rules
-        for binding in self._store.list(r.CLUSTER_ROLE_BINDING):
-            if _binds(binding, user, ""):
-                yield from self._role(binding["roleRef"], "")
-        for binding in self._store.list(r.ROLE_BINDING, namespace) if namespace else ():
-            if _binds(binding, user, namespace):
-                yield from self._role(binding["roleRef"], namespace)
-
-    def _role(self, ref: Obj, namespace: str) -> Iterable[Obj]:
-        resource = r.ROLE if ref["kind"] == "Role" else r.CLUSTER_ROLE
-        role = self._store.find(resource, namespace if resource.namespaced else None, ref["name"])
-        return (role or {}).get("rules") or ()
+        bindings = self._store.list(r.ROLE_BINDING, namespace) if namespace else []
+        for binding in (*self._store.list(r.CLUSTER_ROLE_BINDING), *bindings):
+            where, ref = binding["metadata"].get("namespace", ""), binding["roleRef"]
+            if any(_is(user, subject, where) for subject in binding.get("subjects", ())):
+                place = (r.ROLE, where) if ref["kind"] == "Role" else (r.CLUSTER_ROLE, None)
+                yield from (self._store.find(place[0], place[1], ref["name"]) or {}).get("rules", ())
 
 
-def _binds(binding: Obj, user: User, namespace: str) -> bool:
-    for subject in binding.get("subjects") or ():
-        name = subject.get("name")
-        if subject.get("kind") == "ServiceAccount":
-            name = f"system:serviceaccount:{subject.get('namespace') or namespace}:{name}"
-        if name in (user.groups if subject.get("kind") == "Group" else (user.name,)):
-            return True
-    return False
+def _is(user: User, subject: Obj, namespace: str) -> bool:
+    """Whether a subject of a binding in that namespace is the user, or one of its groups."""
+    kind, name = subject.get("kind"), subject.get("name")
+    if kind == "ServiceAccount":
+        name = f"system:serviceaccount:{subject.get('namespace', namespace)}:{name}"
+    return name in (user.groups if kind == "Group" else (user.name,))
 
 
 def covers(rule: Obj, info: RequestInfo) -> bool:
@@ -157,7 +153,7 @@ def covers(rule: Obj, info: RequestInfo) -> bool:
     if not info.plural:
         return any(
             url in ("*", info.path) or (url.endswith("*") and info.path.startswith(url[:-1]))
-            for url in rule.get("nonResourceURLs") or ()
+            for url in rule.get("nonResourceURLs", ())
         )
     names = rule.get("resourceNames") or [info.name]
     groups, resources = rule.get("apiGroups"), rule.get("resources")

@@ -43,17 +43,7 @@ LIST_KEYS = {
     "imagePullSecrets": ("name",), "hostAliases": ("ip",), "resourceClaims": ("name",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }  # fmt: skip
-#: defaults that the generated schemas of custom resources hold
-GENERATED_DEFAULTS: dict[str, Obj] = {
-    "V1ContainerPort": {"protocol": "TCP"}, "V1GRPCAction": {"service": ""},
-    **{
-        f"V1{name}": {"name": ""}
-        for name in (
-            "LocalObjectReference", "ConfigMapKeySelector", "SecretKeySelector", "ConfigMapEnvSource",
-            "SecretEnvSource", "ConfigMapVolumeSource", "ConfigMapProjection", "SecretProjection",
-        )
-    },
-}  # fmt: skip
+GENERATED_DEFAULTS: dict[str, Obj] = {"V1ContainerPort": {"protocol": "TCP"}}  # of the schemas of custom resources
 #: plain types: what JSON and Go call them
 PLAIN = {
     "str": ("string", "string"), "int": ("integer", "int32"), "bool": ("boolean", "bool"),

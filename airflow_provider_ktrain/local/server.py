@@ -109,7 +109,9 @@ class Cluster:
         yield scheduler.run(self._store)
         for kubelet in self._kubelets.values():
             yield kubelet.run()
-        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._tls.certificate.decode()):
+        for controller in controllers.all_controllers(
+            self._store, self._config.mpi_api, self._tls.certificate.decode()
+        ):
             yield controller()
 
     async def _listen(self) -> None:

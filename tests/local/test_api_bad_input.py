@@ -87,6 +87,32 @@ def test_bodies(api: Client, body: Any, headers: dict[str, str], code: int, reas
     assert (answer.status, answer.body["kind"], answer.body["reason"]) == (code, "Status", reason), answer.body
 
 
+RBAC, REVIEWS = "/apis/rbac.authorization.k8s.io/v1/namespaces/fuzz", "/apis/authorization.k8s.io/v1"
+TOKEN = "/api/v1/namespaces/fuzz/serviceaccounts/default/token"
+OBJECTS: list[tuple[str, dict[str, Any], int]] = [
+    (PODS, {"metadata": {"name": "p"}}, 422),
+    (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [None]}}, 422),
+    (MAPS, {"metadata": {"name": "m", "ownerReferences": [None]}}, 422),
+    (MAPS, {"metadata": {"name": "m", "ownerReferences": [{"kind": "Pod", "name": "p"}]}}, 422),
+    (JOBS, {**job("owned"), "metadata": {"name": "owned", "ownerReferences": [None]}}, 422),
+    (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}}, 422),
+    (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}, "roleRef": {"kind": "Pod", "name": "r"}}, 422),
+    (f"{RBAC}/roles", {"metadata": {"name": "r"}, "rules": "all"}, 400),
+    (f"{REVIEWS}/selfsubjectaccessreviews", {"spec": []}, 400),
+    (f"{REVIEWS}/selfsubjectaccessreviews", {"spec": {"resourceAttributes": "pods"}}, 400),
+    (f"{REVIEWS}/selfsubjectrulesreviews", {"spec": {"namespace": 7}}, 400),
+    (TOKEN, {"spec": {"expirationSeconds": "long"}}, 400),
+    (TOKEN, {"spec": {"expirationSeconds": 5}}, 422),
+    (TOKEN, {"spec": {"expirationSeconds": 10**18}}, 422),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "code"), OBJECTS, ids=lambda value: str(value)[-40:])
+def test_objects(api: Client, path: str, body: dict[str, Any], code: int) -> None:
+    answer = api("POST", path, body)
+    assert (answer.status, answer.body["kind"]) == (code, "Status"), answer.body
+
+
 QUERIES = [
     ("labelSelector=" + quote("a in (b"), 400, "BadRequest"),
     ("labelSelector=" + quote("=,=,="), 400, "BadRequest"),

@@ -134,6 +134,27 @@ def test_apply_of_built_in_types(kubectl: Kubectl) -> None:
     kubectl("delete", "pod", "plain", "--grace-period=0", "--force")
 
 
+def test_apply_merges_lists_by_their_keys(kubectl: Kubectl) -> None:
+    def job(**variables: str) -> str:
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {"name": "main", "image": "busybox", "command": ["true"], "env": env}
+        template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+        meta = {"name": "lists", "finalizers": [f"example.com/{name.lower()}" for name in variables]}
+        spec = {"suspend": True, "template": template}
+        return json.dumps({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
+
+    kubectl("apply", "-f", "-", stdin=job(A="1", B="2", C="3"))
+    kubectl("annotate", "job", "lists", "note=x")  # which an apply of what does not say it leaves
+    assert "configured" in kubectl("apply", "-f", "-", stdin=job(C="3", A="9", D="4"))
+    made = json.loads(kubectl("get", "job", "lists", "-o", "json"))
+    env = made["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [(e["name"], e["value"]) for e in env] == [("C", "3"), ("A", "9"), ("D", "4")]
+    assert made["metadata"]["finalizers"] == ["example.com/c", "example.com/a", "example.com/d"]
+    assert made["metadata"]["annotations"]["note"] == "x"
+    kubectl("patch", "job", "lists", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    kubectl("delete", "job", "lists")
+
+
 def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop: Path) -> None:
     kubectl(
         "create", "-f", "-", stdin=job("talker", f"{waits_for('talker.done')}; for i in 1 2 3; do echo step $i; done")

@@ -115,12 +115,6 @@ class TestEvents:
         assert (event["count"], event["message"]) == (3, "again")
         assert event["involvedObject"]["kind"] == "PyTorchJob"
 
-    def test_similar_events_are_combined(self) -> None:
-        events = self.events([f"message {n}" for n in range(12)])
-        assert len(events) == 10
-        assert events[-1]["message"] == "(combined from similar events): message 11"
-        assert events[-1]["count"] == 3
-
     @given(st.lists(st.sampled_from("abcde"), max_size=60))
     def test_an_object_has_a_budget(self, messages: list[str]) -> None:
         events = self.events(messages)
