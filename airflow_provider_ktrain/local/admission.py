@@ -12,8 +12,10 @@ from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.schema import Problem
 from airflow_provider_ktrain.local.store import Obj, Store, details
 
-NAME_RULES = {r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035}  # the others are subdomains
-UNRULED = (r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING)  # any path segment
+NAME_RULES = {  # the others are subdomains
+    r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035,
+    **dict.fromkeys((r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING), names.PATH_SEGMENT),
+}  # fmt: skip
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 POD_UPDATES = (
     "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
@@ -80,11 +82,9 @@ def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
         yield "FieldValueRequired", "Required value: name or generateName is required", "metadata.name"
         if resource in schema.CHECKED_FURTHER:
             yield schema.INCOMPLETE
-    elif name and resource not in UNRULED:
+    elif name:
         rule = NAME_RULES.get(resource, names.SUBDOMAIN)
         yield from (_wrong("metadata.name", name, why) for why in rule.breaches(name))
-    elif any(c in name for c in "/%") or name in (".", ".."):
-        yield _wrong("metadata.name", name, "may not contain '/' or '%'")
     for key, value in (meta.get("labels") or {}).items():
         yield from (_wrong("metadata.labels", key, why) for why in names.qualified(key))
         yield from (_wrong("metadata.labels", value, why) for why in names.LABEL_VALUE.breaches(value))

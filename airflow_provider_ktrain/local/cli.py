@@ -75,8 +75,8 @@ def _add_start_options(add: Callable[..., argparse.Action]) -> None:
         "--image", action="append", default=[], metavar="NAME[=DIR]", type=_image,
         help="an image name, and the directory that its containers work in (default: an empty one); may be repeated",
     )  # fmt: skip
-    add("--nodes", type=_count, default=1, metavar="N", help="how many hosts to show (default: 1)")
-    add("--gpus-per-node", type=_count, default=0, metavar="N", help="nvidia.com/gpu of each (default: 0)")
+    add("--nodes", type=int, default=1, metavar="N", help="how many hosts to show (default: 1)")
+    add("--gpus-per-node", type=int, default=0, metavar="N", help="nvidia.com/gpu of each (default: 0)")
     add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
@@ -102,12 +102,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not name or not count:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME=COUNT")
     return name, count
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of 0 or more")
-    return int(text)
 
 
 def _run(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:

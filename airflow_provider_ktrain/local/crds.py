@@ -5,84 +5,75 @@ Fields, defaults and enumerations are those of the CustomResourceDefinitions tha
 
 from __future__ import annotations
 
+from typing import Any
+
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.schema import Struct
 from airflow_provider_ktrain.local.store import Obj, Store, now
 
 
+def _struct(fields: str, required: str = "", **more: Any) -> Struct:
+    """The struct of `name:type` pairs, and names of those fields that must be there."""
+    return Struct(dict(pair.split(":") for pair in fields.split()), frozenset(required.split()), **more)
+
+
 def _job(kind: str, spec: str) -> Struct:
-    fields = {"apiVersion": "str", "kind": "str", "metadata": "V1ObjectMeta", "spec": spec, "status": "JobStatus"}
-    return Struct(fields, go_name=kind)
+    return _struct(f"apiVersion:str kind:str metadata:V1ObjectMeta spec:{spec} status:JobStatus", go_name=kind)
 
 
 STRUCTS: dict[str, Struct] = {
     "PyTorchJob/v1": _job("PyTorchJob", "PyTorchJobSpec"),
     "MPIJob/v1": _job("MPIJob", "MPIJobSpec/v1"),
     "MPIJob/v2beta1": _job("MPIJob", "MPIJobSpec/v2beta1"),
-    "PyTorchJobSpec": Struct(
-        {
-            "elasticPolicy": "ElasticPolicy", "nprocPerNode": "str", "pytorchReplicaSpecs": "dict[str, ReplicaSpec]",
-            "runPolicy": "RunPolicy",
-        },
-        frozenset(["pytorchReplicaSpecs"]),
+    "PyTorchJobSpec": _struct(
+        "elasticPolicy:ElasticPolicy nprocPerNode:str pytorchReplicaSpecs:dict[str,ReplicaSpec] runPolicy:RunPolicy",
+        required="pytorchReplicaSpecs",
     ),
-    "MPIJobSpec/v1": Struct(
-        {
-            "cleanPodPolicy": "str", "mainContainer": "str", "mpiReplicaSpecs": "dict[str, ReplicaSpec]",
-            "runPolicy": "RunPolicy", "slotsPerWorker": "int",
-        },
-        frozenset(["mpiReplicaSpecs"]),
+    "MPIJobSpec/v1": _struct(
+        "cleanPodPolicy:str mainContainer:str mpiReplicaSpecs:dict[str,ReplicaSpec] runPolicy:RunPolicy "
+        "slotsPerWorker:int",
+        required="mpiReplicaSpecs",
     ),
-    "MPIJobSpec/v2beta1": Struct(
-        {
-            "launcherCreationPolicy": "str", "mpiImplementation": "str", "mpiReplicaSpecs": "dict[str, ReplicaSpec]",
-            "runLauncherAsWorker": "bool", "runPolicy": "RunPolicy", "slotsPerWorker": "int", "sshAuthMountPath": "str",
-        },
-        frozenset(["mpiReplicaSpecs"]),
-        {
+    "MPIJobSpec/v2beta1": _struct(
+        "launcherCreationPolicy:str mpiImplementation:str mpiReplicaSpecs:dict[str,ReplicaSpec] "
+        "runLauncherAsWorker:bool runPolicy:RunPolicy slotsPerWorker:int sshAuthMountPath:str",
+        required="mpiReplicaSpecs",
+        defaults={
             "launcherCreationPolicy": "AtStartup", "mpiImplementation": "OpenMPI", "runLauncherAsWorker": False,
             "slotsPerWorker": 1, "sshAuthMountPath": "/root/.ssh",
         },
-        {
+        enums={
             "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
             "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
         },
     ),
-    "ElasticPolicy": Struct({
-        "maxReplicas": "int", "maxRestarts": "int", "metrics": "list[V2MetricSpec]", "minReplicas": "int",
-        "nProcPerNode": "int", "rdzvBackend": "str", "rdzvConf": "list[RDZVConf]", "rdzvHost": "str", "rdzvId": "str",
-        "rdzvPort": "int", "standalone": "bool",
-    }),
-    "RDZVConf": Struct({"key": "str", "value": "str"}),
-    "RunPolicy": Struct(
-        {
-            "activeDeadlineSeconds": "int", "backoffLimit": "int", "cleanPodPolicy": "str", "managedBy": "str",
-            "schedulingPolicy": "SchedulingPolicy", "suspend": "bool", "ttlSecondsAfterFinished": "int",
-        },
+    "ElasticPolicy": _struct(
+        "maxReplicas:int maxRestarts:int metrics:list[V2MetricSpec] minReplicas:int nProcPerNode:int rdzvBackend:str "
+        "rdzvConf:list[RDZVConf] rdzvHost:str rdzvId:str rdzvPort:int standalone:bool"
+    ),
+    "RDZVConf": _struct("key:str value:str"),
+    "RunPolicy": _struct(
+        "activeDeadlineSeconds:int backoffLimit:int cleanPodPolicy:str managedBy:str schedulingPolicy:SchedulingPolicy "
+        "suspend:bool ttlSecondsAfterFinished:int",
         defaults={"suspend": False},
     ),
-    "SchedulingPolicy": Struct({
-        "minAvailable": "int", "minResources": "dict[str, quantity]", "priorityClass": "str", "queue": "str",
-        "scheduleTimeoutSeconds": "int",
-    }),
-    "ReplicaSpec": Struct({"replicas": "int", "restartPolicy": "str", "template": "PodTemplate"}),
-    "PodTemplate": Struct({"metadata": "TemplateMeta", "spec": "V1PodSpec"}),
-    "TemplateMeta": Struct({
-        "annotations": "dict[str, str]", "finalizers": "list[str]", "labels": "dict[str, str]", "name": "str",
-        "namespace": "str",
-    }),
-    "JobStatus": Struct({
-        "completionTime": "datetime", "conditions": "list[JobCondition]", "lastReconcileTime": "datetime",
-        "replicaStatuses": "dict[str, ReplicaStatus]", "startTime": "datetime",
-    }),
-    "JobCondition": Struct(
-        dict.fromkeys(("lastTransitionTime", "lastUpdateTime", "message", "reason", "status", "type"), "str"),
-        frozenset(["status", "type"]),
+    "SchedulingPolicy": _struct(
+        "minAvailable:int minResources:dict[str,quantity] priorityClass:str queue:str scheduleTimeoutSeconds:int"
     ),
-    "ReplicaStatus": Struct({
-        "active": "int", "failed": "int", "labelSelector": "V1LabelSelector", "selector": "str", "succeeded": "int",
-    }),
+    "ReplicaSpec": _struct("replicas:int restartPolicy:str template:PodTemplate"),
+    "PodTemplate": _struct("metadata:TemplateMeta spec:V1PodSpec"),
+    "TemplateMeta": _struct(
+        "annotations:dict[str,str] finalizers:list[str] labels:dict[str,str] name:str namespace:str"
+    ),
+    "JobStatus": _struct(
+        "completionTime:datetime conditions:list[JobCondition] lastReconcileTime:datetime "
+        "replicaStatuses:dict[str,ReplicaStatus] startTime:datetime"
+    ),
+    "JobCondition": _struct(
+        "lastTransitionTime:str lastUpdateTime:str message:str reason:str status:str type:str", required="status type"
+    ),
+    "ReplicaStatus": _struct("active:int failed:int labelSelector:V1LabelSelector selector:str succeeded:int"),
 }  # fmt: skip
 
 

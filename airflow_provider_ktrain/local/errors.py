@@ -33,12 +33,8 @@ class ApiError(Exception):
 
     def status(self) -> dict[str, Any]:
         """The Status object of this error."""
-        status: dict[str, Any] = {
-            "kind": "Status", "apiVersion": "v1", "metadata": self.metadata,
-            "status": "Failure", "message": self.message,
+        status = {
+            "kind": "Status", "apiVersion": "v1", "metadata": self.metadata, "status": "Failure",
+            "message": self.message, "reason": self.reason or None, "details": self.details, "code": self.code,
         }  # fmt: skip
-        if self.reason:
-            status["reason"] = self.reason
-        if self.details is not None:
-            status["details"] = self.details
-        return {**status, "code": self.code}
+        return {key: value for key, value in status.items() if value is not None}

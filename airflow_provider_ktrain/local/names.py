@@ -40,6 +40,7 @@ LABEL = Rule(
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
     "an alphanumeric character (e.g. 'my-name',  or '123-abc'",
 )  # fmt: skip
+PATH_SEGMENT = Rule(r"(?!\.{1,2}$)[^/%]+", 253, "may not contain '/' or '%' (e.g. 'system:node'")
 DNS_1035 = Rule(
     "[a-z]([-a-z0-9]*[a-z0-9])?", 63,
     "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "

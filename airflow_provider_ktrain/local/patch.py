@@ -15,7 +15,9 @@ from airflow_provider_ktrain.local.store import Obj
 
 MERGE, JSON_PATCH, STRATEGIC = (f"application/{t}+json" for t in ("merge-patch", "json-patch", "strategic-merge-patch"))
 MAX_OPERATIONS = 10_000
-DOES_NOT_FIT = (TypeError, AttributeError, KeyError, ValueError, jsonpatch.JsonPatchException)
+DOES_NOT_FIT = (
+    TypeError, AttributeError, KeyError, ValueError, jsonpatch.JsonPatchException, jsonpointer.JsonPointerException,
+)  # fmt: skip
 
 #: lists that a strategic merge patch merges, by field name: the key of their items, "" for lists of plain values.
 #: The same name means the same list wherever it occurs, but for ports.
@@ -47,7 +49,7 @@ def apply(media: str, obj: Obj, patch: Any) -> Obj:
             ports = {"ports": "port" if obj["kind"] == "Service" else "containerPort"}
             return strategic(obj, patch, MERGE_KEYS | ports)
         return dict(jsonpatch.apply_patch(obj, patch))
-    except (*DOES_NOT_FIT, jsonpointer.JsonPointerException):
+    except DOES_NOT_FIT:
         why = "the server rejected our request due to an error in our request"
         raise ApiError(422, why, "Invalid", details={}) from None
 

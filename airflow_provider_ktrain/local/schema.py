@@ -2,7 +2,7 @@
 
 Built-in types are read from the models of the official Python client, which is made from Kubernetes' own description;
 what the operators define is written down in `crds.py` in the same words: `str`, `int`, `bool`, `float`, `object`
-(anything), `quantity`, `list[X]`, `dict[str, X]`, or the name of a struct.
+(anything), `quantity`, `list[X]`, `dict[str,X]`, or the name of a struct.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def fits(wanted: str, value: Any) -> bool:
 def _parts(type_: str) -> tuple[str, str]:
     """`list` or `dict` and the type of what it holds; nothing and the type itself where it is neither."""
     container, bracket, inner = type_.partition("[")
-    return (container, inner[:-1].removeprefix("str, ")) if bracket else ("", type_)
+    return (container, inner[:-1].removeprefix("str,").strip()) if bracket else ("", type_)
 
 
 def _go_type(type_: str) -> str:
