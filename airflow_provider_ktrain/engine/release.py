@@ -178,6 +178,14 @@ def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
     return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
 
 
+def is_going(pod: Mapping[str, Any]) -> bool:
+    """Whether its deletion was asked for. A job that is resumed meanwhile fails: operators count it as a failure.
+
+    training-operator 1.9 (`UpdateJobReplicaStatuses`): a pod that is Failed, or Running with a deletionTimestamp.
+    """
+    return "deletionTimestamp" in pod["metadata"]
+
+
 def _gpus(pod: Mapping[str, Any]) -> int:
     return pod_gpus(pod.get("spec") or {})
 
@@ -277,7 +285,8 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
     delay = 0.05
     while True:
-        left = [p for p in await patiently(lambda: job_pods(api, ref), end) if mode is Mode.DELETE or not _ended(p)]
+        pods = await patiently(lambda: job_pods(api, ref), end)
+        left = [p for p in pods if mode is Mode.DELETE or not _ended(p) or is_going(p)]
         if not left and (mode is not Mode.DELETE or await patiently(lambda: read(api, ref), end) is None):
             return []
         if time.monotonic() + delay > end:

@@ -43,6 +43,7 @@ from airflow_provider_ktrain.engine.release import (
     MERGE_PATCH,
     Mode,
     foreground,
+    is_going,
     job_pods,
     passing,
     patiently,
@@ -217,13 +218,16 @@ async def _take(
                     f"The manifest has changed since {there} was submitted; the running job keeps its own. It differs "
                     f"in {', '.join(paths_[:20]) or 'its metadata'}. Use reattach='if_unchanged' to replace such a job"
                 )
+            suspended = bool(_annotation(found, SUSPENDED_ANNOTATION)) and decision.action is Action.ADOPT
+            if suspended:
+                await old.pods_gone(api, _ref(kind, version, found, me))
             patch: Object = {
                 "metadata": {
                     "resourceVersion": found["metadata"]["resourceVersion"],
                     "annotations": {OWNER_ANNOTATION: me.annotation(), SUSPENDED_ANNOTATION: None},
                 }
             }
-            if _annotation(found, SUSPENDED_ANNOTATION) and decision.action is Action.ADOPT:
+            if suspended:
                 patch["spec"] = {"runPolicy": {"suspend": False}}
                 log.info(f"{there} was suspended when an earlier try ended: it is resumed")
             try:
@@ -238,7 +242,7 @@ async def _take(
 
 
 class _Old:
-    """The wait for the job before ours, which is being deleted.
+    """The wait for the job before ours, which is being deleted, or for its pods before it is resumed.
 
     :param patience: seconds, of which each tenth is said.
     """
@@ -246,24 +250,39 @@ class _Old:
     def __init__(self, patience: float, log: Log) -> None:
         self._patience, self._log = patience, log
         self._began: float | None = None  # lost connections in between do not begin it anew
+        self._said: float | None = None
 
     async def gone(self, api: Api, ref: JobRef) -> None:
         """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
-        self._began = said = self._began or time.monotonic()
         while (job := await read(api, ref)) is not None:
-            now = time.monotonic()
-            late = now - self._began >= self._patience
-            if late or now - said >= self._patience / 10:
-                said = now
+            if self._due():
                 pods = await job_pods(api, ref)
-                held = "; ".join(map(_going, pods)) or _finalizers(job)
-                if late:
-                    raise ClusterError(_stuck(ref, now - self._began, held, pods))
-                self._log.info(f"{ref} is still being deleted after {now - self._began:.0f} s, held by {held}")
+                self._say(ref, "being deleted", "; ".join(map(_going, pods)) or _finalizers(job), pods)
             await asyncio.sleep(0.5)
 
+    async def pods_gone(self, api: Api, ref: JobRef) -> None:
+        """Wait until no pod is left that its suspension deletes. ClusterError where one stays."""
+        while pods := [pod for pod in await job_pods(api, ref) if is_going(pod)]:
+            if self._due():
+                self._say(ref, "being suspended", "; ".join(map(_going, pods)), pods)
+            await asyncio.sleep(0.5)
 
-def _stuck(ref: JobRef, seconds: float, held: str, pods: Sequence[Object]) -> str:
+    def _due(self) -> bool:
+        """Whether it is time to say how long this has taken, or to give up."""
+        now = time.monotonic()
+        self._began = self._began or now
+        self._said = self._said or now
+        return now - self._said >= self._patience / 10 or now - self._began >= self._patience
+
+    def _say(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
+        self._said = time.monotonic()
+        seconds = self._said - (self._began or self._said)
+        if seconds >= self._patience:
+            raise ClusterError(_stuck(ref, what, seconds, held, pods))
+        self._log.info(f"{ref} is still {what} after {seconds:.0f} s, held by {held}")
+
+
+def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
     names = " ".join(p["metadata"]["name"] for p in pods)
     remedy = (
         "It goes once they have ended. Where a node is lost for good, and only there: kubectl delete pod -n "
@@ -271,7 +290,7 @@ def _stuck(ref: JobRef, seconds: float, held: str, pods: Sequence[Object]) -> st
         if pods
         else f"See kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
     )
-    return f"{ref} is being deleted and still there after {seconds:.0f} s of waiting, held by {held}. {remedy}"
+    return f"{ref} is still {what} after {seconds:.0f} s of waiting, held by {held}. {remedy}"
 
 
 def _going(pod: Mapping[str, Any]) -> str:

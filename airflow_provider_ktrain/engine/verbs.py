@@ -22,6 +22,7 @@ from airflow_provider_ktrain.engine.release import (
     MERGE_PATCH,
     Mode,
     Released,
+    is_going,
     job_pods,
     patiently,
     read,
@@ -115,8 +116,16 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
 
 
 async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
-    """Resume a suspended job and wait until its operator has taken it up."""
+    """Resume a suspended job and wait until its operator has taken it up.
+
+    It is resumed once the pods that its suspension deletes are gone: operators would count them as failures.
+    """
     end = time.monotonic() + timeout
+
+    async def settled() -> bool:
+        return not any(map(is_going, await job_pods(api, ref)))
+
+    await _until(settled, end, f"{ref} is not resumed: pods of it are still being deleted after {timeout:.0f} s")
 
     async def write(job: Object) -> None:
         _require_unended(ref, job, "resumed")

@@ -175,6 +175,10 @@ class Task:
         """Phases of the job's pods by name."""
         return {p["metadata"]["name"]: p["status"]["phase"] for p in await job_pods(self.api, ref)}
 
+    async def holding(self, ref: JobRef) -> list[str]:
+        """The pods that hold GPUs: those that have ended may be there a moment longer."""
+        return [name for name, phase in (await self.pods(ref)).items() if phase not in ("Succeeded", "Failed")]
+
     async def running(self, ref: JobRef, number: int = 1) -> None:
         async def run() -> bool:
             return list((await self.pods(ref)).values()).count("Running") == number

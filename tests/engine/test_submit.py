@@ -168,6 +168,19 @@ async def test_what_was_suspended_by_a_release_goes_on(task: Task) -> None:
     assert "it is resumed" in str(task.log)
 
 
+async def test_what_a_kill_suspended_goes_on_when_its_pods_are_gone(task: Task) -> None:
+    """Resumed before, the operator would count them as failed, and the job with them."""
+    first = await task.submit(1, "trap 'sleep 2; exit 143' TERM; echo started; sleep 600 & wait", grace=10)
+    await task.running(first.ref)
+    (before,) = await task.pods(first.ref)
+    assert (await release(task.api, first.ref, Mode.SUSPEND, verify=False)).done
+    await task.condition("Suspended")
+    second = await task.submit(2)
+    assert second.ref.uid == first.ref.uid
+    await task.running(second.ref)
+    assert list(await task.pods(second.ref)) == [before], "made anew under the same name"
+
+
 @pytest.mark.parametrize(
     ("owner", "says"),
     [

@@ -21,7 +21,7 @@ def sensor(job: Object, **arguments: Any) -> Any:
     """A sensor for a job; in the worker unless told otherwise."""
     of = MPIJobSensor if job["kind"] == "MPIJob" else PyTorchJobSensor
     arguments = {"task_id": "wait", "job_name": job["metadata"]["name"], "deferrable": False} | arguments
-    return of(timeout=60, **arguments)
+    return of(timeout=240, **arguments)
 
 
 @pytest.fixture

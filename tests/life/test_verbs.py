@@ -118,6 +118,17 @@ def test_a_suspended_job_holds_nothing_and_goes_on(jobs: Jobs) -> None:
     assert after["metadata"]["annotations"][OWNER_ANNOTATION] == job["metadata"]["annotations"][OWNER_ANNOTATION]
 
 
+def test_it_is_resumed_when_its_last_pods_are_gone(jobs: Jobs) -> None:
+    """A pod that is still ending counts as failed, and fails the job that is resumed meanwhile."""
+    job = jobs.submit(workers=1, owned=True)
+    jobs.wait_pods(job, 2)
+    jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
+    wait_for("Suspended", lambda: jobs.condition(job, "Suspended"))
+    assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
+    jobs.wait_pods(job, 2)
+    assert not jobs.condition(job, "Failed")
+
+
 # ---- delete
 
 
@@ -207,9 +218,9 @@ def replace(jobs: Jobs, job: Object) -> Callable[[], Object]:
 
 
 VERBS: dict[str, Callable[[Api, JobRef], Awaitable[Any]]] = {
-    "scale": lambda api, ref: verbs.scale(api, ref, 2, timeout=30),
-    "suspend": lambda api, ref: verbs.suspend(api, ref, timeout=30),
-    "delete": lambda api, ref: verbs.delete(api, ref, force=True, timeout=30),
+    "scale": lambda api, ref: verbs.scale(api, ref, 2, timeout=240),
+    "suspend": lambda api, ref: verbs.suspend(api, ref, timeout=240),
+    "delete": lambda api, ref: verbs.delete(api, ref, force=True, timeout=240),
 }
 
 
@@ -234,7 +245,7 @@ async def test_a_change_meanwhile_is_read_before_anything_is_written(jobs: Jobs)
     job = jobs.submit(elastic(jobs))
     lower = {"spec": {"elasticPolicy": {"maxReplicas": 1}}}
     with pytest.raises(KtrainError, match="found 2, expected 1 to 1"):
-        await act(jobs, lambda: jobs.patch(job, lower), lambda api: verbs.scale(api, ref_of(job), 2, timeout=30))
+        await act(jobs, lambda: jobs.patch(job, lower), lambda api: verbs.scale(api, ref_of(job), 2, timeout=240))
     after = jobs.read(job)
     assert after
     assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1

@@ -48,7 +48,8 @@ def kill(instance: Instance) -> Iterator[Kill]:
 def check_killed(instance: Instance, **parameters: object) -> str:
     with pytest.raises(TrainingKilledError, match="the task was killed") as error:
         instance.execute(**parameters)
-    assert time.monotonic() - instance.killed_at < AIRFLOWS_PATIENCE
+    # a loaded machine is given more: tests/e2e/test_kills.py has Airflow's own SIGKILL
+    assert time.monotonic() - instance.killed_at < 4 * AIRFLOWS_PATIENCE
     return str(error.value)
 
 
