@@ -43,7 +43,7 @@ class JobController(ObjectController):
             return None
         if c.is_terminating(job):
             status = copy.deepcopy(job.get("status") or {})
-            self._untrack(self._pods(job))
+            self._untrack(self.store.owned(r.POD, job))
             self._count(job, status)
             self.write_status(job, status)
             return None
@@ -51,16 +51,13 @@ class JobController(ObjectController):
             return self._expire(job)
         return self._sync(job)
 
-    def _pods(self, job: Obj) -> Objects:
-        return [pod for pod in self.store.owned(r.POD, job) if c.is_controlled_by(pod, job)]
-
     def _sync(self, job: Obj) -> float | None:
-        spec, pods, status = job["spec"], self._pods(job), copy.deepcopy(job.get("status") or {})
+        spec, pods, status = job["spec"], self.store.owned(r.POD, job), copy.deepcopy(job.get("status") or {})
         tracked = [pod for pod in pods if TRACKING in (pod["metadata"].get("finalizers") or ())]
         active = [pod for pod in pods if c.is_active(pod)]
         ended = {
             "succeeded": [pod for pod in tracked if c.phase(pod) == "Succeeded"],
-            "failed": [pod for pod in tracked if _has_failed(pod, spec)],
+            "failed": [pod for pod in tracked if _has_failed(pod)],
         }
         counts = {what: status.get(what, 0) + len(found) for what, found in ended.items()}
         outcome, suspend, delay = self._outcome(job, active, counts), bool(spec.get("suspend")), None
@@ -149,7 +146,7 @@ class JobController(ObjectController):
 
     def _count(self, job: Obj, status: Obj) -> None:
         """Count the Job's live pods anew."""
-        pods = self._pods(job)
+        pods = self.store.owned(r.POD, job)
         active = [pod for pod in pods if c.is_active(pod)]
         status.pop("active", None)
         if active:
@@ -179,12 +176,9 @@ class JobController(ObjectController):
         return None
 
 
-def _has_failed(pod: Obj, spec: Obj) -> bool:
-    """Whether a pod counts as failed; one that is being deleted does at once, unless podReplacementPolicy is Failed."""
-    if c.has_ended(pod):
-        return c.phase(pod) == "Failed"
-    unbound = not pod["spec"].get("nodeName")  # no kubelet will ever end it
-    return c.is_terminating(pod) and (unbound or spec.get("podReplacementPolicy") != "Failed")
+def _has_failed(pod: Obj) -> bool:
+    """Whether a pod counts as failed: as under podReplacementPolicy Failed, not before a kubelet has ended it."""
+    return c.phase(pod) == "Failed" or (c.is_terminating(pod) and not pod["spec"].get("nodeName"))
 
 
 def _finished(pod: Obj) -> float:

@@ -21,28 +21,23 @@ class GarbageCollector(Controller[Ref]):
     def __init__(self, store: Store, resources: Iterable[Resource], clock: Clock = time.time) -> None:
         super().__init__(store, clock)
         self._alive: dict[str, Ref] = {}  # by uid
-        self._owned: defaultdict[str, dict[Ref, None]] = defaultdict(dict)  # dependents by owner uid
+        self._owned: defaultdict[str, dict[Ref, None]] = defaultdict(dict)  # dependents, also former ones, by owner uid
         for resource in resources:
             self.watch(resource, self._affected)
 
     def _affected(self, change: Change) -> Iterable[Ref]:
         """Keep the graph of owners and dependents; what has to be looked at after the change."""
-        meta, gone = change.object["metadata"], change.type == "DELETED"
+        meta, owners = change.object["metadata"], [owner["uid"] for owner in _owners(change.object)]
         ref: Ref = (change.resource, meta.get("namespace") or "", meta["name"])
-        before = {owner["uid"] for owner in _owners(change.previous or {})}
-        now = {owner["uid"] for owner in _owners(change.object)} if not gone else set()
-        for uid in before - now:
-            self._owned[uid].pop(ref, None)
-            if not self._owned[uid]:
-                del self._owned[uid]
-        for uid in now:
-            self._owned[uid][ref] = None
-        if gone:  # dependents have lost an owner, owners that wait may go on
+        if change.type == "DELETED":  # dependents have lost an owner, owners that wait may go on
             self._alive.pop(meta["uid"], None)
-            waiting = [self._alive[uid] for uid in before if uid in self._alive]
-            return [*self._owned.get(meta["uid"], ()), *waiting]
+            for uid in owners:
+                self._owned.get(uid, {}).pop(ref, None)
+            return [*self._owned.pop(meta["uid"], ()), *(self._alive[uid] for uid in owners if uid in self._alive)]
         self._alive[meta["uid"]] = ref
-        return [ref] if now or _waits(change.object, FOREGROUND, ORPHAN) else []
+        for uid in owners:
+            self._owned[uid][ref] = None
+        return [ref] if owners or _waits(change.object, FOREGROUND, ORPHAN) else []
 
     def reconcile(self, key: Ref) -> None:
         """Do what the object's finalizers or the state of its owners ask for."""
@@ -93,7 +88,7 @@ class GarbageCollector(Controller[Ref]):
 
 
 def _owners(obj: Obj) -> Objects:
-    return obj.get("metadata", {}).get("ownerReferences") or []
+    return obj["metadata"].get("ownerReferences") or []
 
 
 def _waits(obj: Obj, *finalizers: str) -> bool:

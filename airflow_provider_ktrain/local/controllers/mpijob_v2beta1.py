@@ -14,7 +14,7 @@ from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers import mpi_common as mpi
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Key, controlled_by
-from airflow_provider_ktrain.local.store import Change, Obj, Objects, Store
+from airflow_provider_ktrain.local.store import Obj, Objects, Store
 
 TEMPLATE_RESTART_POLICY = "Restart policy in pod template overridden by restart policy in replica spec"
 CLEAN_POLICIES, RESTART_POLICIES = ("All", "None", "Running"), ("Never", "OnFailure")
@@ -27,21 +27,17 @@ SSH_ITEMS = [
 ]
 SSH_ARGUMENTS = "-o ConnectionAttempts=10"
 HOSTFILE_PATH = f"{mpi.CONFIG_DIR}/{mpi.HOSTFILE}"
-IMPLEMENTATIONS = {  # launcher environment by mpiImplementation, and the variable that takes slotsPerWorker
-    "OpenMPI": (
-        {
-            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-            "OMPI_MCA_orte_default_hostfile": HOSTFILE_PATH,
-            "OMPI_MCA_plm_rsh_args": SSH_ARGUMENTS,
-        },
-        "OMPI_MCA_orte_set_default_slots",
-    ),
-    "Intel": (
-        {"I_MPI_HYDRA_HOST_FILE": HOSTFILE_PATH, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGUMENTS},
-        "I_MPI_PERHOST",
-    ),
-    "MPICH": ({"HYDRA_HOST_FILE": HOSTFILE_PATH, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGUMENTS}, None),
-}
+IMPLEMENTATIONS = {  # launcher environment by mpiImplementation
+    "OpenMPI": {
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_orte_default_hostfile": HOSTFILE_PATH,
+        "OMPI_MCA_plm_rsh_args": SSH_ARGUMENTS, "OMPI_MCA_orte_set_default_slots": "{slots}",
+    },
+    "Intel": {
+        "I_MPI_HYDRA_HOST_FILE": HOSTFILE_PATH, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SSH_ARGUMENTS,
+        "I_MPI_PERHOST": "{slots}",
+    },
+    "MPICH": {"HYDRA_HOST_FILE": HOSTFILE_PATH, "HYDRA_LAUNCH_EXTRA_ARGS": SSH_ARGUMENTS},
+}  # fmt: skip
 DEFAULTS = {
     "slotsPerWorker": 1, "sshAuthMountPath": ROOT_SSH, "mpiImplementation": "OpenMPI",
     "launcherCreationPolicy": "AtStartup",
@@ -50,19 +46,14 @@ DEFAULTS = {
 
 class MPIJobV2Controller(mpi.MPIJobController):
     resource = r.MPIJOB_V2BETA1
-    owns = (r.SERVICE, r.CONFIG_MAP, r.SECRET, r.BATCH_JOB)
+    owns = (r.POD, r.SERVICE, r.CONFIG_MAP, r.SECRET, r.BATCH_JOB)
     component = "mpi-job-controller"
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         super().__init__(store, clock)
-        self.watch(r.POD, self._pod_owner)
-
-    def _pod_owner(self, change: Change) -> Iterable[Key]:
-        """A worker's job, or that of the launcher Job that a pod belongs to."""
-        launchers = controlled_by(r.BATCH_JOB)(change)
-        owners = [launcher for key in launchers if (launcher := self.store.find(r.BATCH_JOB, *key))]
-        changes = [Change(change.version, change.type, r.BATCH_JOB, owner) for owner in owners] or [change]
-        return controlled_by(r.MPIJOB_V2BETA1)(changes[0])
+        # a launcher's pod belongs to the launcher Job, which has its name from the MPIJob
+        launcher = controlled_by(r.BATCH_JOB)
+        self.watch(r.POD, lambda change: [(ns, job.removesuffix("-launcher")) for ns, job in launcher(change)])
 
     def reconcile(self, key: Key) -> None:
         """Bring one job nearer to its end."""
@@ -116,18 +107,16 @@ class MPIJobV2Controller(mpi.MPIJobController):
 
     def _update_status(self, job: Obj, launcher: Obj | None, workers: Objects, suspended: bool) -> None:
         status, name = job["status"], f"{job['metadata']['namespace']}/{job['metadata']['name']}"
-        told = c.condition(status, "Suspended")
-        if suspended or told:
+        if suspended or c.condition(status, "Suspended"):
             reason, done = ("MPIJobSuspended", "suspended") if suspended else ("MPIJobResumed", "resumed")
             if self._condition(status, "Suspended", str(suspended), reason, f"MPIJob {done}"):
                 self.recorder.event(job, "Normal", reason, f"MPIJob {done}")
                 if not suspended:
                     status["startTime"] = c.timestamp(self.clock())
         counts = status.setdefault("replicaStatuses", {})
-        launchers_running = 0
+        pods = self.store.owned(r.POD, launcher) if launcher else []
+        launchers_running = sum(c.phase(pod) == "Running" for pod in pods)
         if launcher is not None:
-            pods = [p for p in self.store.owned(r.POD, launcher) if c.is_controlled_by(p, launcher)]
-            launchers_running = sum(c.phase(pod) == "Running" for pod in pods)
             ended = launcher.get("status", {})
             counts["Launcher"] = {"failed": ended["failed"]} if ended.get("failed") else {}
             if c.has(ended, "Complete"):
@@ -262,10 +251,10 @@ def ssh_keys() -> dict[str, str]:
 
 def pod_template(job: Obj, type_: str, hostname: str, index: int | None) -> Obj:
     """Metadata and spec after the template of a replica spec, with the SSH keys mounted."""
-    replica, name, path = (
-        job["spec"]["mpiReplicaSpecs"][type_],
+    name, path, replica = (
         job["metadata"]["name"],
         job["spec"]["sshAuthMountPath"],
+        job["spec"]["mpiReplicaSpecs"][type_],
     )
     own = {**labels(job, type_.lower()), **({c.REPLICA_INDEX: str(index)} if index is not None else {})}
     template = c.pod_template(replica["template"], own)
@@ -295,9 +284,9 @@ def launcher_template(job: Obj) -> Obj:
     """The pod template of the launcher Job."""
     spec, as_worker = job["spec"], bool(job["spec"].get("runLauncherAsWorker"))
     template = pod_template(job, "Launcher", f"{job['metadata']['name']}-launcher", 0 if as_worker else None)
-    variables, slots = IMPLEMENTATIONS[spec["mpiImplementation"]]
-    own = {slots: spec["slotsPerWorker"]} if slots else {}
-    c.add_env(template["spec"]["containers"][0], {**variables, **own, **({} if as_worker else mpi.NO_GPUS)})
+    told = IMPLEMENTATIONS[spec["mpiImplementation"]].items()
+    variables = {name: value.format(slots=spec["slotsPerWorker"]) for name, value in told}
+    c.add_env(template["spec"]["containers"][0], variables | ({} if as_worker else mpi.NO_GPUS))
     mpi.mount_config(job, template["spec"], mpi.HOSTFILE, mpi.DISCOVER)
     template["metadata"]["ownerReferences"] = [c.owner_reference(job)]
     return template

@@ -11,6 +11,11 @@ from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller,
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store
 
+DESCRIPTION = (
+    "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the "
+    "internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes "
+    "clusters."
+)
 LOOK_AGAIN = 0.2  # seconds between two looks at what is left of a namespace
 
 
@@ -28,7 +33,10 @@ class NamespaceController(Controller[Key]):
         self._resources = [resource for resource in reversed([*resources]) if resource.namespaced]
         self._standard: dict[Resource, Obj] = {
             r.SERVICE_ACCOUNT: {"metadata": {"name": "default"}},
-            r.CONFIG_MAP: {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": root_ca}},
+            r.CONFIG_MAP: {
+                "metadata": {"name": "kube-root-ca.crt", "annotations": {"kubernetes.io/description": DESCRIPTION}},
+                "data": {"ca.crt": root_ca},
+            },
         }
         self.watch(r.NAMESPACE, itself)
         for resource in self._standard:
@@ -36,18 +44,14 @@ class NamespaceController(Controller[Key]):
 
     def reconcile(self, key: Key) -> float | None:
         """Complete a namespace, or delete what is in it and then itself; seconds until the next look."""
-        namespace = self.store.find(r.NAMESPACE, *key)
+        namespace, name = self.store.find(r.NAMESPACE, *key), key[1]
         if namespace is None:
             return None
-        if is_terminating(namespace):
-            return self._empty(namespace)
-        for resource, obj in self._standard.items():
-            if self.store.find(resource, key[1], obj["metadata"]["name"]) is None:
-                self.store.create(resource, {**obj, "metadata": {**obj["metadata"], "namespace": key[1]}})
-        return None
-
-    def _empty(self, namespace: Obj) -> float | None:
-        name = namespace["metadata"]["name"]
+        if not is_terminating(namespace):
+            for resource, obj in self._standard.items():
+                if self.store.find(resource, name, obj["metadata"]["name"]) is None:
+                    self.store.create(resource, {**obj, "metadata": {**obj["metadata"], "namespace": name}})
+            return None
         namespace = self.store.update_status(r.NAMESPACE, namespace, {"phase": "Terminating"})
         for resource in self._resources:
             for obj in self.store.list(resource, name):

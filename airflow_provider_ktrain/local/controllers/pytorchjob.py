@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
-from airflow_provider_ktrain.local.controllers.runtime import ReconcileError
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
 from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Objects
 
-CONTAINER, PORT = "pytorch", {"name": "pytorchjob-port", "containerPort": 23456}
+CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
 NO_EXIT_CODE = 0xBEEF  # of a pod whose container has no terminated state: retryable
 INIT_SCRIPT = (
     "err=1;for i in $(seq 100); do if nslookup {master}; then err=0 && break; fi;"
@@ -44,9 +45,8 @@ class PyTorchJobController(TrainingOperator):
         spec, elastic, specs = job["spec"], job["spec"].get("elasticPolicy"), self.specs(super().defaulted(job))
         for replica in specs.values():
             for container in replica["template"]["spec"]["containers"]:
-                named = {port.get("name") for port in container.get("ports") or ()}
-                if container["name"] == CONTAINER and PORT["name"] not in named:
-                    c.append(container, "ports", PORT)
+                if container["name"] == CONTAINER and PORT_NAME not in self.ports(replica):
+                    c.append(container, "ports", {"name": PORT_NAME, "containerPort": PORT})
         if not (elastic and elastic.get("nProcPerNode") is not None):
             spec["nprocPerNode"] = spec.get("nprocPerNode") or "auto"
         if elastic is not None and "Worker" in specs:
@@ -65,48 +65,53 @@ class PyTorchJobController(TrainingOperator):
         super().reconcile_job(job, status)
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
-        services = self.store.list(r.SERVICE, job["metadata"]["namespace"], self.labels(job))
-        errors = []
-        for type_ in self.specs(job):
+        services, errors = self.store.owned(r.SERVICE, job), []
+        for type_, spec in self.specs(job).items():
+            of_type = by_index(pods, type_)
+            status.setdefault("replicaStatuses", {})[type_] = c.tally(of_type.values(), deleted="failed")
             try:
-                self.sync_pods(job, status, type_, by_index(pods, type_))
-                self.sync_services(job, type_, by_index(services, type_))
+                self.sync(job, type_, r.POD, of_type, self.replica)
+                for pod in of_type.values():
+                    self.restart(job, status, type_, spec["restartPolicy"], pod)
+                self.sync(job, type_, r.SERVICE, by_index(services, type_), self.service)
             except ApiError as error:  # the other type gets its pods all the same, as by Go's random order
                 errors.append(error)
         if errors:
             raise errors[0]
 
-    def sync_pods(self, job: Obj, status: Obj, type_: str, pods: dict[int, Obj]) -> None:
-        name, spec = job["metadata"]["name"], self.specs(job)[type_]
-        status.setdefault("replicaStatuses", {})[type_] = c.tally(pods.values(), deleted="failed")
-        for index in sorted({*range(spec["replicas"]), *pods}):
-            pod = pods.get(index)
-            if pod is None:
-                self.create(job, r.POD, self.replica(job, type_, index))
-                continue
-            if index >= spec["replicas"]:
+    def sync(
+        self, job: Obj, type_: str, resource: Resource, found: dict[int, Obj], make: Callable[[Obj, str, int], Obj]
+    ) -> None:
+        """Create what misses of a replica type, and delete what is beyond its replicas."""
+        replicas = self.specs(job)[type_]["replicas"]
+        for index in sorted({*range(replicas), *found}):
+            if index not in found:
+                self.create(job, resource, make(job, type_, index))
+            elif index >= replicas:
+                self.delete(job, resource, found[index]["metadata"]["name"])
+
+    def restart(self, job: Obj, status: Obj, type_: str, policy: str, pod: Obj) -> None:
+        """Delete a failed pod that is to be made anew, or fail the job with it."""
+        name, retried = job["metadata"]["name"], self.exit_code(job, pod) >= 128 or policy in ("OnFailure", "Always")
+        if c.phase(pod) == "Failed" and policy != "Never":
+            if retried:
                 self.delete(job, r.POD, pod["metadata"]["name"])
-            retried = self.exit_code(job, pod) >= 128 or spec["restartPolicy"] in ("OnFailure", "Always")
-            if c.phase(pod) == "Failed" and spec["restartPolicy"] != "Never":
-                if retried:
-                    self.delete(job, r.POD, pod["metadata"]["name"])
-                    message = f"job {name} is restarting because {type_} replica(s) failed."
-                else:  # no completionTime: the recordings have none either
-                    message = f'job "{name}" is failing because "{type_}" replica(s) failed.'
-                outcome = "Restarting" if retried else "Failed"
-                self.event(job, "Warning", outcome, message)
-                self.condition(status, outcome, message)
+                message = f"job {name} is restarting because {type_} replica(s) failed."
+            else:  # no completionTime: the recordings have none either
+                message = f'job "{name}" is failing because "{type_}" replica(s) failed.'
+            outcome = "Restarting" if retried else "Failed"
+            self.event(job, "Warning", outcome, message)
+            self.condition(status, outcome, message)
 
     def exit_code(self, job: Obj, pod: Obj) -> int:
         """The exit code of the pod's `pytorch` container, told in an event."""
-        code, meta = NO_EXIT_CODE, pod["metadata"]
-        for container in pod.get("status", {}).get("containerStatuses") or ():
-            ended = container.get("state", {}).get("terminated")
-            if container["name"] == CONTAINER and ended:
-                code = ended["exitCode"]
-                message = f"Pod: {meta['namespace']}.{meta['name']} exited with code {code}"
-                self.recorder.event(job, "Normal", "ExitedWithCode", message)
-        return code
+        meta, statuses = pod["metadata"], pod["status"].get("containerStatuses") or ()
+        ended = next((x["state"].get("terminated") for x in statuses if x["name"] == CONTAINER), None)
+        if not ended:
+            return NO_EXIT_CODE
+        message = f"Pod: {meta['namespace']}.{meta['name']} exited with code {ended['exitCode']}"
+        self.recorder.event(job, "Normal", "ExitedWithCode", message)
+        return int(ended["exitCode"])
 
     def replica(self, job: Obj, type_: str, index: int) -> Obj:
         """The pod of one replica."""
@@ -128,7 +133,7 @@ class PyTorchJobController(TrainingOperator):
         total, per_node = sum(s["replicas"] for s in specs.values()), spec.get("nprocPerNode")
         variables: dict[str, Any] = {"PYTHONUNBUFFERED": "1"}
         if "Master" in specs:
-            port, address = self.port_number(specs["Master"]), f"{name}-master-0"
+            port, address = self.ports(specs["Master"])[PORT_NAME], f"{name}-master-0"
             rank = index + (type_ == "Worker")
             processes = 1
             with contextlib.suppress(TypeError, ValueError):  # auto, cpu, gpu
@@ -142,7 +147,7 @@ class PyTorchJobController(TrainingOperator):
         elastic = spec.get("elasticPolicy")
         if elastic is None:
             return {**variables, "PET_NNODES": total}
-        port = elastic.get("rdzvPort") or self.port_number(specs["Worker"])
+        port = elastic.get("rdzvPort") or self.ports(specs["Worker"])[PORT_NAME]
         variables |= {
             "PET_RDZV_ENDPOINT": f"{elastic.get('rdzvHost') or f'{name}-worker-0'}:{port}",
             "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
@@ -153,28 +158,18 @@ class PyTorchJobController(TrainingOperator):
             variables["PET_RDZV_CONF"] = ",".join(f"{pair['key']}={pair['value']}" for pair in elastic["rdzvConf"])
         return {**variables, **({"PET_STANDALONE": ""} if elastic.get("standalone") else {})}
 
-    def ports(self, spec: Obj) -> Objects:
-        """The ports of the `pytorch` container."""
-        containers = spec["template"]["spec"]["containers"]
-        return next((x.get("ports") or [] for x in containers if x.get("name") == CONTAINER), [])
+    def ports(self, spec: Obj) -> dict[str, int]:
+        """The ports of the `pytorch` container by name."""
+        ports = next((x.get("ports") for x in spec["template"]["spec"]["containers"] if x["name"] == CONTAINER), None)
+        return {port.get("name", ""): port["containerPort"] for port in ports or ()}
 
-    def port_number(self, spec: Obj) -> int:
-        for port in self.ports(spec):
-            if port.get("name") == PORT["name"]:
-                return int(port["containerPort"])
-        raise ReconcileError("port not found")
-
-    def sync_services(self, job: Obj, type_: str, services: dict[int, Obj]) -> None:
-        spec = self.specs(job)[type_]
-        for index in sorted({*range(spec["replicas"]), *services}):
-            if index >= spec["replicas"]:
-                self.delete(job, r.SERVICE, services[index]["metadata"]["name"])
-            elif index not in services:
-                labels = self.labels(job, type_, index)
-                ports = [{"name": p.get("name", ""), "port": p["containerPort"]} for p in self.ports(spec)]
-                service = {"clusterIP": "None", "selector": labels, "ports": ports}
-                name = f"{job['metadata']['name']}-{type_.lower()}-{index}"
-                self.create(job, r.SERVICE, c.child(job, name, {"metadata": {"labels": labels}, "spec": service}))
+    def service(self, job: Obj, type_: str, index: int) -> Obj:
+        """The headless service of one replica."""
+        labels, ports = self.labels(job, type_, index), self.ports(self.specs(job)[type_])
+        told = [{"name": name, "port": number} for name, number in ports.items()]
+        spec = {"clusterIP": "None", "selector": labels, "ports": told}
+        name = f"{job['metadata']['name']}-{type_.lower()}-{index}"
+        return c.child(job, name, {"metadata": {"labels": labels}, "spec": spec})
 
 
 def by_index(objects: Objects, type_: str) -> dict[int, Obj]:

@@ -72,10 +72,13 @@ class TrainingOperator(ObjectController, abc.ABC):
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
-        name, pods = job["metadata"]["name"], self.pods(job)
+        name, pods = job["metadata"]["name"], self.store.owned(r.POD, job)
         if c.is_finished(status):
             self.delete_pods_and_services(job, status, pods)
-            self.expire(job, status)
+            left, meta = self.time_to_live(job, status), job["metadata"]
+            if left is not None and left <= 0:
+                self.store.delete(self.resource, meta["namespace"], meta["name"], uid=meta["uid"])
+                self.recorder.event(job, "Normal", self.deleted_reason, f"Deleted job: {meta['name']}")
             if c.has(status, "Succeeded"):
                 # what still runs counts as succeeded: its pod may be gone, or hold its GPUs for hours
                 for counts in status.get("replicaStatuses", {}).values():
@@ -109,23 +112,20 @@ class TrainingOperator(ObjectController, abc.ABC):
 
     def exceeded(self, job: Obj, status: Obj, pods: Objects) -> str | None:
         """The message of a limit that is passed. The deadline has no timer: it is looked at when something changes."""
-        specs, policy = self.specs(job), job["spec"]["runPolicy"]
-        limit, deadline, start = (
-            policy.get("backoffLimit"),
-            policy.get("activeDeadlineSeconds"),
-            status.get("startTime"),
-        )
-        failed = f"Job {job['metadata']['name']} has failed because it"
+        policy, failed = job["spec"]["runPolicy"], f"Job {job['metadata']['name']} has failed because it"
+        limit, deadline = policy.get("backoffLimit"), policy.get("activeDeadlineSeconds")
         if limit is not None:
+            specs = self.specs(job)
             known = sum(counts.get("failed", 0) for counts in status.get("replicaStatuses", {}).values())
-            all_active = sum(map(c.is_active, pods)) == sum(s["replicas"] for s in specs.values())
+            all_active = sum(map(c.is_active, pods)) == sum(spec["replicas"] for spec in specs.values())
             new_failure = c.tally(pods).get("failed", 0) > known and not all_active
             restartable = {type_.lower() for type_, spec in specs.items() if spec["restartPolicy"] != "Never"}
             running = [pod for pod in pods if c.phase(pod) == "Running"]
             restarted = c.restarts(p for p in running if p["metadata"]["labels"].get(c.REPLICA_TYPE) in restartable)
             if (new_failure and limit < 1) or restarted >= max(limit, 1):
                 return f"{failed} has reached the specified backoff limit"
-        if deadline is not None and start and self.clock() - c.seconds(start) >= deadline:
+        late = deadline is not None and "startTime" in status
+        if late and self.clock() - c.seconds(status["startTime"]) >= deadline:
             return f"{failed} was active longer than specified deadline"
         return None
 
@@ -179,14 +179,6 @@ class TrainingOperator(ObjectController, abc.ABC):
                     self.complete(job, status, "Failed", f"{kind} {name} is failed {why}", self.failed_reason)
         return None
 
-    def expire(self, job: Obj, status: Obj) -> None:
-        """Delete a job whose time to live has passed."""
-        left = self.time_to_live(job, status)
-        if left is not None and left <= 0:
-            meta = job["metadata"]
-            self.store.delete(self.resource, meta["namespace"], meta["name"], uid=meta["uid"])
-            self.recorder.event(job, "Normal", self.deleted_reason, f"Deleted job: {meta['name']}")
-
     def time_to_live(self, job: Obj, status: Obj) -> float | None:
         """Seconds that a finished job has left, where it has a limit."""
         ttl = job["spec"]["runPolicy"].get("ttlSecondsAfterFinished")
@@ -216,11 +208,6 @@ class TrainingOperator(ObjectController, abc.ABC):
             **({c.REPLICA_TYPE: type_.lower()} if type_ is not None else {}),
             **({c.REPLICA_INDEX: str(index)} if index is not None else {}),
         }  # fmt: skip
-
-    def pods(self, job: Obj) -> Objects:
-        """The pods that the job controls."""
-        found = self.store.list(r.POD, job["metadata"]["namespace"], self.labels(job))
-        return [pod for pod in found if c.is_controlled_by(pod, job)]
 
     def pod(self, job: Obj, name: str, spec: Obj, labels: dict[str, str]) -> Obj:
         """A pod after the template of a replica spec, its restartPolicy the replica's."""
