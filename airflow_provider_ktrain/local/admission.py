@@ -17,6 +17,7 @@ NAME_RULES = {  # the others are subdomains
     **dict.fromkeys((r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING), names.PATH_SEGMENT),
 }  # fmt: skip
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
+NO_CONTAINERS: Obj = {"containers": []}
 POD_UPDATES = (
     "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
     "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
@@ -45,7 +46,8 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
     """Look at an object that is created, or replaces `old`; warnings for the client. ApiError 403 or 422."""
     name = obj["metadata"].get("name", "")
     problems = [*_metadata(resource, obj["metadata"]), *_updated(resource, obj, old or obj)]
-    problems += schema.problems(resource, obj) if resource.custom else _built_in(resource, obj, new=old is None)
+    problems += _built_in(resource, obj, new=old is None)
+    problems += schema.problems(resource, obj if resource.custom else {**obj, "status": {}})
     if problems:
         raise invalid(resource.kind, problems, name=name, group=resource.group)
     if resource == r.POD and old is None:
@@ -67,10 +69,6 @@ def _wrong(field: str, value: object, why: str) -> Problem:
     return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
 
 
-def _required(field: str) -> Problem:
-    return "FieldValueRequired", "Required value", field
-
-
 def _unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
     told = ", ".join(f'"{s}"' for s in supported)
     return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
@@ -90,11 +88,6 @@ def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
         yield from (_wrong("metadata.labels", value, why) for why in names.LABEL_VALUE.breaches(value))
     for key in meta.get("annotations") or {}:
         yield from (_wrong("metadata.annotations", key, why) for why in names.qualified(key.lower()))
-    for owner in meta.get("ownerReferences") or ():
-        for key in ("apiVersion", "kind", "name", "uid"):
-            if not owner.get(key):
-                what = "version" if key == "apiVersion" else key
-                yield _wrong(f"metadata.ownerReferences.{key}", "", f"{what} must not be empty")
 
 
 def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
@@ -126,52 +119,40 @@ def _fixed(spec: Obj) -> Obj:
 def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
     """Problems of the built-in types that people write by hand."""
     if resource == r.POD and new:
-        yield from _pod_spec(obj.get("spec") or {}, "spec", RESTART_POLICIES)
+        yield from _pod_spec(obj.get("spec", NO_CONTAINERS), "spec", RESTART_POLICIES)
     elif resource == r.BATCH_JOB and new:
-        template = (obj.get("spec") or {}).get("template") or {}
-        yield from _pod_spec(template.get("spec") or {}, "spec.template.spec", RESTART_POLICIES[1:])
+        spec = obj.get("spec", {}).get("template", {}).get("spec", NO_CONTAINERS)
+        yield from _pod_spec(spec, "spec.template.spec", RESTART_POLICIES[1:])
     elif resource in (r.ROLE_BINDING, r.CLUSTER_ROLE_BINDING):
-        role = obj.get("roleRef") or {}
-        if role.get("kind") not in ("Role", "ClusterRole"):
-            yield _unsupported("roleRef.kind", role.get("kind", ""), ("Role", "ClusterRole"))
-        if not role.get("name"):
-            yield _required("roleRef.name")
+        kind = obj.get("roleRef", {}).get("kind")
+        if kind not in ("Role", "ClusterRole", None):
+            yield _unsupported("roleRef.kind", kind, ("Role", "ClusterRole"))
 
 
 def _pod_spec(spec: Obj, path: str, policies: tuple[str, ...]) -> Iterator[Problem]:
-    if not spec.get("containers"):
-        yield _required(f"{path}.containers")
+    if spec.get("containers") == []:
+        yield "FieldValueRequired", "Required value", f"{path}.containers"
     if (policy := spec.get("restartPolicy", "Always")) not in policies:
         yield _unsupported(f"{path}.restartPolicy", policy, policies)
-    volumes = {v.get("name") for v in spec.get("volumes") or ()}
+    volumes = {v.get("name") for v in spec.get("volumes", ())}
     seen: set[str] = set()
     for key in ("initContainers", "containers"):
-        for i, container in enumerate(spec.get(key) or ()):
+        for i, container in enumerate(spec.get(key, ())):
             yield from _container(container, f"{path}.{key}[{i}]", volumes, seen)
 
 
 def _container(container: Obj, path: str, volumes: set[str | None], seen: set[str]) -> Iterator[Problem]:
-    name = container.get("name") or ""
-    if not name:
-        yield _required(f"{path}.name")
-    elif name in seen:
+    name = container.get("name", "")
+    if name and name in seen:
         yield "FieldValueDuplicate", f'Duplicate value: "{name}"', f"{path}.name"
-    else:
+    elif name:
         yield from (_wrong(f"{path}.name", name, why) for why in names.LABEL.breaches(name))
     seen.add(name)
     if not container.get("image"):
-        yield _required(f"{path}.image")
-    for i, variable in enumerate(container.get("env") or ()):
-        if not variable.get("name"):
-            yield _required(f"{path}.env[{i}].name")
-    for i, mount in enumerate(container.get("volumeMounts") or ()):
-        place = f"{path}.volumeMounts[{i}]"
-        if not mount.get("name"):
-            yield _required(f"{place}.name")
-        elif mount["name"] not in volumes:
-            yield "FieldValueNotFound", f'Not found: "{mount["name"]}"', f"{place}.name"
-        if not mount.get("mountPath"):
-            yield _required(f"{place}.mountPath")
+        yield "FieldValueRequired", "Required value", f"{path}.image"
+    for i, mount in enumerate(container.get("volumeMounts", ())):
+        if mount.get("name", "") not in {"", *volumes}:
+            yield "FieldValueNotFound", f'Not found: "{mount["name"]}"', f"{path}.volumeMounts[{i}].name"
 
 
 def webhook(job: Obj) -> Iterator[str]:

@@ -114,7 +114,7 @@ def _objects(source: Obj, kind: str) -> Iterator[tuple[Resource, Obj]]:
     """The ConfigMap or Secret that a source names, as configMapRef or configMapKeyRef."""
     for name, resource in OBJECTS.items():
         if f"{name}{kind}" in source:
-            yield resource, source[f"{name}{kind}"]
+            yield resource, {"name": "", **source[f"{name}{kind}"]}
 
 
 def _data(store: Store, resource: Resource, namespace: str, ref: Obj) -> dict[str, str]:

@@ -122,7 +122,7 @@ def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
 
 
 def problems(resource: Resource, obj: Obj) -> list[Problem]:
-    """What a custom resource's schema has against an object, as causes of a Status."""
+    """What an object lacks, and all else that a custom resource's schema has against it, as causes of a Status."""
     walk = _Walk(resource)
     walk.value(type_of(resource), obj, (), "")
     found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # these are looked for last
@@ -173,8 +173,9 @@ class _Walk:
 
     def _struct(self, known: Struct, value: Obj, place: Place) -> Obj:
         made: Obj = {}
-        for key in sorted(known.required - value.keys()):
-            self._object_to("FieldValueRequired", "Required value", (*place, key))
+        empty = () if self._resource.custom else ("",)  # which Go cannot tell from none
+        for key in sorted(known.required - {k for k, v in value.items() if v not in empty}):
+            self.problems.append(("FieldValueRequired", "Required value", _path((*place, key))))
         for key, inner in value.items():
             at = (*place, key)
             if key not in known.fields:
