@@ -37,6 +37,7 @@ ANOTHER = (
     5.0  #: seconds that a status may lag behind its container: until then a log that begins anew may be another run's
 )
 PEEK = 10.0  #: seconds without a byte until a few lines that were asked for are given up
+ASKING = 60.0  #: seconds that asking whether all containers are silent may take
 PROOF = 5  #: last lines that are asked for to see that they are those that were read last
 PROOF_BYTES = 4096  #: of what was read last that are kept for it
 ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
@@ -196,6 +197,19 @@ class LogFollower:
         await self.close()
         return self.report()
 
+    async def silent(self) -> bool:
+        """Whether the containers that are followed and run have written nothing since their last line that was handed
+        on, or since this was last asked.
+
+        The server is asked for the last line of each: a stream from which nothing comes may be cut, late, refused or
+        without a server. False where none runs, where one has written, and where that is not known of one of them.
+        """
+        running = [container for container in self._followed.values() if container.runs]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASKING):
+                return bool(running) and all(await asyncio.gather(*(container.silent() for container in running)))
+        return False
+
     def report(self) -> DrainReport:
         """What became of the logs so far."""
         return DrainReport({(c.pod, c.name): c.tally() for c in self._followed.values()})
@@ -256,6 +270,7 @@ class _Container:
         self._doubts = 0  # answers in a row that brought nothing new
         self._failures = 0
         self._finished = False
+        self._newest = ""  # the time of the last line when the server was last asked for it alone
         self.task = asyncio.get_running_loop().create_task(self._follow(), name=f"log of {self.pod}/{name}")
 
     def observe(self, run: Run, *, deleted: bool = False) -> None:
@@ -275,6 +290,20 @@ class _Container:
         return Tally(
             out.lines, out.bytes, out.dropped, out.dropped_bytes, tuple(out.gaps), self._finished or self._at.complete
         )
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may write, as far as is known."""
+        return self._run.started and not self._ends
+
+    async def silent(self) -> bool:
+        """Whether it has certainly written nothing since what was read, or since this was last asked."""
+        known = max(self._at.last, self._newest)
+        last = await self._peek(64, tailLines="1")
+        if not last:
+            return last is not None and not known
+        self._newest = normal_time(last.partition(b" ")[0].decode(errors="replace")) or ""
+        return "" < self._newest <= known
 
     @property
     def _ends(self) -> bool:
@@ -380,7 +409,7 @@ class _Container:
         if not (self._rest is not None and self._end):
             return False
         known, self._end = self._end, b""
-        last = await self._peek(tailLines=str(PROOF), **query)
+        last = await self._peek(PROOF_BYTES + 1, tailLines=str(PROOF), **query) or b""
         lines = last.split(b"\n")
         if not last or not known.endswith(last) or (len(lines) > PROOF and len(set(lines[:PROOF])) == 1):
             return False
@@ -396,7 +425,7 @@ class _Container:
         at = self._at
         if self._bytes < ROTATABLE:
             return
-        head = await self._peek(limitBytes="64", **query)
+        head = await self._peek(64, **query) or b""
         first = normal_time(head.partition(b" ")[0].decode(errors="replace"))
         if first is not None and first > at.first:
             self._outlet.gap(
@@ -495,9 +524,9 @@ class _Container:
         self._end = kept if end is _End.WHOLE else b""
         return _Answer(end, count, fresh, lines.rest, replay.live)
 
-    async def _peek(self, **query: str) -> bytes:
-        """A few bytes of the log, which are not handed on; none where they cannot be had."""
-        asked = {"container": self.name, "timestamps": "true", **query}
+    async def _peek(self, most: int, **query: str) -> bytes | None:
+        """So many bytes of the log at most, which are not handed on; None where they cannot be had."""
+        asked = {"container": self.name, "timestamps": "true", "limitBytes": str(most), **query}
         try:
             async with (
                 self._follower.budget.slot(),
@@ -505,7 +534,7 @@ class _Container:
             ):
                 return await response.content.read(-1)
         except (ApiUnavailable, ApiStatusError):
-            return b""
+            return None
 
     async def _look(self) -> None:
         """Read the pod: is it still the one that is followed, and which run is its newest?"""

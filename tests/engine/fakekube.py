@@ -266,7 +266,7 @@ class FakeKube:
         if not runs:
             return status(400, "BadRequest", f'container "{container}" is waiting to start: PodInitializing')
         file = self.logs[uid, container, runs[-1]]
-        async with self._stream(request) as write:
+        async with self._stream(request, query.get("limitBytes")) as write:
             since, new_line = query.get("sinceTime", "")[:19], True
             records = file.files[-1]
             at = max(0, len(records) - int(query["tailLines"])) if "tailLines" in query else 0
@@ -290,20 +290,20 @@ class FakeKube:
         return write.response
 
     @contextlib.asynccontextmanager
-    async def _stream(self, request: web.BaseRequest) -> AsyncIterator[Writer]:
+    async def _stream(self, request: web.BaseRequest, most: str | None = None) -> AsyncIterator[Writer]:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         response.enable_chunked_encoding()
         await response.prepare(request)
         self.streams[id(request)] = request
         try:
             with contextlib.suppress(Cut):
-                yield Writer(self, request, response, self.cut_after())
+                yield Writer(self, request, response, self.cut_after(), None if most is None else int(most))
         finally:
             self.streams.pop(id(request))
 
 
 class Cut(Exception):
-    """The stream has been cut."""
+    """The stream has been cut, or is at the end that was asked for."""
 
 
 @dataclass
@@ -312,8 +312,19 @@ class Writer:
     request: web.BaseRequest
     response: web.StreamResponse
     left: int | None  # bytes until the cut
+    most: int | None  # bytes until the end that was asked for
 
     async def __call__(self, data: bytes) -> None:
+        if self.most is not None:
+            data, over = data[: self.most], len(data) >= self.most
+            self.most -= len(data)
+            await self._send(data)
+            if over:
+                raise Cut
+        else:
+            await self._send(data)
+
+    async def _send(self, data: bytes) -> None:
         if self.left is None or len(data) < self.left:
             await self.response.write(data)
             self.left = None if self.left is None else self.left - len(data)

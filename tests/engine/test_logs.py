@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.engine.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine, Rate, Run, run_of
 
-from .fakekube import PODS, FakeKube, LogFile, cutter, serving, stamp, until
+from .fakekube import PODS, FakeKube, LogFile, Record, cutter, serving, stamp, until
 
 
 class Sink:
@@ -584,6 +584,50 @@ async def test_no_right_to_read_logs_is_said_once() -> None:
     assert len(sink.notes) == 1
     assert "403 Forbidden" in sink.notes[0]
     assert report.unread == [("p", "main")]
+
+
+async def test_silence_is_known_from_the_server_and_not_from_a_stream() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", containers="ab")
+    logs = [kube.log("p", container) for container in "ab"]
+    async with following(kube, sink) as follower:
+        assert await follower.silent()  # nothing was ever written
+        for log in logs:
+            write(log, 0, 10)
+        await until(lambda: len(sink.lines) == 20)
+        assert await follower.silent()
+        logs[1].files[-1].append(Record(stamp(5), b"x" * 16384, partial=True))  # of which the stream brings nothing
+        assert not await follower.silent()
+        assert await follower.silent()  # since it was asked
+        await until(lambda: kube.open == 2)
+        kube.away = True
+        kube.cut()
+        assert not await follower.silent()
+        kube.away, kube.refusal = False, (403, "Forbidden")
+        assert not await follower.silent()
+        kube.refusal = None
+        assert await follower.silent()
+        follower.observe(kube.pod("p", containers="ab", state="terminated", phase="Succeeded"))
+        assert not await follower.silent()  # nothing runs
+        for log in logs:
+            log.end()
+    asked = [query for query in kube.queries if query.get("tailLines") == "1"]
+    assert {query["limitBytes"] for query in asked} == {"64"}
+
+
+async def test_what_proves_an_end_is_little() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    async with following(kube, sink) as follower:
+        for n in range(5):
+            log.write(stamp(n), "y" * 100_000)
+        log.end()
+        await until(lambda: len(sink.lines) == 5)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(240)
+    assert report.unread == []
+    assert {int(query["limitBytes"]) for query in kube.queries if "tailLines" in query} == {4097}
 
 
 STATES: dict[str, tuple[dict[str, Any], Run]] = {
