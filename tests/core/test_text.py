@@ -1,0 +1,60 @@
+"""What others write, made fit for databases and encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.cause import Category
+from airflow_provider_ktrain.core.text import LINE, clean, clipped
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+NESTED = st.recursive(
+    ANY_TEXT | st.none() | st.booleans() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner),
+)
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for item in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from strings(item)
+
+
+@given(NESTED)
+def test_what_is_clean_can_be_encoded_and_has_no_nul(value: Any) -> None:
+    cleaned = clean(value)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(cleaned)) == cleaned  # as Airflow's processes talk
+    assert not any("\0" in text for text in strings(cleaned))
+    assert clean(cleaned) == cleaned
+
+
+def test_only_what_is_unfit_is_replaced() -> None:
+    value = {"a\0": ["\udcff", ("é", 1)], "n": None, "x": 0.5, "category": Category.IMAGE}
+    assert clean(value) == {"a\ufffd": ["\ufffd", ("é", 1)], "n": None, "x": 0.5, "category": Category.IMAGE}
+    assert clean(value)["category"] is Category.IMAGE
+
+
+@pytest.mark.parametrize("length", [LINE + 1, 256 * 1024, 10**7])
+def test_of_a_long_line_head_and_tail_are_kept(length: int) -> None:
+    line = "ValueError: " + "x" * length + " the end"
+    kept = clipped(line)
+    assert len(kept) <= LINE
+    assert kept.startswith("ValueError: x")
+    assert kept.endswith("x the end")
+    assert " characters ...] " in kept
+    assert clipped(kept) == kept
+    head, _, tail = kept.partition(" [... ")
+    number, _, tail = tail.partition(" characters ...] ")
+    assert len(head) + int(number.replace(",", "")) + len(tail) == len(line)
+
+
+def test_a_line_that_is_not_long_stays() -> None:
+    assert clipped("x" * LINE) == "x" * LINE
+    assert clipped("x" * 101, 100) != "x" * 101
