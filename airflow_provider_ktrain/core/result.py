@@ -8,13 +8,17 @@ bytes). No sidecar and no exec.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.text import UNFIT
 
 RESULT_MARKER = "KTRAIN_RESULT "
 MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
+MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
+INTEGERS = range(-(2**63), 2**64)  #: what msgpack has, in which Airflow's processes talk
 
 
 def marked_line(line: str) -> str:
@@ -36,12 +40,33 @@ def find_result(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, 
 
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:
-    if len(text.encode()) > MAX_BYTES:
+    if len(text.encode(errors="replace")) > MAX_BYTES:
         return None, f"{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and give its path"
     try:
-        return json.loads(text, parse_constant=_refuse), ""
+        value = json.loads(text, parse_constant=_refuse)
+        refused = _refused(value)
+    except RecursionError:
+        refused = _TOO_DEEP
     except ValueError as e:
         return None, f"{where} is no JSON ({e}): {text[:200]!r}"
+    return (None, f"{where} cannot be stored: {refused}: {text[:200]!r}") if refused else (value, "")
+
+
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+
+
+def _refused(value: Any, depth: int = 0) -> str:
+    """What Airflow's processes or its database would refuse, and not only for this task; empty where nothing is."""
+    if depth > MAX_DEPTH:
+        return _TOO_DEEP
+    if isinstance(value, str) and (found := UNFIT.search(value)):
+        return f"a string has the character {found[0]!a}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"a number is not finite ({value})"
+    if isinstance(value, int) and value not in INTEGERS:
+        return "an integer has more than 64 bits"
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((said for part in parts if (said := _refused(part, depth + 1))), "")
 
 
 def _refuse(name: str) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.result import MAX_BYTES, RESULT_MARKER, find_result, marked_line
+from airflow_provider_ktrain.core.result import MAX_BYTES, MAX_DEPTH, RESULT_MARKER, find_result, marked_line
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 
@@ -43,6 +47,47 @@ def test_a_bad_result_is_said_and_does_not_raise(text: str) -> None:
     found, why = result(marked=RESULT_MARKER + text)
     assert found is None
     assert "KTRAIN_RESULT" in why
+
+
+REFUSED = {
+    r'{"file": "\udcff"}': r"a string has the character '\udcff'",
+    r'{"\ud800": 1}': r"a string has the character '\ud800'",
+    r'["\u0000"]': r"a string has the character '\x00'",
+    f"[{2**64}]": "an integer has more than 64 bits",
+    f'{{"a": {-(2**63) - 1}}}': "an integer has more than 64 bits",
+    '{"loss": -1e999}': "a number is not finite (-inf)",
+    "[" * (MAX_DEPTH + 1) + "0" + "]" * (MAX_DEPTH + 1): "it is nested more than 64 deep",
+    "[" * 3000 + "]" * 3000: "it is nested more than 64 deep",
+    "[" * 20000: "it is nested more than 64 deep",
+}
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED.items(), ids=[text[:20] for text in REFUSED])
+def test_what_airflow_could_not_carry_is_no_result(text: str, why: str) -> None:
+    """It would end the triggerer, and with it every task that waits there."""
+    by_line, by_message = result(marked=RESULT_MARKER + text), result(pod(text))
+    assert (by_line[0], by_message[0]) == (None, None)
+    assert by_line[1].startswith(f"the line that begins with KTRAIN_RESULT cannot be stored: {why}: ")
+    assert by_message[1].startswith(f"the termination message cannot be stored: {why}: ")
+
+
+def test_what_airflow_can_carry_is_a_result() -> None:
+    deep = "[" * MAX_DEPTH + "0" + "]" * MAX_DEPTH
+    for text in (f"[{2**64 - 1}, {-(2**63)}]", '{"x": 1e308, "ok": true, "é": null}', r'"\ud83d\ude00"', deep):
+        assert result(marked=RESULT_MARKER + text) == (json.loads(text), "")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=())), inner),
+)
+
+
+@given(JSON | st.text(st.characters(exclude_categories=())))
+def test_whatever_a_job_writes_can_be_carried(value: Any) -> None:
+    for text in [json.dumps(value), *([value] if isinstance(value, str) else [])]:
+        found = result(marked=RESULT_MARKER + text), result(pod(text))
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == [list(f) for f in found]
 
 
 def test_a_line_that_is_too_long_is_not_handed_over_whole() -> None:
