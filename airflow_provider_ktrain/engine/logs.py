@@ -369,8 +369,13 @@ class _Container:
         over = run.ended or self._draining
         tail, self._tail = self._tail, None
         if tail is not None:
+            if at.last:  # read by another process: this run may have ended since
+                await self._look()
+            if self._run != run or self._deleted:
+                self._tail = tail
+                return True
             answer = await self._ask(tailLines=str(tail))
-            if answer.end is _End.CUT:
+            if answer.end in (_End.CUT, _End.OTHER):
                 self._tail = tail
             elif answer.lines >= tail:
                 self._outlet.note(f"of what was written before, only the last {tail:,} lines were asked for", at)
@@ -470,7 +475,8 @@ class _Container:
         return answer
 
     async def _await_another(self) -> None:
-        """The log begins anew: is it another run's, of which the pod's status does not tell yet, or was it rotated?"""
+        """The log begins anew: is it another run's, of which the pod's status does not tell yet, or was it rotated (or
+        its end asked for, which is far from what was read)?"""
         run, loop = self._run, asyncio.get_running_loop()
         until = loop.time() + ANOTHER
         while self._run == run and not self._deleted and loop.time() < until:
@@ -481,7 +487,7 @@ class _Container:
 
     async def _read(self, query: Mapping[str, str]) -> _Answer:
         at = self._at
-        sure, self._rotated = self._rotated or "tailLines" in query, False
+        sure, self._rotated = self._rotated, False
         if "tailLines" in query and not at.last:
             at.rebase()  # the file has lines before those
         query = {"container": self.name, "timestamps": "true", **query}

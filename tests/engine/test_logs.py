@@ -485,6 +485,35 @@ async def test_a_late_handover_reads_the_last_lines_and_says_so() -> None:
     assert report.gaps
 
 
+@pytest.mark.parametrize("status_lags", [False, True])
+async def test_a_restart_between_two_hosts_is_not_taken_for_the_run_that_was_read(status_lags: bool) -> None:
+    """The watch is behind the pod, and where the status lags the pod is behind its container."""
+    kube, sink = FakeKube(), Sink()
+    behind = kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 10)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 10)
+        saved = follower.cursor.to_dict()
+    write(log, 10, 20)
+    log.end()
+    write(kube.log("p", restart=1), 0, 5, begin=30)
+    if not status_lags:
+        kube.pod("p", restart=1)
+    async with serving(kube) as api:
+        follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved), tail=1000)
+        asked = kube.requests["get"]
+        follower.observe(behind)
+        if status_lags:
+            await until(lambda: kube.requests["get"] > asked + 1)
+            assert len(sink.lines) == 10
+            kube.pod("p", restart=1)
+        await until(lambda: len(sink.lines) >= 25)
+        report = await follower.drain(240)
+    assert sink.by_run() == {("p", "main", 0): numbered(0, 20), ("p", "main", 1): numbered(0, 5)}
+    assert report.gaps == {}
+
+
 async def test_what_was_complete_is_not_read_again() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
