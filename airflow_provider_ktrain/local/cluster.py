@@ -80,15 +80,12 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
 
 def running(state_dir: Path) -> dict[str, Any] | None:
     """What the cluster of a state directory told when it was ready, or None where none is up."""
-    try:
-        with open(state_dir / "lock") as lock:
+    with contextlib.suppress(FileNotFoundError, ValueError), open(state_dir / "lock") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        except BlockingIOError:
             state: dict[str, Any] = json.loads((state_dir / "cluster.json").read_text())
             return state
-    except FileNotFoundError:
-        pass
     return None
 
 

@@ -88,17 +88,14 @@ def definition(resource: Resource) -> Obj:
         "name": resource.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything},
         "subresources": {name: {} for name in resource.subresources},
     }  # fmt: skip
-    conditions = [
-        {"type": type_, "status": "True", "lastTransitionTime": now(), "reason": reason, "message": message}
-        for type_, reason, message in (
-            ("NamesAccepted", "NoConflicts", "no conflicts found"),
-            ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-        )
-    ]
+    established = {
+        "type": "Established", "status": "True", "lastTransitionTime": now(), "reason": "InitialNamesAccepted",
+        "message": "the initial names have been accepted",
+    }  # fmt: skip
     return {
         "metadata": {"name": resource.group_resource},
         "spec": {"group": resource.group, "names": names, "scope": "Namespaced", "versions": [version]},
-        "status": {"conditions": conditions, "acceptedNames": names, "storedVersions": [resource.version]},
+        "status": {"conditions": [established], "acceptedNames": names, "storedVersions": [resource.version]},
     }
 
 

@@ -7,7 +7,6 @@ import datetime
 import ipaddress
 import os
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -19,25 +18,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LIFETIME = datetime.timedelta(days=365)
 
 
-@dataclass(frozen=True)
-class Tls:
-    """A server certificate for localhost and 127.0.0.1, which is its own CA, and its key; in PEM."""
+def make_tls(directory: Path) -> tuple[bytes, ssl.SSLContext]:
+    """A certificate for localhost and 127.0.0.1 in PEM, which is its own CA and can sign no other, and its SSLContext.
 
-    certificate: bytes
-    key: bytes
-
-    def context(self, directory: Path) -> ssl.SSLContext:
-        """A server's SSLContext; the key passes through a 0600 file in `directory` since ssl reads files only."""
-        path = directory / "server.pem"
-        write_private(path, self.certificate + self.key)
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(path)
-        path.unlink()
-        return context
-
-
-def make_tls() -> Tls:
-    """A key and its certificate, which can sign no other."""
+    The key is kept nowhere: it passes through a 0600 file in `directory`, since ssl reads files only.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     public, now = key.public_key(), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ktrain")])
@@ -53,7 +38,12 @@ def make_tls() -> Tls:
         .sign(key, hashes.SHA256())
     )
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return Tls(certificate.public_bytes(pem), key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    public_pem, path = certificate.public_bytes(pem), directory / "server.pem"
+    write_private(path, public_pem + key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(path)
+    path.unlink()
+    return public_pem, context
 
 
 def write_private(path: Path, data: bytes) -> None:

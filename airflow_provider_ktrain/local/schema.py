@@ -162,7 +162,7 @@ class _Walk:
         wanted = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
         if value is None and not self._has_schema(place):
             return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # as Go decodes a null
-        if not fits(wanted, value):
+        if not _fits(wanted, value):
             return self._misfit(wanted, type_, value, place, owner)
         if container == "list":
             self._look_for_duplicates(value, place)
@@ -235,7 +235,7 @@ class _Walk:
         return ApiError(400, f'{kind} in version "{self._resource.version}" cannot be handled as a {kind}: {why}')
 
 
-def fits(wanted: str, value: Any) -> bool:
+def _fits(wanted: str, value: Any) -> bool:
     """Whether a value is of a type of JSON: a number without a fraction is an integer, and an integer a number."""
     found = VALUES[type(value)][0]
     if wanted == "integer" and found == "number":

@@ -48,8 +48,7 @@ class Cluster:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._directory = Path(config.state_dir).absolute()
-        self._tls = credentials.make_tls()
-        self._ssl = self._tls.context(self._directory)
+        self._certificate, self._ssl = credentials.make_tls(self._directory)
         self._token = secrets.token_urlsafe(32)
         self._port = config.port or _free_port()
         self._store = Store()
@@ -109,9 +108,7 @@ class Cluster:
         yield scheduler.run(self._store)
         for kubelet in self._kubelets.values():
             yield kubelet.run()
-        for controller in controllers.all_controllers(
-            self._store, self._config.mpi_api, self._tls.certificate.decode()
-        ):
+        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._certificate.decode()):
             yield controller()
 
     async def _listen(self) -> None:
@@ -125,8 +122,8 @@ class Cluster:
         url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
         kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._tls.certificate, self._token))
-        ca_file.write_bytes(self._tls.certificate)
+        credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._certificate, self._token))
+        ca_file.write_bytes(self._certificate)
         state = {
             "pid": os.getpid(),
             "url": url,
