@@ -13,21 +13,26 @@ from airflow_provider_ktrain.core.limits import restarts
 from airflow_provider_ktrain.core.usage import Usage, usage
 
 Pod = Mapping[str, Any]
-KEPT = 20  #: pods kept of each name: under ExitCode an operator makes what fails anew, if need be for ever
+SECONDS = ("asked", "queued", "held", "wasted")  #: of `Usage`
+KEPT = 20  #: pods kept of each replica: under ExitCode an operator makes what fails anew, if need be for ever
 
 
 class PodHistory:
     """By uid, each as it was last seen: operators delete pods, and with them what they could tell.
 
-    Of pods that were made anew under the same name the latest are kept; what the others cost is.
+    Of the pods of a replica that were made anew the latest are kept; what the others cost is.
+
+    :param past: what an earlier host had counted of pods that are gone: see `past`.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, past: Mapping[str, float] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
         self._live: set[str] = set()
-        self._forgotten = Usage()
-        self._restarts = 0  # of what is forgotten
+        given = past or {}
+        self._restarts = int(given.get("restarts", 0))  # of what is forgotten
+        asked, queued, held, wasted = (given.get(what, 0.0) for what in SECONDS)
+        self._forgotten = Usage(asked, queued, held, wasted)
 
     def see(self, pods: Mapping[str, Pod], now: datetime) -> None:
         """These pods, by uid, are there now, and no others."""
@@ -58,25 +63,39 @@ class PodHistory:
     @property
     def restarts(self) -> int:
         """Restarts of containers, and pods that failed and were made anew."""
-        remade = sum(self._failed(pod) for pods in self._past().values() for pod in pods)
-        return self._restarts + restarts(self.all) + remade
+        return self._restarts + self._count(self.all)
 
     def usage(self, now: datetime, job_ended: datetime | None) -> Usage:
         """What all of them cost: see `core.usage`."""
         return _plus(usage(self.all, now, job_ended=job_ended), self._forgotten)
 
+    def past(self, now: datetime) -> dict[str, float]:
+        """What the next host will not see: restarts, and GPU-seconds by the names of `Usage`, of pods that are gone."""
+        gone = [pod for uid, pod in self._known.items() if uid not in self._live]
+        spent = _plus(self._forgotten, usage(gone, now)).as_dict()
+        seconds = {what: spent[what] for what in SECONDS}
+        return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
+
+    def _count(self, pods: list[Pod]) -> int:
+        return restarts(pods) + sum(self._failed(pod) for past in self._past(pods) for pod in past)
+
     def _forget(self, now: datetime) -> None:
-        for pods in self._past().values():
-            for pod in sorted(pods, key=_created)[:-KEPT]:
+        for past in self._past(self.all):
+            gone = [pod for pod in past if pod["metadata"]["uid"] not in self._live]
+            for pod in gone[:-KEPT]:
                 self._let_go(pod, now)
 
-    def _past(self) -> dict[str, list[Pod]]:
-        """The pods in whose place another one is, by their name."""
-        past: dict[str, list[Pod]] = {_name(pod): [] for pod in self.live}
-        for uid, pod in self._known.items():
-            if uid not in self._live and _name(pod) in past:
-                past[_name(pod)].append(pod)
-        return past
+    def _past(self, pods: list[Pod]) -> list[list[Pod]]:
+        """Of each replica the pods in whose place another one is, oldest first."""
+        of_replica: dict[str, list[Pod]] = {}
+        for pod in sorted(pods, key=lambda p: str(p["metadata"].get("creationTimestamp"))):
+            of_replica.setdefault(self._replica(pod), []).append(pod)
+        return [of_one[:-1] for of_one in of_replica.values()]
+
+    def _replica(self, pod: Pod) -> str:
+        """Role and index; a Job's pods (mpi-operator's launcher) have a new name each."""
+        role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
+        return f"{role} {index}" if role in self._kind.roles else str(pod["metadata"]["name"])
 
     def _let_go(self, pod: Pod, now: datetime) -> None:
         del self._known[pod["metadata"]["uid"]]
@@ -90,13 +109,5 @@ class PodHistory:
 
 def _plus(one: Usage, other: Usage) -> Usage:
     """Seconds add up; the GPUs of a name are those of its present pod."""
-    sums = {what: getattr(one, what) + getattr(other, what) for what in ("asked", "queued", "held", "wasted")}
+    sums = {what: getattr(one, what) + getattr(other, what) for what in SECONDS}
     return replace(one, **sums)
-
-
-def _name(pod: Pod) -> str:
-    return str(pod["metadata"]["name"])
-
-
-def _created(pod: Pod) -> str:
-    return str(pod["metadata"].get("creationTimestamp"))

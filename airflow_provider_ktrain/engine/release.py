@@ -54,6 +54,7 @@ class Released:
     :param gpus: GPUs of those that had not ended before.
     :param seconds: from the first request until the last pod was seen to be gone.
     :param text: one line for the log.
+    :param kept: the job had ended and was spared: it is still there, without running pods.
     """
 
     done: bool
@@ -61,6 +62,7 @@ class Released:
     gpus: int
     seconds: float
     text: str
+    kept: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,6 +84,7 @@ async def release(
     verify: bool = True,
     margin: float = GRACE_MARGIN,
     before: list[Object] | None = None,
+    spare_ended: bool = False,
 ) -> Released:
     """Give back what the job holds, and see that it is gone.
 
@@ -90,6 +93,8 @@ async def release(
     :param verify: False returns as soon as the API server accepted the request.
     :param margin: seconds that pods may take beyond their grace period.
     :param before: the job's pods as they were, where its deletion was asked for already.
+    :param spare_ended: do not delete a job that has ended, only its pods that still run: its status is the one proof of
+        how it ended, until Airflow knows.
     :raises ReleaseError: pods are still there after that time, or the API server refuses.
     """
     began = time.monotonic()
@@ -98,7 +103,7 @@ async def release(
     async def count_and_ask() -> tuple[Mode, str] | None:
         nonlocal before
         before = before if before is not None else await pods_before(api, ref)
-        return await _ask(api, ref, mode, before or [])
+        return await _ask(api, ref, mode, before or [], spare_ended)
 
     try:
         async with asyncio.timeout(timeout + HANG) as limit:
@@ -126,16 +131,19 @@ async def release(
             f"{ref}: {len(left)} pods with {sum(map(_gpus, left))} GPUs are still there after {seconds:.0f} s: "
             f"{names}. They were asked to end; see `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
-    pods = [p for p in before or () if done is not Mode.DELETE_PODS or not _ended(p)]
+    kept = mode is Mode.DELETE and done is not mode
+    pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not _ended(p)]
     gpus = sum(map(_gpus, (p for p in pods if not _ended(p))))
     if not verify:
         free = "its pods are asked to end"
     elif before is None:
         free = "its pods, which could not be counted, are gone"
     else:
-        free = f"its {len(pods)} pods are gone, {sum(map(_gpus, pods))} GPUs are free"
+        went = "have ended" if kept else "are gone"
+        free = f"its {len(pods)} pods {went}, {sum(map(_gpus, pods))} GPUs are free"
     held = f" (held until now: {gpus})" if before is not None else ""
-    return Released(True, len(pods), gpus, round(seconds, 3), f"{ref} {what}: {free}{held}; took {seconds:.1f} s")
+    text = f"{ref} {what}: {free}{held}; took {seconds:.1f} s"
+    return Released(True, len(pods), gpus, round(seconds, 3), text, kept)
 
 
 def passing(error: ApiUnavailable | ApiStatusError) -> bool:
@@ -216,7 +224,7 @@ def foreground(job: Mapping[str, Any]) -> Object:
     return {"propagationPolicy": "Foreground", "preconditions": fence}
 
 
-async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> tuple[Mode, str] | None:
+async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool) -> tuple[Mode, str] | None:
     """Make the request until it is accepted; the mode that fitted the job, in words too; None: another try owns it."""
     while True:
         job = await read(api, ref)
@@ -226,7 +234,10 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object]) -> tuple[M
         owner = Owner.of(job)
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None
-        fitting, what = _fitting(ref, job, mode)
+        if spare_ended and phase_of(job).ended:
+            fitting, what = _fitting(ref, job, Mode.DELETE_PODS)[0], "released"
+        else:
+            fitting, what = _fitting(ref, job, mode)
         try:
             if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
                 await api.request("DELETE", paths.job(ref), body=foreground(job))

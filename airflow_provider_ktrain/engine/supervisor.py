@@ -6,8 +6,10 @@ import asyncio
 import datetime
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from airflow_provider_ktrain.core import diagnosis
@@ -24,14 +26,18 @@ from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
-from airflow_provider_ktrain.engine.release import Mode, ReleaseError, belongs, mode_of, passing, read, release
+from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]
 TAIL = 50  # last lines kept of every container: operators delete pods with their logs
+TAIL_BYTES = 64 * 1024  # of them, where they were not followed
 EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
 PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
+FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, before a deadline decides alone
+EVIDENCE = 10.0  # seconds for what is read of events and of logs that were not followed: the GPUs wait for it
+FAILED_LOGS = 10  # of these, the containers whose logs are read: those that failed first
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
@@ -98,8 +104,8 @@ class Outcome:
     :param cause: why it failed, of `core.diagnosis.Cause`, as a dict.
     :param released: the release's line for the log; empty where nothing was released.
     :param release_error: why the release failed, or empty; the caller must try again.
-    :param kept: the `JobRef`, as a dict, of an ended job that was only relieved of its running pods: the caller deletes
-        it. None where that is not asked for.
+    :param kept: the `JobRef`, as a dict, of a job that has ended and that the caller deletes when all else is done: its
+        status is the one proof of how it ended, for whoever follows it next if this outcome never arrives.
     :param usage: GPU-seconds, of `core.usage`.
     :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
     :param metrics: seconds per phase, log lines and bytes, watch requests, over all hosts that followed the job.
@@ -128,6 +134,7 @@ class Handover:
     cursor: dict[str, Any]
     metrics: dict[str, float]
     marked: str = ""  #: the primary's last result line so far
+    past: dict[str, float] = field(default_factory=dict)  #: `PodHistory.past`
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,25 +150,25 @@ async def follow(
     cursor: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
     marked: str = "",
+    past: Mapping[str, float] | None = None,
     until: float | None = None,
     tail: int | None = None,
     impatient: bool = False,
-    keep_ended: bool = False,
+    shared: bool = False,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
-    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics` and `marked` likewise.
+    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics`, `marked` and `past` likewise.
     :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
     :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
         is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
-    :param keep_ended: of an ended job only the pods that still run are deleted, and `Outcome.kept` names it: its status
-        is the one proof of how it ended, for whoever follows it next if the outcome never arrives.
+    :param shared: one watch for all jobs of the deployment: for a process that follows many.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, tail)
-    supervisor.marked, supervisor.impatient, supervisor.keep_ended = marked, impatient, keep_ended
+    supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, past, tail)
+    supervisor.marked, supervisor.impatient, supervisor.shared = marked, impatient, shared
     try:
         return await supervisor.run(until)
     finally:
@@ -178,6 +185,7 @@ class _Supervisor:
         stop: Stop,
         cursor: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
+        past: Mapping[str, float] | None,
         tail: int | None,
     ) -> None:
         self.ref = ref
@@ -190,20 +198,20 @@ class _Supervisor:
         self.gone = False
         self.unsure = False  # whether it is there could not be asked
         self.job: Object | None = None  # as last seen; kept when it is gone
-        self.pods = PodHistory(self.kind)
+        self.pods = PodHistory(self.kind, past)
         self.phase_since = time.monotonic()
         self.metrics = dict(metrics or {})
         self.watches_before = api.stats["watches"]
         self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
-        self.impatient = False
-        self.keep_ended = False
+        self.impatient = self.shared = False
         self.releasing = False
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
         self.looked = time.monotonic()
         self.look_after = LOOK_EVERY
+        self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
         self.cursor = Cursor.from_dict(cursor)
         self.logs = LogFollower(
@@ -220,7 +228,7 @@ class _Supervisor:
         self.stop.attach(stopped)
         jobs_path = paths.jobs(self.kind, self.ref.version, self.ref.namespace)
         pods_path = paths.core(self.ref.namespace, "pods")
-        if self.ref.submission:  # ours: one watch for all jobs of the deployment
+        if self.shared and self.ref.submission:
             selector = f"{DEPLOYMENT_LABEL}={label_value(self.ref.deployment)}"
             jobs_hub = hub(self.api, jobs_path, label_selector=selector)
             pods_hub = hub(self.api, pods_path, label_selector=selector)
@@ -231,15 +239,16 @@ class _Supervisor:
             jobs_hub.listen(key=by_uid(self.ref.uid) if self.ref.uid else by_name(self.ref.name)) as jobs,
             pods_hub.listen(key=by_label(*self.ref.pod_selector.split("="))) as pods,
         ):
+            self.look = partial(self._take, jobs, pods)
             while True:
-                await self._take(jobs, pods)
+                await self.look()
                 outcome = await self._decide_unless(stopped)
                 if outcome is not None:
                     return outcome
                 if until is not None and time.monotonic() >= until:
                     await self.logs.close()
                     self._count()
-                    return Handover(self.cursor.to_dict(), self.metrics, self.marked)
+                    return Handover(self.cursor.to_dict(), self.metrics, self.marked, self.pods.past(_now()))
                 await self._wait(jobs, pods, stopped, until)
 
     async def _decide_unless(self, stopped: asyncio.Event) -> Outcome | None:
@@ -261,7 +270,7 @@ class _Supervisor:
         if self.stop.reason is not None:
             return await self._killed(self.stop.reason)
         if self.phase is None:
-            cause = await self._overdue()
+            cause = await self._overdue() if time.monotonic() >= self.began + FIRST_LOOK else None
             return None if cause is None else await self._release(cause)
         if self._superseded() and await self._superseded_indeed():
             self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
@@ -282,6 +291,8 @@ class _Supervisor:
     async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
         due = min((clock.due - time.time() for clock in self._clocks()), default=3600.0)
+        if self.phase is None:
+            due = max(due, self.began + FIRST_LOOK - time.monotonic())
         if self.unsure:
             due = min(due, 1.0)
         if until is not None:
@@ -317,9 +328,7 @@ class _Supervisor:
         for seen in changes.result():
             if seen.type == "DELETED":
                 uid = seen.object["metadata"]["uid"]
-                if uid == self.ref.uid:
-                    self.gone = True
-                elif self._is_mine(seen.object):
+                if uid != self.ref.uid and self._is_mine(seen.object):
                     self.pods.lost(seen.object)
                     self.logs.observe(seen.object, deleted=True)
 
@@ -338,14 +347,17 @@ class _Supervisor:
             self.ref = replace(self.ref, uid=next(iter(jobs.objects)))
         job = jobs.objects.get(self.ref.uid)
         if self.ref.uid and job is None and not self.gone and jobs.synced:
-            # a watch that ran before the job was created may not have heard of it
+            # a watch that ran before the job was created may not have heard of it; one with a selector tells of a
+            # job that lost its label as if it were deleted
             try:
                 job = await read(self.api, self.ref)
-                self.gone, self.unsure = job is None, False
+                self.gone, self.unsure = job is None, job is not None
             except (ApiUnavailable, ApiStatusError) as e:
                 if self.impatient and not passing(e):
                     raise
                 self.unsure = True
+        elif job is not None:
+            self.unsure = False
         if job is not None:
             if self.job is None:
                 self.chosen = chooser(self.options.logs, self.kind, job)
@@ -408,7 +420,7 @@ class _Supervisor:
         if self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or time.monotonic() >= self.phase_since + SETTLE:
             return False
         if self.phase is Phase.FAILED:
-            return not failures(self.kind, self.pods.all, {})
+            return not any(failure.final for failure in failures(self.kind, self.pods.all, {}))
         primary = self.kind.primary(self.job or {}), 0
         return not any(
             (pod.get("status") or {}).get("phase") == "Succeeded"
@@ -433,9 +445,7 @@ class _Supervisor:
         if limit is None:
             return None
         await self._drain(min(self.options.drain_timeout, 5))
-        return diagnosis.limit_passed(
-            limit, amount, self.job or {}, self.pods.all, await self._events(), await self._tails()
-        )
+        return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._evidence())
 
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
@@ -446,7 +456,9 @@ class _Supervisor:
         self.looked = time.monotonic()
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
-        return diagnosis.hopeless(self.job or {}, self.pods.all, await self._events(), waited)
+        events: list[Object] = []
+        await self._read_events(events)
+        return diagnosis.hopeless(self.job or {}, self.pods.all, events, waited)
 
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
@@ -466,17 +478,13 @@ class _Supervisor:
     async def _ended(self) -> Outcome:
         """The job succeeded, failed or is gone: logs, cause, release, in this order."""
         await self._drain(self.options.drain_timeout)
+        await self.look()  # what has changed meanwhile
         if self.phase is Phase.SUCCEEDED and not self.options.conditions:
             return await self._release(None)
         if self.phase is Phase.SUCCEEDED:
             return Outcome(self.phase, False)
-        cause = diagnosis.diagnose(
-            self.job or {},
-            self.pods.all,
-            await self._events(),
-            await self._tails(),
-            gone=self.phase is Phase.GONE,
-        )
+        evidence = await self._evidence()
+        cause = diagnosis.diagnose(self.job or {}, self.pods.all, *evidence, gone=self.phase is Phase.GONE)
         return await self._release(cause)
 
     async def _drain(self, timeout: float) -> None:
@@ -507,14 +515,19 @@ class _Supervisor:
         if self.options.release and self.ref.uid:
             ended = self.phase is not None and self.phase.ended
             mode = mode_of(self.options.on_finish_action, succeeded=succeeded, ended=ended)
-            if self.keep_ended and ended and mode is Mode.DELETE and not self.gone:
-                mode, kept = Mode.DELETE_PODS, self.ref.to_dict()
             began = time.monotonic()
             try:
                 done = await release(
-                    self.api, self.ref, mode, verify=verify, timeout=timeout or self.options.release_timeout
+                    self.api,
+                    self.ref,
+                    mode,
+                    verify=verify,
+                    timeout=timeout or self.options.release_timeout,
+                    spare_ended=True,
                 )
                 released = done.text
+                # who was killed leaves it: another try may want to know how it ended
+                kept = self.ref.to_dict() if done.kept and ended and self.stop.reason is None else None
                 self.log.info(released)
             except ReleaseError as e:
                 error = str(e)
@@ -538,11 +551,19 @@ class _Supervisor:
             metrics=self.metrics,
         )
 
-    async def _events(self) -> list[Object]:
+    async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
+        """Events, and the last lines of each container; what cannot be read in time is left out."""
+        events: list[Object] = []
+        try:
+            async with asyncio.timeout(EVIDENCE):
+                await asyncio.gather(self._read_events(events), self._read_tails())
+        except TimeoutError:
+            self.log.warning(f"Not all events and logs of {self.ref} could be read within {EVIDENCE:.0f} s")
+        return events, {key: list(lines) for key, lines in self.tails.items()}
+
+    async def _read_events(self, found: list[Object]) -> None:
         """Events about the job and its pods; none where they cannot be read: a cause is better than none."""
-        uids = [self.ref.uid, *self.pods.uids][:20]
-        found: list[Object] = []
-        for uid in uids:
+        for uid in [self.ref.uid, *self.pods.uids][:20]:
             try:
                 answer = await self.api.request(
                     "GET",
@@ -553,28 +574,34 @@ class _Supervisor:
                 self.log.warning(f"The events of {self.ref} cannot be read: {e}")
                 break
             found += answer.get("items") or []
-        return found
 
-    async def _tails(self) -> dict[str, list[str]]:
-        """The last lines of each container: of those that were followed, and of failed ones that were not."""
-        for pod in self.pods.all:
-            name = pod["metadata"]["name"]
-            for status in (pod.get("status") or {}).get("containerStatuses") or ():
-                key = log_key(name, status["name"])
-                if key not in self.tails and _failed(status):
-                    lines = await self._tail(name, status["name"])
-                    self.tails[key] = deque(lines, maxlen=TAIL)
-                    role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
-                    told = self.cursor.has(pod["metadata"]["uid"], status["name"])
-                    for line in () if told else lines:
-                        self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
-        return {key: list(lines) for key, lines in self.tails.items()}
+    async def _read_tails(self) -> None:
+        """The last lines of containers that failed and were not followed."""
+        missing = [
+            (str(_ended_at(status)), pod, status["name"])
+            for pod in self.pods.all
+            for status in (pod.get("status") or {}).get("containerStatuses") or ()
+            if _failed(status) and log_key(pod["metadata"]["name"], status["name"]) not in self.tails
+        ]
+        first = sorted(missing, key=itemgetter(0))[:FAILED_LOGS]
+        await asyncio.gather(*(self._read_tail(pod, container) for _, pod, container in first))
+
+    async def _read_tail(self, pod: Mapping[str, Any], container: str) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        lines = await self._tail(name, container)
+        self.tails[log_key(name, container)] = deque(lines, maxlen=TAIL)
+        role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
+        for line in () if self.cursor.has(uid, container) else lines:  # told already
+            self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
 
     async def _tail(self, pod: str, container: str) -> list[str]:
         path = f"{paths.core(self.ref.namespace, 'pods', pod)}/log"
         try:
             async with self.api.stream(
-                path, query={"container": container, "tailLines": str(TAIL)}, pool="logs", read_timeout=10
+                path,
+                query={"container": container, "tailLines": str(TAIL), "limitBytes": str(TAIL_BYTES)},
+                pool="logs",
+                read_timeout=10,
             ) as answer:
                 return (await answer.text(errors="replace")).splitlines()
         except (ApiStatusError, ApiUnavailable):
@@ -586,5 +613,13 @@ def _now() -> datetime.datetime:
 
 
 def _failed(container_status: Mapping[str, Any]) -> bool:
+    return any(end.get("exitCode") for end in _ends(container_status))
+
+
+def _ended_at(container_status: Mapping[str, Any]) -> str:
+    return min((str(end.get("finishedAt")) for end in _ends(container_status) if end.get("exitCode")), default="")
+
+
+def _ends(container_status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     states = (container_status.get("state") or {}, container_status.get("lastState") or {})
-    return any((state.get("terminated") or {}).get("exitCode") for state in states)
+    return [state["terminated"] for state in states if state.get("terminated")]

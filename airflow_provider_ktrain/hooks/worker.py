@@ -26,6 +26,7 @@ from airflow_provider_ktrain.exceptions import TrainingConfigurationError, Train
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 T = TypeVar("T")
+Object = dict[str, Any]
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
 CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobError)
 
@@ -147,7 +148,7 @@ class WorkerHost:
                 if ref is None and submission is not None:
                     ref = await submission.find(api)
                 if ref is not None:
-                    done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False)
+                    done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False, spare_ended=True)
                     self._log.info(done.text)
         except Exception as e:  # it must not hide the kill
             self._log.warning(f"The job could not be released as the task was killed: {e}")
@@ -177,7 +178,7 @@ class WorkerHost:
         except Exception as e:
             self._log.warning(f"{ref} cannot be followed any more: {e}")
             try:
-                self._log.info(self.release(ref, options.on_finish_action).text)
+                self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
             except ReleaseError as unreleased:
                 self._log.warning(str(unreleased))
                 e.add_note(str(unreleased))
@@ -204,17 +205,27 @@ class WorkerHost:
 
     # release
 
-    def release(self, ref: JobRef, on_finish_action: str) -> Released:
+    def release(self, ref: JobRef, on_finish_action: str, *, spare_ended: bool = False) -> Released:
         """Release a job that may have ended or not, by `on_finish_action`. ReleaseError where that fails."""
         self._ref = None
-        done: Released = self._run(self._release_as_it_stands(ref, on_finish_action))
+        done: Released = self._run(self._release_as_it_stands(ref, on_finish_action, spare_ended))
         return done
 
-    async def _release_as_it_stands(self, ref: JobRef, on_finish_action: str) -> Released:
+    async def _release_as_it_stands(self, ref: JobRef, on_finish_action: str, spare_ended: bool) -> Released:
         async with self._hook.api() as api:
             phase = Phase.PENDING
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
                 phase = phase_of(await read(api, ref))
-            return await release(
-                api, ref, mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
-            )
+            mode = mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
+            return await release(api, ref, mode, spare_ended=spare_ended)
+
+    def ended(self, ref: JobRef) -> Object | None:
+        """The job, if it is there and has ended; None also where that cannot be asked."""
+
+        async def look(api: Api, _: str) -> Object | None:
+            with contextlib.suppress(ApiStatusError, ApiUnavailable):
+                job = await read(api, ref)
+                return job if phase_of(job).ended else None
+            return None
+
+        return self.call(look)

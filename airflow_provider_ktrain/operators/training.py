@@ -351,7 +351,8 @@ class TrainingJobOperator(BaseOperator):
             if "error" in event:
                 if (again := event.get("trigger")) and again["failures"] < TRIGGERS:
                     self._defer_again(event["error"], again)
-                self._release_what_is_left(context)
+                if outcome := self._end_or_release(context):
+                    return self._finish(outcome, context)
                 raise KtrainError(f"the trigger failed while it followed the job: {event['error']}")
             return self._finish(Outcome(**event), context)
 
@@ -361,7 +362,8 @@ class TrainingJobOperator(BaseOperator):
             from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
             with as_airflow_errors():
-                self._release_what_is_left(context)
+                if outcome := self._end_or_release(context):
+                    return self._finish(outcome, context)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
@@ -374,43 +376,54 @@ class TrainingJobOperator(BaseOperator):
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
         ti = context["ti"]
+        unreleased = self._delete_or_release(context) if outcome.release_error else ""
         if outcome.usage:
             ti.xcom_push(key="usage", value=outcome.usage)
         for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
-        unreleased = ""
-        if outcome.kept or outcome.release_error:
-            unreleased = self._release_what_is_left(context, outcome.kept)
-        if unreleased and not outcome.release_error:
-            self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
-            unreleased = ""
-        if outcome.cause is not None:
-            raise failure(outcome.cause, unreleased or outcome.released)
-        if unreleased:
+        if unreleased and outcome.cause is None:
             ti.xcom_push(key="return_value", value=outcome.result)  # what fails is the release, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
+        if outcome.kept and self._delete_or_release(context, outcome.kept):
+            self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
+        if outcome.cause is not None:
+            raise failure(outcome.cause, unreleased or outcome.released)
         if outcome.result_error:
             self.log.warning("The training succeeded; its result is left out: %s", outcome.result_error)
         return outcome.result
 
-    def _release_what_is_left(self, context: Context, job: Mapping[str, str] | None = None) -> str:
-        """Release this try's job from the worker, after all else; returns why that failed, or an empty string."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost
-
+    def _delete_or_release(self, context: Context, job: Mapping[str, str] | None = None) -> str:
+        """Release this try's job by `on_finish_action`; returns why that failed, or an empty string."""
         said = job or compat.recall(context, f"{STATE_KEY}-job")
         if not said:
             return ""
-        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         try:
-            hook.load()
-            with WorkerHost(hook, self.log) as host:
+            with self._host_of_what_is_left() as host:
                 self.log.info(host.release(JobRef.from_dict(said), self.on_finish_action).text)
-        except KtrainError as e:
+        except Exception as e:  # it must not hide how the training ended
             self.log.error("%s", e)
             return str(e)
         return ""
+
+    def _end_or_release(self, context: Context) -> Outcome | None:
+        """Where nobody followed this try's job any more: its outcome if it has ended, else it is released."""
+        said = compat.recall(context, f"{STATE_KEY}-job")
+        if said:
+            ref = JobRef.from_dict(said)
+            with self._host_of_what_is_left() as host:
+                if job := host.ended(ref):
+                    return host.follow(ref, self._options(job), None)
+        self._delete_or_release(context)
+        return None
+
+    def _host_of_what_is_left(self) -> WorkerHost:
+        from airflow_provider_ktrain.hooks.worker import WorkerHost
+
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        hook.load()
+        return WorkerHost(hook, self.log)
 
     # what is submitted
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -37,6 +38,7 @@ class TrainingJobTrigger(BaseTrigger):
     :param cursor: where each container's log stands.
     :param metrics: what the worker has counted.
     :param marked: the result line that the worker has seen.
+    :param past: what the worker has counted of pods that are gone.
     :param failures: how many triggers have failed to follow this job before.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig.
@@ -52,6 +54,7 @@ class TrainingJobTrigger(BaseTrigger):
         cluster_context: str | None = None,
         metrics: Mapping[str, float] | None = None,
         marked: str = "",
+        past: Mapping[str, float] | None = None,
         failures: int = 0,
     ) -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class TrainingJobTrigger(BaseTrigger):
         self.cursor = dict(cursor)
         self.metrics = dict(metrics or {})
         self.marked = marked
+        self.past = dict(past or {})
         self.failures = failures
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
@@ -69,7 +73,17 @@ class TrainingJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments()
 
     def _arguments(self) -> dict[str, Any]:
-        names = ("job", "options", "cursor", "kubernetes_conn_id", "cluster_context", "metrics", "marked", "failures")
+        names = (
+            "job",
+            "options",
+            "cursor",
+            "kubernetes_conn_id",
+            "cluster_context",
+            "metrics",
+            "marked",
+            "past",
+            "failures",
+        )
         return {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -92,7 +106,7 @@ class TrainingJobTrigger(BaseTrigger):
     async def _follow(self, ref: JobRef) -> Outcome:
         from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop, follow
 
-        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
+        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
             outcome = await follow(
                 ref,
                 api,
@@ -102,8 +116,9 @@ class TrainingJobTrigger(BaseTrigger):
                 cursor=self.cursor,
                 metrics=self.metrics,
                 marked=self.marked,
+                past=self.past,
                 impatient=not self.options["release"],
-                keep_ended=True,
+                shared=True,
                 tail=HANDOVER_LINES,
             )
         assert not isinstance(outcome, Handover)  # only with `until`
@@ -144,16 +159,16 @@ class TrainingJobTrigger(BaseTrigger):
         await self._release(ref, timeout=KILL_PATIENCE)
 
     async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
-        from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+        from airflow_provider_ktrain.engine.release import mode_of, release
 
         if not self.options["release"]:
             return
         mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
         try:
-            async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api() as api:
+            async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
                 released = await release(api, ref, mode, timeout=timeout, verify=verify)
             self.log.info(released.text)
-        except ReleaseError as e:
+        except KtrainError as e:
             self.log.error("%s", e)
 
     async def _task_state(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.podhistory import KEPT, PodHistory
 from airflow_provider_ktrain.core.usage import usage
 
@@ -17,12 +17,14 @@ def at(seconds: float) -> str:
     return (START + timedelta(seconds=seconds)).isoformat()
 
 
-def pod(number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False) -> Any:
+def pod(
+    number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False, labels: Any = None
+) -> Any:
     """The pod of one try of a replica: it took 10 s from its creation to its end."""
     begun, ended = at(20 * number), at(20 * number + 10)
     run = {"startedAt": begun, "finishedAt": ended, "exitCode": code}
     state = {"running": {"startedAt": begun}} if code is None else {"terminated": run}
-    meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": begun}
+    meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": begun, "labels": labels}
     if deleted:  # asked for 2 s before the end
         meta |= {"deletionTimestamp": at(20 * number + 38), "deletionGracePeriodSeconds": 30}
     resources = {"limits": {"nvidia.com/gpu": "1"}}
@@ -57,6 +59,32 @@ def test_what_is_forgotten_still_counts(codes: list[int], restarted: list[int]) 
     assert len(history.all) <= KEPT + 1
     assert history.restarts == sum(map(bool, codes)) + sum(restarted[: len(codes)])
     assert history.usage(now, None) == usage(pods, now)
+
+
+@given(st.lists(st.sampled_from([0, 1, 130]), max_size=2 * KEPT), st.integers(0, 2 * KEPT))
+def test_a_handover_loses_nothing(codes: list[int], at_pod: int) -> None:
+    pods = [pod(n, code) for n, code in enumerate([*codes, None])]
+    now = START + timedelta(seconds=20 * len(pods))
+    cut = min(at_pod, len(codes))
+    before = lived(pods[: cut + 1], now)
+    after = PodHistory(PYTORCHJOB, before.past(now))
+    for gone, there in zip([None, *pods[cut:]], pods[cut:], strict=False):
+        if gone:
+            after.lost(gone)
+        after.see({there["metadata"]["uid"]: there}, now)
+    whole = lived(pods, now)
+    assert after.restarts == whole.restarts
+    assert after.usage(now, None) == whole.usage(now, None)
+
+
+def test_launchers_of_a_job_have_new_names() -> None:
+    """mpi-operator's launcher is the pod of a Job, which makes another one until its backoffLimit."""
+    labels = {"training.kubeflow.org/job-role": "launcher"}
+    launchers = [pod(n, None if n == 7 else 1, name=f"launcher-{n}", labels=labels) for n in range(8)]
+    history = PodHistory(MPIJOB)
+    for launcher in launchers:  # the failed ones stay
+        history.see({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, START)
+    assert history.restarts == 7
 
 
 def test_what_failed_by_being_deleted_is_no_restart() -> None:

@@ -26,7 +26,7 @@ from airflow_provider_ktrain.core.manifest import Options as Overlay
 from airflow_provider_ktrain.core.manifest import build, stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import job_pods
+from airflow_provider_ktrain.engine.release import job_pods, release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
 from tests import clusters
@@ -145,16 +145,20 @@ class Task:
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
         cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, marked: str = "",
-        keep_ended: bool = False, impatient: bool = False, **options: Any,
+        past: Mapping[str, float] | None = None, impatient: bool = False, shared: bool = False,
+        **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
             ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, metrics=metrics,
-            marked=marked, until=until, keep_ended=keep_ended, impatient=impatient,
+            marked=marked, past=past, until=until, impatient=impatient, shared=shared,
         )  # fmt: skip
 
-    async def ended(self, ref: JobRef, **how: Any) -> Outcome:
+    async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:
+        """Follow to the end; and delete what is kept until that is known, as operators do, if `deleted`."""
         outcome = await self.follow(ref, **how)
         assert isinstance(outcome, Outcome)
+        if outcome.kept and deleted:
+            await release(self.api, ref)
         return outcome
 
     # the cluster, asked

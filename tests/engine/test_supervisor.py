@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.identity import Owner
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop
@@ -58,7 +58,7 @@ async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, 
     outcome = await task.ended(ref, on_finish_action=action)
     assert outcome.released
     assert (await task.job() is not None) is left
-    assert not {"Pending", "Running"} & set((await task.pods(ref)).values())
+    assert not await task.holding(ref)
 
 
 @pytest.mark.parametrize("program", ["true", "exit 3"])
@@ -66,9 +66,9 @@ async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str)
     """The outcome of the first may never arrive: its triggerer died with it."""
     beside = program.replace("exit 3", "sleep 600")  # a worker that goes on after its master's end
     ref = (await task.submit(1, f"test $RANK = 1 && {beside}; {program}", workers=1)).ref
-    first = await task.ended(ref, keep_ended=True)
-    assert not {"Pending", "Running"} & set((await task.pods(ref)).values())
-    second = await task.ended(ref, keep_ended=True)
+    first = await task.ended(ref, deleted=False)
+    assert not await task.holding(ref)
+    second = await task.ended(ref, deleted=False)
     for outcome in (first, second):
         assert outcome.succeeded is (program == "true")
         assert (outcome.cause or {}).get("category") == (None if outcome.succeeded else "user code")
@@ -78,9 +78,29 @@ async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str)
 
 async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
     ref = (await task.submit(1)).ref
-    outcome = await task.ended(ref, keep_ended=True, deadline=time.time() - 1)
+    outcome = await task.ended(ref, deadline=time.time() - 1)
     assert outcome.kept is None
     assert await task.job() is None
+
+
+async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
+    """Nobody followed it for a while: the deadline has passed since, and it had succeeded in time."""
+    ref = (await task.submit(1, "true")).ref
+    await task.condition("Succeeded")
+    assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
+
+
+async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
+    """Its logs are still read when the worker is told to go."""
+    ref = (await task.submit(1, "true")).ref
+    await task.condition("Succeeded")
+    stop = Stop()
+    stop.request("the task was killed")
+    outcome = await task.ended(ref, stop=stop)
+    assert (outcome.cause or {})["category"] == "killed"
+    assert outcome.kept is None
+    assert await task.job() is not None
+    assert not await task.holding(ref)
 
 
 # limits
@@ -210,6 +230,16 @@ async def test_deleted_under_us(task: Task) -> None:
     assert outcome.cause is not None
     assert outcome.cause["category"] == "infrastructure"
     assert not await task.pods(ref)
+
+
+async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
+    """A watch with a selector tells of it as if it were deleted."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    following = asyncio.create_task(task.ended(ref, shared=True, deadline=time.time() + 4))
+    await task.patch({"metadata": {"labels": {DEPLOYMENT_LABEL: None}}})
+    outcome = await following
+    assert (outcome.cause or {})["category"] == "timeout", "it was followed on"
 
 
 async def test_gone_before_it_was_ever_seen(task: Task) -> None:
@@ -358,8 +388,9 @@ async def test_cancelling_touches_nothing(task: Task) -> None:
 
 @pytest.mark.embedded
 async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, cluster: TestCluster) -> None:
-    ref = (await task.submit(1, "exit 3")).ref
-    cluster.admin("status", status=403, verb="delete", path=f"{ref.name}$")
+    """A Worker goes on, with its GPU, and cannot be deleted."""
+    ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1)).ref
+    cluster.admin("status", status=403, verb="delete", path=ref.name)
     try:
         outcome = await task.ended(ref)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import time
 import uuid
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,6 +15,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
+from airflow_provider_ktrain.core.status import phase_of
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainingJobOperator
 from tests import clusters
 from tests.clusters import TestCluster
@@ -42,8 +44,11 @@ class Ti:
     map_index: int = -1
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     xcoms: dict[str, Any] = field(default_factory=dict)
+    refuses: str = ""  # the key of an XCom that Airflow does not take
 
     def xcom_push(self, key: str, value: Any) -> None:
+        if key == self.refuses:
+            raise ConnectionError(f"Airflow cannot be told of {key}")
         self.xcoms[key] = value
 
 
@@ -75,10 +80,10 @@ class Instance:
 
     def execute(
         self, *, number: int = 1, retries: int = 0, max_tries: int | None = None,
-        operator: type[TrainingJobOperator] = PyTorchJobOperator, **parameters: Any,
+        operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "", **parameters: Any,
     ) -> Any:  # fmt: skip
         """Run `execute` as try `number`; what it returns, or the exception with which it defers."""
-        self.ti = Ti(self.run_id, number, retries if max_tries is None else max_tries)
+        self.ti = Ti(self.run_id, number, retries if max_tries is None else max_tries, refuses=refuses)
         if "manifest" not in parameters:
             parameters = {"image": clusters.IMAGE, "command": TRAINS, "gpus": 1, **parameters}
         start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -94,6 +99,18 @@ class Instance:
         """As the worker goes on after the trigger's event."""
         assert self.operator is not None
         return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
+
+    def fail(self, error: str) -> Any:
+        """As the worker goes on where Airflow gave the trigger up."""
+        assert self.operator is not None
+        return self.operator.resume_execution("__fail__", {"error": error}, self.context)
+
+    def wait_ended(self) -> None:
+        """Until the job has, whoever follows it."""
+        deadline = time.monotonic() + 240
+        while not any(phase_of(job).ended for job in self.jobs()):
+            assert time.monotonic() < deadline, "the job does not end"
+            time.sleep(0.1)
 
     @property
     def context(self) -> Any:
