@@ -1,11 +1,15 @@
-"""From the body of a request to an object of the resource: media type, kind and version, and the fields it may have."""
+"""From the body of a request to an object of the resource: syntax, kind and version, and the fields it may have."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from airflow_provider_ktrain.local import negotiation, schema
+import yaml
+
+from airflow_provider_ktrain.local import negotiation, protobuf, schema
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.resources import Resource
@@ -13,15 +17,7 @@ from airflow_provider_ktrain.local.store import Obj
 
 GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}
-
-
-def media_type(content_type: str, accepted: tuple[str, ...] = negotiation.READ) -> str:
-    """The media type of a body; ApiError 415 where it is not among those accepted."""
-    media = content_type.partition(";")[0].strip().lower()
-    if media not in accepted:
-        told = negotiation.SERVED if negotiation.JSON in accepted else ", ".join(accepted)
-        raise ApiError(415, f"the body of the request was in an unknown format - accepted media types include: {told}")
-    return media
+MAX_DEPTH = 200  # levels of nesting; a real one takes 10,000, which nothing that it serves has
 
 
 def options(kind: str, query: Mapping[str, str]) -> str:
@@ -42,44 +38,41 @@ def options(kind: str, query: Mapping[str, str]) -> str:
 def decode(resource: Resource, body: bytes, media: str, validation: str) -> tuple[Obj, list[str]]:
     """The object of a body without the fields that its type has not, and warnings about them. ApiError 400, 422."""
     try:
-        value, notes = negotiation.load(body, media)
+        value, notes = _map(body, media)
     except ValueError as e:
-        raise _unrecognized(resource, f"couldn't get version/kind; json parse error: {e}", body) from None
-    if not isinstance(value, dict):
-        what = JSON_TYPES.get(type(value), "null")
-        why = f"json: cannot unmarshal {what} into Go value of type {GO_HEAD}"
-        raise _unrecognized(resource, f"couldn't get version/kind; json parse error: {why}", body)
+        raise _unrecognized(resource, str(e), body) from None
     _check_type(resource, value, body)
-    if media == negotiation.YAML and notes and validation == "Strict":
+    strict = validation == "Strict"
+    if media == negotiation.YAML and notes and strict:
         notes = ["yaml: unmarshal errors:\n  " + "\n  ".join(notes)]
     obj, unknown = schema.decode(resource, value)
-    return obj, strictly(resource, [*notes, *unknown], validation)
+    notes += unknown
+    if notes and strict:
+        raise _unfit(resource, resource.kind, f": strict decoding error: {', '.join(notes)}")
+    return obj, [] if validation == "Ignore" else notes
 
 
-def load_map(body: bytes, media: str) -> tuple[Obj, list[str]]:
+def load_map(body: bytes, media: str = negotiation.JSON) -> Obj:
     """The map of a body that is no resource of its own, such as DeleteOptions. ApiError 400."""
     try:
-        value, notes = negotiation.load(body, media)
+        return _map(body, media)[0]
     except ValueError as e:
-        raise ApiError(400, f"couldn't get version/kind; json parse error: {e}") from None
-    if not isinstance(value, dict):
-        raise ApiError(
-            400, f"json: cannot unmarshal {JSON_TYPES.get(type(value), 'null')} into Go value of type {GO_HEAD}"
-        )
-    return value, notes
+        raise ApiError(400, str(e)) from None
 
 
-def strictly(resource: Resource, notes: list[str], validation: str) -> list[str]:
-    """Warnings for what a strict decoder objects to; ApiError 400 where it is to be strict."""
-    if validation == "Ignore":
-        return []
-    if notes and validation == "Strict":
-        raise ApiError(400, f"{_handled(resource, resource)}: strict decoding error: {', '.join(notes)}")
-    return notes
+def _map(body: bytes, media: str) -> tuple[Obj, list[str]]:
+    try:
+        value, notes = load(body, media)
+        if not isinstance(value, dict):
+            what = JSON_TYPES.get(type(value), "null")
+            raise ValueError(f"json: cannot unmarshal {what} into Go value of type {GO_HEAD}")
+        return value, notes
+    except ValueError as e:
+        raise ValueError(f"couldn't get version/kind; json parse error: {e}") from None
 
 
-def _handled(resource: Resource, as_: Resource) -> str:
-    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {as_.kind}'
+def _unfit(resource: Resource, kind: Any, why: str = "") -> ApiError:
+    return ApiError(400, f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}{why}')
 
 
 def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
@@ -91,9 +84,9 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
             text = body.decode(errors="replace")
             raise _unrecognized(resource, f"Object '{key}' is missing in '{text}'", body)
     if version != resource.api_version:
+        wanted = resource.api_version
         raise ApiError(
-            400,
-            f"the API version in the data ({version}) does not match the expected API version ({resource.api_version})",
+            400, f"the API version in the data ({version}) does not match the expected API version ({wanted})"
         )
     if kind != resource.kind and resource.custom:
         problem = ("FieldValueInvalid", f'Invalid value: "{kind}": must be {resource.kind}', "kind")
@@ -101,10 +94,84 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
         name = meta.get("name") if isinstance(meta, dict) else None
         raise invalid(str(kind), [problem], name=str(name or ""), group=resource.group)
     if kind != resource.kind:
-        raise ApiError(400, f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}')
+        raise _unfit(resource, kind)
 
 
 def _unrecognized(resource: Resource, why: str, body: bytes) -> ApiError:
     shown = body[:30].decode(errors="replace") if body[:1] == b"{" else body[:30].hex()
     summary = (shown + " ..." if len(body) > 30 else shown) or "<empty>"
     return ApiError(400, f"the object provided is unrecognized (must be of type {resource.kind}): {why} ({summary})")
+
+
+def load(body: bytes, media: str = negotiation.JSON) -> tuple[Any, list[str]]:
+    """The value of a body and what a strict decoder objects to. ValueError says what is wrong with the syntax."""
+    if media == protobuf.MEDIA:
+        return protobuf.load(body), []
+    content, notes = body.decode(errors="replace"), list[str]()
+    try:
+        if media == negotiation.YAML:
+            value = json.loads(json.dumps(_Loader(content, notes).get_single_data(), allow_nan=False))
+        else:
+            value = json.loads(content, object_pairs_hook=partial(_object, notes), parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("exceeded max depth") from None
+    except json.JSONDecodeError as e:
+        raise ValueError(_go_message(content, e)) from None
+    except (yaml.YAMLError, TypeError) as e:  # TypeError: a value, or a key, that JSON has not
+        raise ValueError(f"yaml: {' '.join(str(e).split())}") from None
+    if _deeper(value, MAX_DEPTH):
+        raise ValueError("exceeded max depth")
+    return value, notes
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it (times stay text), noting keys that are given twice; without aliases."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, content: str, notes: list[str]) -> None:
+        super().__init__(content)
+        self._notes = notes
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not supported: write out what they stand for")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                self._notes.append(f'line {key.start_mark.line + 1}: key "{key.value}" already set in map')
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _object(notes: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        notes += [f'duplicate field "{name}"' for i, name in enumerate(names) if name in names[:i]]
+    return made
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"invalid character '{constant[0]}' looking for beginning of value")
+
+
+def _go_message(content: str, e: json.JSONDecodeError) -> str:
+    """The message of Go's encoding/json where it is easily told."""
+    if e.pos >= len(content.rstrip()):
+        return "unexpected end of JSON input"
+    where = "object key string" if "property name" in e.msg else "value"
+    return f"invalid character {content[e.pos]!r} looking for beginning of {where}"
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether a value has more levels of nesting than that."""
+    if not isinstance(value, (dict, list)):
+        return False
+    return not levels or any(_deeper(v, levels - 1) for v in (value.values() if isinstance(value, dict) else value))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.local.errors import REASONS, ApiError
 
+KINDS = ("refuse", "drop", "status", "cut_logs", "delay_watch")
 STATUSES = (401, 403, 404, 409, 410, 429, 500, 502, 503, 504)
 MESSAGES = {401: "Unauthorized", 429: "the server has received too many requests and has asked us to try again later"}
-FOREVER = float("inf")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fault:
     """One thing that goes wrong until `until` (loop time), for requests that match `verb` and the pattern `path`.
 
@@ -25,51 +25,40 @@ class Fault:
 
     kind: str
     until: float
-    verb: str = ""
-    path: str = ""
-    status: int = 0
-    amount: float = 0.0
-    count: list[int] = field(default_factory=list, compare=False)
+    verb: str
+    path: str
+    status: int
+    amount: float
+    count: float
 
     def meets(self, verb: str, path: str) -> bool:
         return (not self.verb or verb in self.verb.split(",")) and bool(re.search(self.path, path))
 
 
-KINDS = ("refuse", "drop", "status", "cut_logs", "delay_watch")
-
-
 class Faults:
-    """The faults in force. `clock` gives the time in seconds that `until` is measured in."""
+    """The faults in force."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+    def __init__(self) -> None:
         self._faults: list[Fault] = []
 
     def set(self, wanted: dict[str, Any]) -> Fault:
         """Add a fault; ApiError 400 says what is wrong with the wish."""
-        kind = wanted.get("fault")
-        if kind not in KINDS:
-            raise ApiError(400, f"fault: found {kind!r}, expected one of {', '.join(KINDS)}")
-        seconds, path, status = wanted.get("seconds", FOREVER), wanted.get("path", ""), wanted.get("status", 0)
-        amount, count = wanted.get("bytes", wanted.get("delay", 0)), wanted.get("count")
-        if not isinstance(seconds, (int, float)) or seconds <= 0:
-            raise ApiError(400, f"seconds: found {seconds!r}, expected a number over 0")
-        if kind in ("refuse", "drop") and seconds == FOREVER:
-            raise ApiError(400, f"seconds: {kind} needs them: nothing could take it back")
-        if kind == "status" and status not in STATUSES:
-            raise ApiError(400, f"status: found {status!r}, expected one of {', '.join(map(str, STATUSES))}")
-        if not isinstance(amount, (int, float)) or amount < 0:
-            raise ApiError(400, f"bytes or delay: found {amount!r}, expected a number of 0 or more")
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise ApiError(400, f"count: found {count!r}, expected a whole number over 0")
-        try:
-            re.compile(path)
-        except (re.error, TypeError) as e:
-            raise ApiError(400, f"path: found {path!r}, expected a regular expression: {e}") from None
-        fault = Fault(
-            kind, self._clock() + seconds, str(wanted.get("verb", "")), path, status, float(amount),
-            [] if count is None else [count],
-        )  # fmt: skip
+        kind, seconds, path = wanted.get("fault"), wanted.get("seconds", math.inf), wanted.get("path", "")
+        status, amount = wanted.get("status", 0), wanted.get("bytes", wanted.get("delay", 0))
+        count, ends = wanted.get("count", math.inf), kind not in ("refuse", "drop") or "seconds" in wanted
+        expected = (
+            ("fault", kind, kind in KINDS, f"one of {', '.join(KINDS)}"),
+            ("seconds", seconds, _number(seconds) and seconds > 0, "a number over 0"),
+            ("seconds", None, ends, f"some for {kind}, which nothing could take back"),
+            ("status", status, kind != "status" or status in STATUSES, f"one of {', '.join(map(str, STATUSES))}"),
+            ("bytes or delay", amount, _number(amount) and amount >= 0, "a number of 0 or more"),
+            ("count", count, _number(count) and count >= 1, "a whole number over 0"),
+            ("path", path, _pattern(path), "a regular expression"),
+        )
+        for name, found, right, what in expected:
+            if not right:
+                raise ApiError(400, f"{name}: found {found!r}, expected {what}")
+        fault = Fault(str(kind), _now() + seconds, str(wanted.get("verb", "")), path, status, float(amount), count)
         self._faults.append(fault)
         return fault
 
@@ -79,14 +68,11 @@ class Faults:
 
     def found(self, kind: str, verb: str, path: str) -> Fault | None:
         """The fault of this kind in force for a request; counted faults are used up by it."""
-        now = self._clock()
-        self._faults = [f for f in self._faults if f.until > now and f.count != [0]]
-        for fault in self._faults:
-            if fault.kind == kind and fault.meets(verb, path):
-                if fault.count:
-                    fault.count[0] -= 1
-                return fault
-        return None
+        self._faults = [f for f in self._faults if f.until > _now() and f.count > 0]
+        fault = next((f for f in self._faults if f.kind == kind and f.meets(verb, path)), None)
+        if fault:
+            fault.count -= 1
+        return fault
 
     def check(self, verb: str, path: str) -> None:
         """ApiError where requests like this one are to be answered with an error."""
@@ -95,3 +81,19 @@ class Faults:
             code = fault.status
             details = {"retryAfterSeconds": 1} if code in (429, 503) else None
             raise ApiError(code, MESSAGES.get(code, f"a fault switch answers {code}"), REASONS.get(code, ""), details)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _pattern(value: Any) -> bool:
+    try:
+        re.compile(value)
+    except (re.error, TypeError):
+        return False
+    return True

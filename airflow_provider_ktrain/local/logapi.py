@@ -13,13 +13,14 @@ from typing import BinaryIO
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import integer, invalid
-from airflow_provider_ktrain.local.requestinfo import flag
+from airflow_provider_ktrain.local.listing import invalid
+from airflow_provider_ktrain.local.requestinfo import flag, integer
 from airflow_provider_ktrain.local.store import Obj, Store
 
 POLL = 0.1  # seconds between looks at a file that is followed
+#: reasons of a container that waits, where its log tells them in other words
+WAITING = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
 BLOCK = 1 << 16  # bytes read at once
-MIN_RECORD = len("1970-01-01T00:00:00Z stdout F \n")
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,19 @@ def options(pod: str, query: Mapping[str, str]) -> LogOptions:
     """The LogOptions of a query; ApiError 400 and 422 as the API server refuses them."""
     seconds, tail, limit = (integer(query, name) for name in ("sinceSeconds", "tailLines", "limitBytes"))
     since = _time(query["sinceTime"]) if query.get("sinceTime") else None
-    problems = []
+    told: list[tuple[str, str]] = []
     if tail is not None and tail < 0:
-        problems.append(
-            ("FieldValueInvalid", f"Invalid value: {tail}: must be greater than or equal to 0", "tailLines")
-        )
+        told.append(("tailLines", f"Invalid value: {tail}: must be greater than or equal to 0"))
     if limit is not None and limit < 1:
-        problems.append(("FieldValueInvalid", f"Invalid value: {limit}: must be greater than 0", "limitBytes"))
+        told.append(("limitBytes", f"Invalid value: {limit}: must be greater than 0"))
     if seconds is not None and since is not None:
-        why = "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"
-        problems.append(("FieldValueForbidden", why, "[]"))
+        told.append(("[]", "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"))
     elif seconds is not None and seconds < 1:
-        problems.append(("FieldValueInvalid", f"Invalid value: {seconds}: must be greater than 0", "sinceSeconds"))
+        told.append(("sinceSeconds", f"Invalid value: {seconds}: must be greater than 0"))
     if query.get("stream"):
-        problems.append(("FieldValueForbidden", "Forbidden: may not be specified", "stream"))
-    if problems:
+        told.append(("stream", "Forbidden: may not be specified"))
+    if told:
+        problems = [(f"FieldValue{why.split()[0].rstrip(':')}", why, field) for field, why in told]
         raise invalid("PodLogOptions", problems, name=pod, group="")
     if seconds is not None:
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=min(seconds, 10**9))
@@ -119,25 +118,22 @@ def _restart(pod: Obj, container: str, previous: bool) -> int:
         return restart - 1 if started else restart
     if started or last.get("containerID"):
         return restart
-    reason = (state.get("waiting") or {}).get("reason") or ("ContainerCreating" if not state else "")
-    why = {
-        "ErrImagePull": "image can't be pulled",
-        "ImagePullBackOff": "trying and failing to pull image",
-    }.get(reason, reason)
-    raise ApiError(400, f'container "{container}" in pod "{name}" is waiting to start: {why or "no logs yet"}')
+    reason = (state.get("waiting") or {}).get("reason") or ("ContainerCreating" if not state else "no logs yet")
+    raise ApiError(400, f'container "{container}" in pod "{name}" is waiting to start: {WAITING.get(reason, reason)}')
 
 
 async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[bytes]:
     """The bytes of a log. With follow: until the run has ended, or the pod is gone, and all is read."""
-    try:
-        file: BinaryIO = _open(run.path)
-    except FileNotFoundError:
-        if wanted.follow and not _ended(store, run):
-            file = await _created(store, run)
-        else:
-            identity = (container_status(run.pod, run.container)).get("containerID", "containerd://")
-            yield f"unable to retrieve container logs for {identity}".encode()
-            return
+    file = _open(run.path)
+    if file is None and (not wanted.follow or _ended(store, run)):
+        identity = container_status(run.pod, run.container).get("containerID", "containerd://")
+        yield f"unable to retrieve container logs for {identity}".encode()
+        return
+    while file is None and not _ended(store, run):
+        await asyncio.sleep(POLL)
+        file = _open(run.path)
+    if file is None:
+        return
     try:
         if wanted.tail is not None:
             file.seek(tail_offset(file, wanted.tail))
@@ -163,8 +159,11 @@ async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[byte
         file.close()
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
+def _open(path: Path) -> BinaryIO | None:
+    """The file, None where it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.open("rb")
+    return None
 
 
 def _successor(file: BinaryIO, path: Path) -> BinaryIO | None:
@@ -173,15 +172,6 @@ def _successor(file: BinaryIO, path: Path) -> BinaryIO | None:
         if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return _open(path)
     return None
-
-
-async def _created(store: Store, run: Run) -> BinaryIO:
-    """The run's file as soon as it is there; an empty one where the run ends without."""
-    while not run.path.exists():
-        if _ended(store, run):
-            return _open(Path(os.devnull))
-        await asyncio.sleep(POLL)
-    return _open(run.path)
 
 
 def _ended(store: Store, run: Run) -> bool:
@@ -213,9 +203,7 @@ class Shown:
         """What whole records of the block show; the rest waits for the next block."""
         *records, self._rest = (self._rest + block).split(b"\n")
         for record in records:
-            time, _, tagged = record.partition(b" ")
-            _, _, tagged = tagged.partition(b" ")
-            tag, _, content = tagged.partition(b" ")
+            time, _, tag, content = (*record.split(b" ", 3), b"", b"", b"")[:4]
             if self._wanted.since and time.rstrip(b"Z").decode() < self._wanted.since:
                 continue
             partial = tag.startswith(b"P")

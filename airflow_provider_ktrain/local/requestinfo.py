@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.errors import ApiError
 
 VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -30,13 +31,21 @@ class RequestInfo:
         """`pods`, `pods/log`: how rules of a Role name it."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
-    def find(self, resources: Mapping[tuple[str, str, str], Resource]) -> Resource | None:
-        return resources.get((self.group, self.version, self.plural))
-
 
 def flag(query: Mapping[str, str], name: str) -> bool:
     """A boolean of the query string: everything but "", "0" and "false" is true."""
     return query.get(name, "false").lower() not in ("", "0", "false")
+
+
+def integer(query: Mapping[str, str], name: str) -> int | None:
+    """An integer of the query string; ApiError 400 where it is none."""
+    value = query.get(name, "")
+    if not value:
+        return None
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", value):
+        why = "value out of range" if re.fullmatch(r"[+-]?[0-9]+", value) else "invalid syntax"
+        raise ApiError(400, f'strconv.ParseInt: parsing "{value}": {why}')
+    return int(value)
 
 
 def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
@@ -58,10 +67,8 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
         if len(parts) > 2 and parts[2] not in ("status", "finalize"):
             parts = parts[2:]
     plural, name, subresource, *rest = (*parts, "", "")[: max(len(parts), 3)]
-    if not name and verb == "get":
-        verb = "list"
-    if not name and verb == "delete":
-        verb = "deletecollection"
+    if not name:
+        verb = {"get": "list", "delete": "deletecollection"}.get(verb, verb)
     if watching or (verb == "list" and flag(query, "watch")):
         verb = "watch"
     if verb in ("list", "watch") and not name:

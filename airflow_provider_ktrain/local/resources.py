@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
@@ -22,7 +22,7 @@ class Resource:
     subresources: tuple[str, ...] = ()
     #: True for custom resources: no strategic merge patch, metadata.generation follows spec
     custom: bool = False
-    verbs: tuple[str, ...] = field(default=ALL_VERBS)
+    verbs: tuple[str, ...] = ALL_VERBS
 
     @property
     def api_version(self) -> str:
@@ -37,18 +37,17 @@ class Resource:
         """How error messages name it: `pods`, `pytorchjobs.kubeflow.org`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    @property
+    def group_kind(self) -> str:
+        """`Pod`, `PyTorchJob.kubeflow.org`."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
     def __str__(self) -> str:
         return self.group_resource
 
 
 POD = Resource(
-    "",
-    "v1",
-    "Pod",
-    "pods",
-    short_names=("po",),
-    categories=("all",),
-    subresources=("status", "log", "eviction", "exec"),
+    "", "v1", "Pod", "pods", short_names=("po",), categories=("all",), subresources=("status", "log", "exec")
 )
 SERVICE = Resource("", "v1", "Service", "services", short_names=("svc",), categories=("all",), subresources=("status",))
 CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
@@ -56,15 +55,9 @@ SECRET = Resource("", "v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",))
 EVENT = Resource("", "v1", "Event", "events", short_names=("ev",))
 NAMESPACE = Resource(
-    "",
-    "v1",
-    "Namespace",
-    "namespaces",
-    namespaced=False,
-    short_names=("ns",),
-    subresources=("status",),
+    "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status",),
     verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection"),
-)
+)  # fmt: skip
 NODE = Resource("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",))
 BATCH_JOB = Resource("batch", "v1", "Job", "jobs", categories=("all",), subresources=("status",))
 LEASE = Resource("coordination.k8s.io", "v1", "Lease", "leases")

@@ -54,22 +54,13 @@ class Cluster:
         self._store = Store()
         self._faults = Faults()
         self._api = ApiServer(
-            self._store,
-            r.served(config.mpi_api),
-            admin_token=self._token,
-            address=f"{HOST}:{self._port}",
-            root=self._directory,
-            faults=self._faults,
-            switch=self._switch,
-        )
+            self._store, r.served(config.mpi_api), admin_token=self._token, address=f"{HOST}:{self._port}",
+            root=self._directory, faults=self._faults, switch=self._switch,
+        )  # fmt: skip
         self._runner = web.AppRunner(
-            self._api.app,
-            access_log=None,
-            handle_signals=False,
-            handler_cancellation=True,
-            max_line_size=MAX_HEADER,
+            self._api.app, access_log=None, handle_signals=False, handler_cancellation=True, max_line_size=MAX_HEADER,
             max_field_size=MAX_HEADER,
-        )
+        )  # fmt: skip
         self._site: web.TCPSite | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._kubelets: dict[str, Kubelet] = {}
@@ -124,13 +115,8 @@ class Cluster:
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         credentials.write_private(kubeconfig, credentials.kubeconfig(url, self._certificate, self._token))
         ca_file.write_bytes(self._certificate)
-        state = {
-            "pid": os.getpid(),
-            "url": url,
-            "kubeconfig": str(kubeconfig),
-            "ca_file": str(ca_file),
-            "token": self._token,
-        }
+        files = {"kubeconfig": str(kubeconfig), "ca_file": str(ca_file)}
+        state = {"pid": os.getpid(), "url": url, **files, "token": self._token}
         credentials.write_private(self._directory / STATE_FILE, json.dumps(state).encode())
         print(json.dumps(state), flush=True)  # noqa: T201
 

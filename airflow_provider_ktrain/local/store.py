@@ -10,10 +10,11 @@ import copy
 import datetime
 import json
 import uuid
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 from airflow_provider_ktrain.local import defaults
 from airflow_provider_ktrain.local import resources as r
@@ -22,7 +23,9 @@ from airflow_provider_ktrain.local.names import random_suffix
 from airflow_provider_ktrain.local.resources import Resource
 
 Obj = dict[str, Any]
+Key = tuple[str, str]  # namespace ("" for what has none) and name
 Objects = list[Obj]  # inside Store, `list` is a method
+T = TypeVar("T")
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # changes kept for watches that resume
 GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
@@ -42,25 +45,27 @@ class Change:
     resource: Resource
     object: Obj
     previous: Obj | None = None
-    _encoded: list[bytes] = field(default_factory=list, repr=False)
 
+    @cached_property
     def encoded(self) -> bytes:
         """The object as JSON, encoded once however many watches send it."""
-        if not self._encoded:
-            self._encoded.append(json.dumps(self.object, separators=(",", ":"), ensure_ascii=False).encode())
-        return self._encoded[0]
+        return json.dumps(self.object, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def key(self) -> Key:
+        meta = self.object["metadata"]
+        return meta.get("namespace") or "", meta["name"]
 
 
 class Store:
     """All objects of the cluster, by resource, namespace and name."""
 
     def __init__(self) -> None:
-        self._objects: dict[Resource, dict[tuple[str, str], Obj]] = {}
-        self._latest: dict[Resource, dict[tuple[str, str], Change]] = {}  # what made each object what it is
+        self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # what made each object what it is
         self._version = 1
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = 1  # watches from before this version get 410
-        self._watchers: dict[Resource, set[Callable[[Change], None]]] = {}
+        self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
         self._untold: deque[Change] = deque()
         self._telling = False
 
@@ -91,33 +96,28 @@ class Store:
 
     def find(self, resource: Resource, namespace: str | None, name: str) -> Obj | None:
         """The object, or None."""
-        return self._objects.get(resource, {}).get((namespace or "", name))
+        found = self._latest[resource].get((namespace or "", name))
+        return found.object if found else None
 
     def list(self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None) -> Objects:
         """Objects in order of namespace and name; `labels` must all be equal."""
-        found = self._objects.get(resource, {})
-        keys = sorted(k for k in found if namespace is None or k[0] == namespace)
         wanted = (labels or {}).items()
-        return [found[k] for k in keys if wanted <= (found[k]["metadata"].get("labels") or {}).items()]
+        found = (change.object for change in self.latest(resource, namespace))
+        return [o for o in found if not wanted or wanted <= (o["metadata"].get("labels") or {}).items()]
 
     def latest(self, resource: Resource, namespace: str | None = None) -> Sequence[Change]:
-        """The change that made each object what it is now, in order of namespace and name: `encoded()` is made once."""
-        found = self._latest.get(resource, {})
-        return [found[k] for k in sorted(found) if namespace is None or k[0] == namespace]
+        """The change that made each object what it is now, in order of namespace and name."""
+        return _of(self._latest[resource], namespace)
 
     def list_at(self, resource: Resource, namespace: str | None, version: int) -> Objects:
         """The list as it was at a version that history still reaches."""
-        then = dict(self._objects.get(resource, {}))
+        then: dict[Key, Obj | None] = {key: change.object for key, change in self._latest[resource].items()}
         for change in reversed(self._history):
             if change.version <= version:
                 break
             if change.resource == resource:
-                key = change.object["metadata"].get("namespace") or "", change.object["metadata"]["name"]
-                if change.previous is None:
-                    then.pop(key, None)
-                else:
-                    then[key] = change.previous
-        return [then[k] for k in sorted(then) if namespace is None or k[0] == namespace]
+                then[change.key] = change.previous
+        return [obj for obj in _of(then, namespace) if obj is not None]
 
     def owned(self, resource: Resource, owner: Obj) -> Objects:
         """Objects of the owner's namespace whose ownerReferences name the owner's uid."""
@@ -140,17 +140,14 @@ class Store:
             meta["name"] = meta["generateName"] + random_suffix()
         name, namespace = meta["name"], meta.get("namespace") or ""
         if self.find(resource, namespace, name) is not None:
-            raise ApiError(
-                409, f'{resource.group_resource} "{name}" already exists', "AlreadyExists", details(resource, name)
-            )
-        for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"):
+            why = f'{resource.group_resource} "{name}" already exists'
+            raise ApiError(409, why, "AlreadyExists", details(resource, name))
+        for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"):
             meta.pop(key, None)
         meta.update(uid=str(uuid.uuid4()), creationTimestamp=now())
-        meta.pop("generation", None)
         if resource.custom or resource in GENERATIONS:
             meta["generation"] = 1
-        obj = {"apiVersion": resource.api_version, "kind": resource.kind, **_without_type(obj)}
-        obj = defaults.apply(resource, obj)
+        obj = defaults.apply(resource, _typed(resource, obj))
         return obj if dry_run else self._commit("ADDED", resource, obj, None)
 
     def update(self, resource: Resource, obj: Obj, *, status: bool = False, dry_run: bool = False) -> Obj:
@@ -161,22 +158,12 @@ class Store:
         """
         meta = obj["metadata"]
         old = self.get(resource, meta.get("namespace"), meta["name"])
-        wanted = meta.get("resourceVersion")
-        if wanted and wanted != old["metadata"]["resourceVersion"]:
+        if any(meta.get(k) and meta[k] != old["metadata"][k] for k in ("resourceVersion", "uid")):
             raise conflict(resource, meta["name"])
-        if meta.get("uid") and meta["uid"] != old["metadata"]["uid"]:
-            key = f"/registry/{resource.group_resource}/{meta.get('namespace', '')}/{meta['name']}"
-            raise ApiError(
-                409,
-                f'Operation cannot be fulfilled on {resource.group_resource} "{meta["name"]}": StorageError: invalid '
-                f"object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in "
-                f"precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}",
-                details=details(resource, meta["name"]),
-            )
         if status:
             new = {**old, "status": copy.deepcopy(obj.get("status", {}))}
         else:
-            new = {"apiVersion": resource.api_version, "kind": resource.kind, **_without_type(copy.deepcopy(obj))}
+            new = _typed(resource, copy.deepcopy(obj))
             if "status" in resource.subresources:
                 new.pop("status", None)
                 if "status" in old:
@@ -217,9 +204,17 @@ class Store:
         """
         old = self.get(resource, namespace, name)
         meta = old["metadata"]
-        for what, given, found in (("UID", uid, meta["uid"]), ("ResourceVersion", version, meta["resourceVersion"])):
-            if given is not None and given != found:
-                raise precondition_failed(resource, name, what, given, found)
+        for what, given, found, why in (
+            ("UID", uid, meta["uid"], "deleted and then recreated"),
+            ("ResourceVersion", version, meta["resourceVersion"], "modified"),
+        ):
+            if given not in (None, found):
+                raise ApiError(
+                    409,
+                    f'Operation cannot be fulfilled on {resource.group_kind} "{name}": the {what} in the precondition '
+                    f"({given}) does not match the {what} in record ({found}). The object might have been {why}",
+                    details={**details(resource, name), "kind": resource.kind},
+                )
         finalizers = [f for f in meta.get("finalizers") or () if f not in ("foregroundDeletion", "orphan")]
         marker = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(propagation)
         if marker:
@@ -263,17 +258,11 @@ class Store:
     def _commit(self, kind: ChangeType, resource: Resource, obj: Obj, previous: Obj | None) -> Obj:
         self._version += 1
         obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
-        key = obj["metadata"].get("namespace") or "", obj["metadata"]["name"]
-        objects = self._objects.setdefault(resource, {})
-        if kind == "DELETED":
-            objects.pop(key, None)
-        else:
-            objects[key] = obj
         change = Change(self._version, kind, resource, obj, previous)
-        latest = self._latest.setdefault(resource, {})
-        latest.pop(key, None)
-        if kind != "DELETED":
-            latest[key] = change
+        if kind == "DELETED":
+            del self._latest[resource][change.key]
+        else:
+            self._latest[resource][change.key] = change
         self._history.append(change)
         self._untold.append(change)
         if not self._telling:
@@ -286,7 +275,7 @@ class Store:
         try:
             while self._untold:
                 change = self._untold.popleft()
-                for tell in list(self._watchers.get(change.resource, ())):
+                for tell in list(self._watchers[change.resource]):
                     tell(change)
         finally:
             self._telling = False
@@ -301,9 +290,13 @@ class Store:
 
     def subscribe(self, resource: Resource, tell: Callable[[Change], None]) -> Callable[[], None]:
         """Call `tell` with every change from now on, in the loop that makes it; returns what ends that."""
-        watchers = self._watchers.setdefault(resource, set())
-        watchers.add(tell)
-        return lambda: watchers.discard(tell)
+        self._watchers[resource].add(tell)
+        return lambda: self._watchers[resource].discard(tell)
+
+
+def _of(found: dict[Key, T], namespace: str | None) -> list[T]:
+    """What is in a namespace, or in all of them, in order of namespace and name."""
+    return [found[key] for key in sorted(found) if namespace is None or key[0] == namespace]
 
 
 def _finalizers(resource: Resource, obj: Obj) -> list[str]:
@@ -326,17 +319,6 @@ def not_found(resource: Resource, name: str) -> ApiError:
     return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
 
 
-def precondition_failed(resource: Resource, name: str, what: str, given: str, found: str) -> ApiError:
-    group_kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
-    why = "modified" if what == "ResourceVersion" else "deleted and then recreated"
-    return ApiError(
-        409,
-        f'Operation cannot be fulfilled on {group_kind} "{name}": the {what} in the precondition ({given}) does not '
-        f"match the {what} in record ({found}). The object might have been {why}",
-        details={**details(resource, name), "kind": resource.kind},
-    )
-
-
 def conflict(resource: Resource, name: str) -> ApiError:
     return ApiError(
         409,
@@ -346,5 +328,6 @@ def conflict(resource: Resource, name: str) -> ApiError:
     )
 
 
-def _without_type(obj: Obj) -> Obj:
-    return {k: v for k, v in obj.items() if k not in ("apiVersion", "kind")}
+def _typed(resource: Resource, obj: Obj) -> Obj:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**head, **{k: v for k, v in obj.items() if k not in head}}

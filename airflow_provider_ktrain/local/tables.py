@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,13 @@ NAME_TEXT = (
     "idempotence and configuration definition. Cannot be updated. More info: "
     "https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names"
 )
+META = "meta.k8s.io/v1"
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: ages below so many seconds are told in this unit, and in a smaller one
+AGES = [
+    (120, "s", ""), (600, "m", "s"), (3 * 3600, "m", ""), (8 * 3600, "h", "m"), (48 * 3600, "h", ""),
+    (8 * 86400, "d", "h"), (math.inf, "d", ""),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,57 +38,81 @@ class Column:
     format: str = ""
     description: str = ""
 
-
-def table(
-    resource: Resource, objects: list[Obj], metadata: Obj, *, head: bool = True, include: str = "Metadata"
-) -> Obj:
-    """Objects as rows. `head`: with column definitions, as a watch sends once. `include`: Metadata, Object or None."""
-    columns = COLUMNS.get(resource, (NAME, AGE))
-    return {
-        "kind": "Table",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": metadata,
-        "columnDefinitions": [_definition(c) for c in columns] if head else None,
-        "rows": [{"cells": [c.cell(o) for c in columns], "object": _row_object(o, include)} for o in objects],
-    }
+    def definition(self) -> Obj:
+        return {
+            "name": self.name, "type": self.type, "format": self.format,
+            "description": self.description, "priority": 1 if self.wide else 0,
+        }  # fmt: skip
 
 
-def partial(obj: Obj) -> Obj:
-    """The object's metadata alone."""
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+@dataclass(frozen=True)
+class View:
+    """How a client asked to be shown objects of a resource: whole, as rows of a Table, or their metadata alone.
+
+    :param form: of negotiation.FORMS.
+    :param whole_rows: rows of a Table bring the whole object, not only its metadata.
+    """
+
+    resource: Resource
+    form: str = ""
+    whole_rows: bool = False
+
+    def one(self, obj: Obj, *, head: bool = True) -> Obj:
+        """One object; what is no object of the resource, such as a Status, as it is.
+
+        :param head: with the definitions of columns, as a watch sends them once.
+        """
+        if not self.form or obj["kind"] != self.resource.kind:
+            return obj
+        if self.form == "Table":
+            return self._table([obj], {"resourceVersion": obj["metadata"].get("resourceVersion", "")}, head=head)
+        return _metadata_only(obj)
+
+    def all(self, objects: list[Obj], metadata: Obj) -> Obj:
+        """A list of objects. Only items of custom resources say their kind."""
+        if self.form == "Table":
+            return self._table(objects, metadata)
+        if self.form:
+            items = [_metadata_only(o) for o in objects]
+            return {"kind": "PartialObjectMetadataList", "apiVersion": META, "metadata": metadata, "items": items}
+        head = {
+            "kind": f"{self.resource.kind}List",
+            "apiVersion": self.resource.api_version,
+            "metadata": {**({"continue": ""} if self.resource.custom else {}), **metadata},
+        }
+        if self.resource.custom:
+            return {**head, "items": objects}
+        return {**head, "items": [{k: v for k, v in o.items() if k not in ("kind", "apiVersion")} for o in objects]}
+
+    def _table(self, objects: list[Obj], metadata: Obj, *, head: bool = True) -> Obj:
+        columns = COLUMNS.get(self.resource, (NAME, AGE))
+        rows = [
+            {"cells": [c.cell(o) for c in columns], "object": o if self.whole_rows else _metadata_only(o)}
+            for o in objects
+        ]
+        definitions = [c.definition() for c in columns] if head else None
+        return {
+            "kind": "Table",
+            "apiVersion": META,
+            "metadata": metadata,
+            "columnDefinitions": definitions,
+            "rows": rows,
+        }
 
 
-def _definition(column: Column) -> Obj:
-    return {
-        "name": column.name, "type": column.type, "format": column.format,
-        "description": column.description, "priority": 1 if column.wide else 0,
-    }  # fmt: skip
-
-
-def _row_object(obj: Obj, include: str) -> Obj | None:
-    return {"Object": obj, "None": None}.get(include, partial(obj))
+def _metadata_only(obj: Obj) -> Obj:
+    return {"kind": "PartialObjectMetadata", "apiVersion": META, "metadata": obj["metadata"]}
 
 
 def age(timestamp: str | None) -> str:
     """How long ago, in the short form of kubectl: 5s, 3m20s, 2h, 4d."""
     if not timestamp:
         return "<unknown>"
-    then = datetime.datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    then = datetime.datetime.fromisoformat(timestamp)
     seconds = max(int((datetime.datetime.now(datetime.UTC) - then).total_seconds()), 0)
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if seconds < 120:
-        return f"{seconds}s"
-    if minutes < 10:
-        return f"{minutes}m{seconds % 60}s" if seconds % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    return f"{days}d" if days < 730 else f"{days // 365}y"
+    unit, smaller = next((u, s) for limit, u, s in AGES if seconds < limit)
+    rest = seconds % SECONDS[unit] // SECONDS[smaller] if smaller else 0
+    return f"{seconds // SECONDS[unit]}{unit}" + (f"{rest}{smaller}" if rest else "")
 
 
 def at(path: str, default: Any = None) -> Callable[[Obj], Any]:
@@ -98,33 +130,23 @@ def at(path: str, default: Any = None) -> Callable[[Obj], Any]:
 def _pod_status(pod: Obj) -> str:
     """Pod status as kubectl words it: the reason of the container that keeps the pod from running well."""
     status = pod.get("status") or {}
-    reason = status.get("reason") or status.get("phase") or "Unknown"
-    initializing = False
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
     inits = status.get("initContainerStatuses") or []
     for index, container in enumerate(inits):
         state = container.get("state") or {}
-        ended, waiting = state.get("terminated"), state.get("waiting")
-        if ended and ended.get("exitCode") == 0:
-            continue
-        if ended:
-            reason = f"Init:{ended.get('reason') or 'ExitCode:' + str(ended.get('exitCode'))}"
-        elif waiting and waiting.get("reason") not in (None, "PodInitializing"):
-            reason = f"Init:{waiting['reason']}"
-        else:
-            reason = f"Init:{index}/{len(pod['spec'].get('initContainers') or inits)}"
-        initializing = True
-        break
-    if not initializing:
-        for container in reversed(status.get("containerStatuses") or []):
-            state = container.get("state") or {}
-            ended, waiting = state.get("terminated"), state.get("waiting")
-            if waiting and waiting.get("reason"):
-                reason = waiting["reason"]
-            elif ended:
-                reason = ended.get("reason") or f"ExitCode:{ended.get('exitCode')}"
-    if pod["metadata"].get("deletionTimestamp"):
-        reason = "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
-    return str(reason)
+        if (state.get("terminated") or {}).get("exitCode") != 0:
+            return f"Init:{_reason(state, but='PodInitializing') or f'{index}/{len(inits)}'}"
+    reasons = (_reason(c.get("state") or {}) for c in status.get("containerStatuses") or ())
+    return str(next(filter(None, reasons), "") or status.get("reason") or status.get("phase") or "Unknown")
+
+
+def _reason(state: Obj, but: str = "") -> str:
+    """Why a container in this state does not run, "" where it does or where it is for the reason `but`."""
+    ended, reason = state.get("terminated"), (state.get("waiting") or {}).get("reason") or ""
+    if ended:
+        return str(ended.get("reason") or f"ExitCode:{ended.get('exitCode')}")
+    return "" if reason == but else str(reason)
 
 
 def _pod_ready(pod: Obj) -> str:
@@ -152,40 +174,17 @@ def _node_status(node: Obj) -> str:
     return f"{state},SchedulingDisabled" if (node.get("spec") or {}).get("unschedulable") else state
 
 
-def _roles(node: Obj) -> str:
-    prefix = "node-role.kubernetes.io/"
-    roles = [k.removeprefix(prefix) for k in node["metadata"].get("labels") or {} if k.startswith(prefix)]
-    return ",".join(sorted(roles)) or "<none>"
-
-
-def _ports(service: Obj) -> str:
-    ports = (service.get("spec") or {}).get("ports") or []
-    return ",".join(f"{p.get('port')}/{p.get('protocol', 'TCP')}" for p in ports) or "<none>"
-
-
 def _event_object(event: Obj) -> str:
     involved = event.get("involvedObject") or {}
     return f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
 
 
-def _batch_status(job: Obj) -> str:
-    done = {c["type"] for c in (job.get("status") or {}).get("conditions") or () if c.get("status") == "True"}
-    return next((s for s in ("Complete", "Failed", "Suspended") if s in done), "Running")
-
-
 NAME = Column("Name", at("metadata.name"), format="name", description=NAME_TEXT)
 AGE = Column("Age", lambda o: age(o["metadata"].get("creationTimestamp")))
-CUSTOM_AGE = Column(
-    "Age",
-    AGE.cell,
-    "date",
-    description="Custom resource definition column (in JSONPath format): .metadata.creationTimestamp",
-)
-STATE = Column(
-    "State",
-    _job_state,
-    description="Custom resource definition column (in JSONPath format): .status.conditions[-1:].type",
-)
+JSON_PATH = "Custom resource definition column (in JSONPath format): "
+CUSTOM_AGE = Column("Age", AGE.cell, "date", description=f"{JSON_PATH}.metadata.creationTimestamp")
+STATE = Column("State", _job_state, description=f"{JSON_PATH}.status.conditions[-1:].type")
+#: columns by resource; the others show their name and age
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.PYTORCHJOB: (NAME, STATE, CUSTOM_AGE),
     r.MPIJOB_V1: (NAME, CUSTOM_AGE, STATE),
@@ -193,34 +192,14 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.POD: (
         NAME, Column("Ready", _pod_ready), Column("Status", _pod_status), Column("Restarts", _pod_restarts), AGE,
         Column("IP", at("status.podIP", "<none>"), wide=True), Column("Node", at("spec.nodeName", "<none>"), wide=True),
-        Column("Nominated Node", at("status.nominatedNodeName", "<none>"), wide=True),
-        Column("Readiness Gates", lambda o: "<none>", wide=True),
     ),
-    r.SERVICE: (
-        NAME, Column("Type", at("spec.type")), Column("Cluster-IP", at("spec.clusterIP", "<none>")),
-        Column("External-IP", lambda o: "<none>"), Column("Port(s)", _ports), AGE,
-        Column("Selector", lambda o: _pairs((o.get("spec") or {}).get("selector")), wide=True),
-    ),
-    r.CONFIG_MAP: (NAME, Column("Data", lambda o: str(len(o.get("data") or {}) + len(o.get("binaryData") or {}))), AGE),
-    r.SECRET: (NAME, Column("Type", at("type")), Column("Data", lambda o: str(len(o.get("data") or {}))), AGE),
     r.NAMESPACE: (NAME, Column("Status", at("status.phase")), AGE),
     r.NODE: (
-        NAME, Column("Status", _node_status), Column("Roles", _roles), AGE,
+        NAME, Column("Status", _node_status), Column("Roles", lambda _: "<none>"), AGE,
         Column("Version", at("status.nodeInfo.kubeletVersion")),
     ),
     r.EVENT: (
         Column("Last Seen", lambda o: age(o.get("lastTimestamp") or o.get("eventTime"))), Column("Type", at("type")),
         Column("Reason", at("reason")), Column("Object", _event_object), Column("Message", at("message", "")),
     ),
-    r.BATCH_JOB: (
-        NAME, Column("Status", _batch_status),
-        Column("Completions", lambda o: f"{at('status.succeeded', 0)(o)}/{at('spec.completions', 1)(o)}"), AGE,
-    ),
-    r.CRD: (NAME, Column("Created At", at("metadata.creationTimestamp"), "date")),
-    r.ROLE: (NAME, Column("Created At", at("metadata.creationTimestamp"), "date")),
-    r.CLUSTER_ROLE: (NAME, Column("Created At", at("metadata.creationTimestamp"), "date")),
 }  # fmt: skip
-
-
-def _pairs(labels: dict[str, str] | None) -> str:
-    return ",".join(f"{k}={v}" for k, v in sorted((labels or {}).items())) or "<none>"

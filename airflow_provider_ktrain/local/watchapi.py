@@ -14,9 +14,9 @@ from aiohttp import web
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import ListOptions
 from airflow_provider_ktrain.local.negotiation import encode
-from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.selectors import Selector
 from airflow_provider_ktrain.local.store import Change, Obj, Store
+from airflow_provider_ktrain.local.tables import View
 
 DEFAULT_TIMEOUT = 1800  # seconds; a watch without timeoutSeconds ends after one to two times this
 BOOKMARK_PERIOD = 60.0  # seconds
@@ -25,30 +25,21 @@ BACKLOG = 50_000  # changes; a client that reads more slowly than that is cut of
 CHUNK = 256  # events a write
 HELD_BACK_LOOK = 0.05  # seconds between looks at events that are held back
 
-#: from an object to the bytes of an event's `object`: the object, its row of a Table, or its metadata
-Render = Callable[[Obj], bytes]
-
 
 class Watch:
     """One watch of one resource, as a stream of JSON lines."""
 
     def __init__(
-        self,
-        store: Store,
-        resource: Resource,
-        namespace: str | None,
-        wanted: ListOptions,
-        *,
-        render: Render | None = None,
-        delay: Callable[[], float] = lambda: 0.0,
+        self, store: Store, view: View, namespace: str | None, wanted: ListOptions, delay: Callable[[], float]
     ) -> None:
         """:param delay: seconds that events are held back (a fault switch)."""
-        self._store, self._resource, self._namespace, self._wanted = store, resource, namespace, wanted
-        self._render, self._delay = render, delay
+        self._store, self._view, self._namespace, self._wanted, self._delay = store, view, namespace, wanted, delay
+        self._resource = view.resource
         self._backlog: deque[tuple[float, Change]] = deque()
         self._awake = asyncio.Event()
         self._overflown = False
         self._seen = store.version  # what the client knows when all before is sent
+        self._head = True  # columns of a Table are told once
 
     async def serve(self, request: web.Request, response: web.StreamResponse) -> None:
         """Write the stream as the answer to the request, to its end. ConnectionError where the client has gone."""
@@ -80,7 +71,7 @@ class Watch:
         if wanted.initial_events or (wanted.initial_events is None and not wanted.version):
             for change in self._store.latest(self._resource, self._namespace):
                 if wanted.selector.matches(change.object):
-                    yield self._shown("ADDED", change)
+                    yield self._line("ADDED", change.object, change)
             if wanted.initial_events and wanted.bookmarks:
                 yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
         elif wanted.version:
@@ -127,16 +118,17 @@ class Watch:
             return
         kind, obj = seen_as(change, self._wanted.selector)
         if kind:
-            yield self._shown(kind, change) if obj is change.object else line(kind, (self._render or encode)(obj))
+            yield self._line(kind, obj, change)
 
-    def _shown(self, kind: str, change: Change) -> bytes:
-        return line(kind, self._render(change.object) if self._render else change.encoded())
+    def _line(self, kind: str, obj: Obj, change: Change) -> bytes:
+        if obj is change.object and not self._view.form:
+            return line(kind, change.encoded)
+        shown, self._head = self._view.one(obj, head=self._head), False
+        return line(kind, encode(shown))
 
     def _bookmark(self, meta: Obj) -> bytes:
-        obj = {
-            "kind": self._resource.kind, "apiVersion": self._resource.api_version,
-            "metadata": {"resourceVersion": str(self._seen), **meta},
-        }  # fmt: skip
+        metadata = {"resourceVersion": str(self._seen), **meta}
+        obj = {"kind": self._resource.kind, "apiVersion": self._resource.api_version, "metadata": metadata}
         return line("BOOKMARK", encode(obj))
 
 
@@ -148,7 +140,7 @@ def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
     before = change.previous is not None and selector.matches(change.previous)
     if now:
         return ("MODIFIED" if before else "ADDED"), change.object
-    if not before or change.previous is None:
+    if change.previous is None or not before:
         return "", change.object
     version = change.object["metadata"]["resourceVersion"]
     return "DELETED", {**change.previous, "metadata": {**change.previous["metadata"], "resourceVersion": version}}

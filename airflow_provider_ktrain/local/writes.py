@@ -7,16 +7,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local import admission, decoding, negotiation, patch, schema
+from airflow_provider_ktrain.local import admission, decoding, listing, negotiation, patch, schema
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import integer, invalid
-from airflow_provider_ktrain.local.requestinfo import flag
+from airflow_provider_ktrain.local.listing import invalid
+from airflow_provider_ktrain.local.requestinfo import RequestInfo, integer
 from airflow_provider_ktrain.local.resources import Resource
 from airflow_provider_ktrain.local.store import Obj, Store, conflict, details
+from airflow_provider_ktrain.local.tables import View
 
 POLICIES = ("Foreground", "Background", "Orphan")
+#: fields of DeleteOptions and their types
+DELETE_OPTIONS = {
+    "gracePeriodSeconds": int, "propagationPolicy": str, "orphanDependents": bool, "preconditions": dict,
+    "preconditions.uid": str, "preconditions.resourceVersion": str,
+}  # fmt: skip
 RETURNS_DELETED = (r.POD, r.SERVICE, r.SERVICE_ACCOUNT)  # the others answer a Status
+
+
+@dataclass(frozen=True)
+class Write:
+    """A request that writes, with its body. `namespace` is "" for what has none."""
+
+    info: RequestInfo
+    resource: Resource
+    namespace: str
+    query: Mapping[str, str]
+    content_type: str
+    body: bytes
+
+    @property
+    def dry_run(self) -> bool:
+        return bool(self.query.get("dryRun"))
 
 
 @dataclass(frozen=True)
@@ -28,103 +50,80 @@ class Written:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class DeleteOptions:
-    """How to delete. `policy` is "" where the request does not say."""
-
-    grace: int | None = None
-    policy: str = ""
-    uid: str | None = None
-    version: str | None = None
-    dry_run: bool = False
-    cascade: bool | None = None
-
-
 class Writes:
     """The writing verbs on one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def create(
-        self, resource: Resource, namespace: str, name: str, body: bytes, media: str, query: Mapping[str, str]
-    ) -> Written:
-        """Add the object of a body. ApiError 400, 403, 404, 409, 422."""
-        validation = decoding.options("CreateOptions", query)
-        obj, warnings = decoding.decode(resource, body, media, validation)
+    def write(self, asked: Write) -> Written:
+        """Do what is asked. ApiError says why not; 405 where the verb is not one for this path."""
+        info, resource = asked.info, asked.resource
+        match info.verb:
+            case "create" if not info.subresource and (resource.custom or not info.name):
+                return self._create(asked)
+            case "update" if info.name or resource.custom:
+                return self._update(asked)
+            case "patch" if info.name:
+                return self._patch(asked)
+            case "delete" if not info.subresource:
+                return self._delete(resource, asked.namespace, info.name, delete_options(asked))
+            case "deletecollection" if info.verb in resource.verbs:
+                return self._delete_all(asked)
+        raise ApiError(405, "the server does not allow this method on the requested resource", details={})
+
+    def _create(self, asked: Write) -> Written:
+        resource, namespace = asked.resource, asked.namespace
+        validation = decoding.options("CreateOptions", asked.query)
+        media = negotiation.media_type(asked.content_type)
+        obj, warnings = decoding.decode(resource, asked.body, media, validation)
         with _told(warnings):
-            _place(resource, namespace, obj)
-            meta = obj["metadata"]
-            if name:
-                meta.setdefault("name", name)
+            meta = _place(asked, obj)
+            if asked.info.name:
+                meta.setdefault("name", asked.info.name)
             if meta.get("resourceVersion"):
                 raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
             admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
             warnings += admission.validate(self._store, resource, obj, None)
-            made = self._store.create(resource, obj, dry_run=bool(query.get("dryRun")))
+            made = self._store.create(resource, obj, dry_run=asked.dry_run)
         return Written(made, 201, tuple(warnings))
 
-    def update(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        subresource: str,
-        body: bytes,
-        media: str,
-        query: Mapping[str, str],
-    ) -> Written:
-        """Replace an object, or its status or scale. ApiError 400, 403, 404, 409, 422."""
-        validation = decoding.options("UpdateOptions", query)
+    def _update(self, asked: Write) -> Written:
+        resource, name = asked.resource, asked.info.name
+        media = negotiation.media_type(asked.content_type)
+        validation = decoding.options("UpdateOptions", asked.query)
         if not name:
             raise ApiError(400, "name must be provided")
-        if subresource == "scale":
-            value, _ = decoding.load_map(body, media)
-            return self._scale(resource, namespace, name, value, bool(query.get("dryRun")))
-        obj, warnings = decoding.decode(resource, body, media, validation)
-        _place(resource, namespace, obj)
-        meta = obj["metadata"]
-        if meta.get("name", name) != name:
+        if asked.info.subresource == "scale":
+            return self._scale(asked, decoding.load_map(asked.body, media))
+        obj, warnings = decoding.decode(resource, asked.body, media, validation)
+        meta = _place(asked, obj)
+        if meta.setdefault("name", name) != name:
             raise ApiError(400, f"the name of the object ({meta['name']}) does not match the name on the URL ({name})")
-        meta["name"] = name
-        old = self._store.get(resource, namespace, name)
+        old = self._store.get(resource, asked.namespace, name)
         if not meta.get("resourceVersion") and (resource.custom or resource in (r.LEASE, r.CRD)):
-            problem = (
-                "FieldValueInvalid",
-                "Invalid value: 0: must be specified for an update",
-                "metadata.resourceVersion",
-            )
+            why = "Invalid value: 0: must be specified for an update"
+            problem = ("FieldValueInvalid", why, "metadata.resourceVersion")
             raise invalid(resource.plural, [problem], name=name, group=resource.group)
-        return self._replace(resource, old, obj, subresource, warnings, bool(query.get("dryRun")))
+        return self._replace(asked, old, obj, warnings)
 
-    def patch(
-        self,
-        resource: Resource,
-        namespace: str,
-        name: str,
-        subresource: str,
-        body: bytes,
-        content_type: str,
-        query: Mapping[str, str],
-    ) -> Written:
-        """Patch an object, or its status or scale. ApiError 400, 403, 404, 409, 415, 422."""
-        media = decoding.media_type(content_type, patch.media_types(resource))
-        validation = decoding.options("PatchOptions", query)
+    def _patch(self, asked: Write) -> Written:
+        resource, name = asked.resource, asked.info.name
+        media = negotiation.media_type(asked.content_type, patch.media_types(resource))
+        validation = decoding.options("PatchOptions", asked.query)
         try:
-            changes, _ = negotiation.load(body, negotiation.JSON)
+            changes, _ = decoding.load(asked.body)
         except ValueError as e:
             raise ApiError(400, f"error decoding patch: {e}") from None
-        old = self._store.get(resource, namespace, name)
-        dry_run = bool(query.get("dryRun"))
-        if subresource == "scale":
-            return self._scale(resource, namespace, name, patch.apply(media, scale_of(resource, old), changes), dry_run)
+        old = self._store.get(resource, asked.namespace, name)
+        if asked.info.subresource == "scale":
+            return self._scale(asked, patch.apply(media, scale_of(resource, old), changes))
         patched = patch.apply(media, old, changes)
-        if not isinstance(patched.get("metadata"), dict):
-            raise invalid(
-                resource.kind, [("FieldValueRequired", "Required value", "metadata")], name=name, group=resource.group
-            )
-        meta = patched["metadata"]
-        if meta.get("name") != name or meta.get("namespace", "") != namespace:
+        meta = patched.get("metadata")
+        if not isinstance(meta, dict):
+            problem = ("FieldValueRequired", "Required value", "metadata")
+            raise invalid(resource.kind, [problem], name=name, group=resource.group)
+        if meta.get("name") != name or meta.get("namespace", "") != asked.namespace:
             why = f"the name of the object ({meta.get('name')}) does not match the name on the URL ({name})"
             raise ApiError(400, why)
         obj, notes = schema.decode(resource, patched)
@@ -132,62 +131,61 @@ class Writes:
             value = json.dumps(json.dumps(patched, separators=(",", ":"), ensure_ascii=False), ensure_ascii=False)
             why = f"Invalid value: {value}: strict decoding error: {', '.join(notes)}"
             raise invalid("", [("FieldValueInvalid", why, "patch")], group="")
-        warnings = [] if validation == "Ignore" else notes
-        return self._replace(resource, old, obj, subresource, warnings, dry_run)
+        return self._replace(asked, old, obj, [] if validation == "Ignore" else notes)
 
-    def _replace(
-        self, resource: Resource, old: Obj, obj: Obj, subresource: str, warnings: list[str], dry_run: bool
-    ) -> Written:
-        status = subresource == "status"
-        name, version = old["metadata"]["name"], obj["metadata"].get("resourceVersion")
+    def _replace(self, asked: Write, old: Obj, obj: Obj, warnings: list[str]) -> Written:
+        resource, status = asked.resource, asked.info.subresource == "status"
+        version = obj["metadata"].get("resourceVersion")
         with _told(warnings):
             if version and version != old["metadata"]["resourceVersion"]:
-                raise conflict(resource, name)
-            if status:
-                # the rest of what was sent does not count
+                raise conflict(resource, old["metadata"]["name"])
+            if status:  # the rest of what was sent does not count
                 obj = {**old, "status": obj.get("status", {})}
             warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
-            updated = self._store.update(resource, obj, status=status, dry_run=dry_run)
+            updated = self._store.update(resource, obj, status=status, dry_run=asked.dry_run)
         return Written(updated, 200, tuple(warnings))
 
-    def _scale(self, resource: Resource, namespace: str, name: str, wanted: Obj, dry_run: bool) -> Written:
-        old = self._store.get(resource, namespace, name)
+    def _scale(self, asked: Write, wanted: Obj) -> Written:
+        resource, name = asked.resource, asked.info.name
+        old = self._store.get(resource, asked.namespace, name)
         scale_of(resource, old)
-        replicas = (wanted.get("spec") or {}).get("replicas", 0)
+        spec, meta = (part if isinstance(part := wanted.get(key), dict) else {} for key in ("spec", "metadata"))
+        replicas = spec.get("replicas", 0)
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
             why = f"Invalid value: {replicas}: must be greater than or equal to 0"
             raise invalid("Scale", [("FieldValueInvalid", why, "spec.replicas")], name=name, group="autoscaling")
-        specs = old["spec"]["pytorchReplicaSpecs"]
-        worker = {**specs["Worker"], "replicas": replicas}
-        new = {**old, "spec": {**old["spec"], "pytorchReplicaSpecs": {**specs, "Worker": worker}}}
-        version = (wanted.get("metadata") or {}).get("resourceVersion")
-        new["metadata"] = {**old["metadata"], **({"resourceVersion": version} if version else {})}
-        return Written(scale_of(resource, self._replace(resource, old, new, "", [], dry_run).obj))
+        version = meta.get("resourceVersion") or old["metadata"]["resourceVersion"]
+        change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}}
+        new = patch.merge(old, {**change, "metadata": {"resourceVersion": version}})
+        return Written(scale_of(resource, self._replace(asked, old, new, []).obj))
 
-    def delete(self, resource: Resource, namespace: str, name: str, options: DeleteOptions) -> Written:
-        """Delete one object, or begin to. ApiError 404, 409."""
-        old = self._store.get(resource, namespace, name)
-        warnings: tuple[str, ...] = ()
-        policy = options.policy
-        if not policy and resource == r.BATCH_JOB:
-            policy = "Orphan"
-            warnings = (
-                "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove "
-                "them or set propagationPolicy=Orphan to suppress this warning",
-            )
-        if not policy:
-            kept = old["metadata"].get("finalizers") or ()
-            policy = "Foreground" if "foregroundDeletion" in kept else "Orphan" if "orphan" in kept else "Background"
-        if options.dry_run:
-            return Written(old if resource in RETURNS_DELETED else _deleted(resource, old), 200, warnings)
-        gone = self._store.delete(
-            resource, namespace, name,
-            grace=options.grace, propagation=policy, uid=options.uid, version=options.version,
-        )  # fmt: skip
-        still = self._store.find(resource, namespace, name)
-        if still is None and resource not in RETURNS_DELETED:
-            return Written(_deleted(resource, gone), 200, warnings)
-        return Written(gone, 202 if still is not None and options.cascade else 200, warnings)
+    def _delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Written:
+        """Delete one object, or begin to, as DeleteOptions say."""
+        obj = self._store.get(resource, namespace, name)
+        kept = obj["metadata"].get("finalizers") or ()
+        policy = "Foreground" if "foregroundDeletion" in kept else "Orphan" if "orphan" in kept else "Background"
+        preconditions = options.get("preconditions") or {}
+        if not options.get("dryRun"):
+            obj = self._store.delete(
+                resource, namespace, name,
+                grace=options.get("gracePeriodSeconds"), propagation=options.get("propagationPolicy") or policy,
+                uid=preconditions.get("uid"), version=preconditions.get("resourceVersion"),
+            )  # fmt: skip
+            if self._store.find(resource, namespace, name) is not None:
+                return Written(obj)
+        if resource in RETURNS_DELETED:
+            return Written(obj)
+        about = {**details(resource, name), "uid": obj["metadata"]["uid"]}
+        return Written({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": about})
+
+    def _delete_all(self, asked: Write) -> Written:
+        resource, options = asked.resource, delete_options(asked)
+        selector = listing.options(resource, asked.query, watch=False).selector
+        found = [o for o in self._store.list(resource, asked.namespace or None) if selector.matches(o)]
+        version = {"resourceVersion": str(self._store.version)}
+        for obj in found:
+            self._delete(resource, obj["metadata"].get("namespace", ""), obj["metadata"]["name"], options)
+        return Written(View(resource).all(found, version))
 
 
 @contextmanager
@@ -200,23 +198,17 @@ def _told(warnings: list[str]) -> Iterator[None]:
         raise
 
 
-def _place(resource: Resource, namespace: str, obj: Obj) -> None:
-    """Put the namespace of the request into the object; ApiError 400 where it names another."""
-    meta = obj.setdefault("metadata", {})
+def _place(asked: Write, obj: Obj) -> Obj:
+    """The object's metadata, with the namespace of the request; ApiError 400 where it names another."""
+    resource, meta = asked.resource, obj.setdefault("metadata", {})
     if not isinstance(meta, dict):
         version = f'{resource.kind} in version "{resource.version}"'
         raise ApiError(400, f"{version} cannot be handled as a {resource.kind}: metadata is not an object")
     if not resource.namespaced:
         meta.pop("namespace", None)
-        return
-    if meta.get("namespace", namespace) != namespace:
+    elif meta.setdefault("namespace", asked.namespace) != asked.namespace:
         raise ApiError(400, "the namespace of the provided object does not match the namespace sent on the request")
-    meta["namespace"] = namespace
-
-
-def _deleted(resource: Resource, obj: Obj) -> Obj:
-    about = {**details(resource, obj["metadata"]["name"]), "uid": obj["metadata"]["uid"]}
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": about}
+    return meta
 
 
 def scale_of(resource: Resource, obj: Obj) -> Obj:
@@ -228,54 +220,42 @@ def scale_of(resource: Resource, obj: Obj) -> Obj:
         raise ApiError(500, f"Internal error occurred: {why}", details={"causes": [{"message": why}]})
     status = ((obj.get("status") or {}).get("replicaStatuses") or {}).get("Worker") or {}
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    selector = {"selector": status["selector"]} if isinstance(status.get("selector"), str) else {}
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {k: obj["metadata"][k] for k in kept if k in obj["metadata"]},
         "spec": {"replicas": worker["replicas"]},
-        "status": {
-            "replicas": status.get("active", 0),
-            **({"selector": status["selector"]} if isinstance(status.get("selector"), str) else {}),
-        },
+        "status": {"replicas": status.get("active", 0), **selector},
     }
 
 
-def delete_options(body: bytes, content_type: str, query: Mapping[str, str]) -> DeleteOptions:
+def delete_options(asked: Write) -> Obj:
     """The DeleteOptions of a body or, where there is none, of the query. ApiError 400, 415, 422."""
-    given: Obj = {k: query[k] for k in ("propagationPolicy",) if k in query}
-    if "orphanDependents" in query:
-        given["orphanDependents"] = flag(query, "orphanDependents")
-    if (seconds := integer(query, "gracePeriodSeconds")) is not None:
-        given["gracePeriodSeconds"] = seconds
-    if body:
-        given, _ = decoding.load_map(body, decoding.media_type(content_type))
-    grace, policy, cascade = (given.get(k) for k in ("gracePeriodSeconds", "propagationPolicy", "orphanDependents"))
-    preconditions = given.get("preconditions") or {}
-    uid_and_version = preconditions.items() if isinstance(preconditions, dict) else ()
-    expected: list[tuple[str, object, type | tuple[type, ...]]] = [
-        ("gracePeriodSeconds", grace, int), ("propagationPolicy", policy, str), ("orphanDependents", cascade, bool),
-        ("preconditions", preconditions, dict),
-        *((f"preconditions.{k}", v, str) for k, v in uid_and_version),
-    ]  # fmt: skip
-    for field, value, type_ in expected:
+    query = asked.query
+    given: Obj = {"gracePeriodSeconds": integer(query, "gracePeriodSeconds")}
+    given["propagationPolicy"] = query.get("propagationPolicy")
+    if asked.body:
+        given = decoding.load_map(asked.body, negotiation.media_type(asked.content_type))
+    for path, type_ in DELETE_OPTIONS.items():
+        field, _, inner = path.partition(".")
+        value = (given.get(field) or {}).get(inner) if inner else given.get(field)
         if value is not None and not isinstance(value, type_):
             found = decoding.JSON_TYPES.get(type(value), "object")
-            why = f"json: cannot unmarshal {found} into Go struct field DeleteOptions.{field}"
-            raise ApiError(400, f"DeleteOptions: {why}")
-    problems = []
+            raise ApiError(
+                400, f"DeleteOptions: json: cannot unmarshal {found} into Go struct field DeleteOptions.{path}"
+            )
+    policy, orphan, problems = given.get("propagationPolicy"), given.get("orphanDependents"), []
     if policy and policy not in POLICIES:
         names = ", ".join(f'"{p}"' for p in (*POLICIES, "nil"))
-        problems.append(
-            ("FieldValueNotSupported", f'Unsupported value: "{policy}": supported values: {names}', "propagationPolicy")
-        )
-    if policy and cascade is not None:
+        why = f'Unsupported value: "{policy}": supported values: {names}'
+        problems.append(("FieldValueNotSupported", why, "propagationPolicy"))
+    if policy and orphan is not None:
         why = f'Invalid value: "{policy}": orphanDependents and deletionPropagation cannot be both set'
         problems.append(("FieldValueInvalid", why, "propagationPolicy"))
     if problems:
         raise invalid("DeleteOptions", problems)
     decoding.options("DeleteOptions", query)
-    return DeleteOptions(
-        grace, policy or {None: "", True: "Orphan", False: "Background"}[cascade],
-        preconditions.get("uid"), preconditions.get("resourceVersion"),
-        bool(query.get("dryRun") or given.get("dryRun")), cascade is False,
-    )  # fmt: skip
+    if orphan is not None:
+        given["propagationPolicy"] = "Orphan" if orphan else "Background"
+    return {**given, "dryRun": query.get("dryRun") or given.get("dryRun")}

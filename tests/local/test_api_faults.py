@@ -147,15 +147,6 @@ def test_evicted_pod(faulty: EmbeddedCluster, api: Client) -> None:
     assert (status["reason"], status["message"]) == ("Evicted", "The node was low on resource: memory.")
 
 
-def test_eviction_by_the_api(api: Client) -> None:
-    api("POST", PODS, pod("drained", "sleep 600"))
-    eventually(lambda: phase(api, "drained") == "Running")
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drained"}}
-    answer = api("POST", f"{PODS}/drained/eviction", body)
-    assert (answer.status, answer.body["status"]) == (201, "Success")
-    eventually(lambda: api("GET", f"{PODS}/drained").status == 404)
-
-
 def test_lost_node_and_its_return(faulty: EmbeddedCluster, api: Client) -> None:
     def ready() -> str:
         node = api("GET", "/api/v1/nodes/ktrain-node-1").json
