@@ -7,11 +7,15 @@ container and the end of the pod, in which conditions tell of the end while the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the store's defaults use this module
     from airflow_provider_ktrain.local.store import Obj
+
+
+TERMINAL = ("Succeeded", "Failed")
 
 
 @dataclass
@@ -23,17 +27,21 @@ class ContainerFacts:
     last_state: Obj = field(default_factory=dict)
     restarts: int = 0
     container_id: str = ""
-    ready: bool = False
+
+    @property
+    def name(self) -> str:
+        name: str = self.spec["name"]
+        return name
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, where it is terminated."""
+        """The exit code, None where it is not terminated."""
         code: int | None = self.state.get("terminated", {}).get("exitCode")
         return code
 
     @property
-    def terminated(self) -> bool:
-        return "terminated" in self.state
+    def running(self) -> bool:
+        return "running" in self.state
 
 
 @dataclass
@@ -50,7 +58,11 @@ class PodFacts:
     #: why the kubelet ended the pod (Evicted, DeadlineExceeded), with its message
     reason: str = ""
     message: str = ""
-    extra_conditions: list[Obj] = field(default_factory=list)
+
+
+def ended(pod: Obj) -> bool:
+    """Whether the pod's phase is one that it does not leave."""
+    return pod.get("status", {}).get("phase") in TERMINAL
 
 
 def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
@@ -67,16 +79,15 @@ def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
 def phase(pod: Obj, facts: PodFacts) -> str:
     """The phase that the containers' states mean, as the real getPhase decides it."""
     policy = pod["spec"].get("restartPolicy", "Always")
-    ran = [c for c in facts.containers if c.terminated]
-    if facts.reason:
-        return "Failed"
-    if any(c.exit_code for c in facts.init) and (policy == "Never" or facts.finished):
+    ran = [c for c in facts.containers if c.exit_code is not None]
+    final = facts.finished or policy == "Never"  # nothing starts again
+    if facts.reason or (final and any(c.exit_code for c in facts.init)):
         return "Failed"
     if any(c.exit_code != 0 for c in facts.init):
         return "Pending"
     if len(ran) == len(facts.containers) or (facts.finished and ran):
         succeeded = all(c.exit_code == 0 for c in ran)
-        if facts.finished or policy == "Never" or (policy == "OnFailure" and succeeded):
+        if final or (policy == "OnFailure" and succeeded):
             return "Succeeded" if succeeded else "Failed"
         return "Running"
     if any("waiting" in c.state and not c.last_state for c in facts.containers):
@@ -89,10 +100,9 @@ def build(pod: Obj, facts: PodFacts, now: str) -> Obj:
     old = pod.get("status", {})
     generation = pod["metadata"].get("generation", 1)
     reached = phase(pod, facts)
-    ended = reached in ("Succeeded", "Failed")
     known = {c["type"]: c for c in old.get("conditions") or ()}
     conditions = []
-    for condition in (*_conditions(facts, reached), *facts.extra_conditions):
+    for condition in _conditions(facts, reached):
         before = known.pop(condition["type"], {})
         same = before.get("status") == condition["status"]
         conditions.append({
@@ -101,79 +111,69 @@ def build(pod: Obj, facts: PodFacts, now: str) -> Obj:
             **{k: condition[k] for k in ("reason", "message") if condition.get(k)},
         })  # fmt: skip
     conditions += [{**c, "observedGeneration": generation} for c in known.values()]
-    status: Obj = {
+    return {
+        **old,
         "observedGeneration": generation,
-        "phase": old.get("phase", "Pending") if ended and not facts.finished else reached,
+        "phase": old.get("phase", "Pending") if reached in TERMINAL and not facts.finished else reached,
         "conditions": conditions,
         **({"message": facts.message, "reason": facts.reason} if facts.reason and facts.finished else {}),
         "hostIP": facts.host_ip, "hostIPs": [{"ip": facts.host_ip}],
         **({"podIP": facts.ip, "podIPs": [{"ip": facts.ip}]} if facts.ip else {}),
         "startTime": facts.start_time,
+        **({"initContainerStatuses": [_container(c, init=True) for c in facts.init]} if facts.init else {}),
+        "containerStatuses": [_container(c) for c in facts.containers],
     }  # fmt: skip
-    if facts.init:
-        status["initContainerStatuses"] = [_container(c, init=True) for c in facts.init]
-    status["containerStatuses"] = [_container(c) for c in facts.containers]
-    status["qosClass"] = old.get("qosClass") or qos_class(pod)
-    return status
 
 
 def _conditions(facts: PodFacts, reached: str) -> list[dict[str, str]]:
-    incomplete = [c.spec["name"] for c in facts.init if c.exit_code != 0]
-    unready = [c.spec["name"] for c in facts.containers if not c.ready]
-    initialized = {"type": "Initialized", "status": "True"}
+    initialized = _all(facts.init, lambda c: c.exit_code == 0, "ContainersNotInitialized", "incomplete")
+    ready = _all(facts.containers, lambda c: c.running, "ContainersNotReady", "unready")
     if reached == "Succeeded":
-        initialized["reason"] = "PodCompleted"
-    elif incomplete:
-        initialized = _false("Initialized", "ContainersNotInitialized", "incomplete", incomplete)
-    ready = {"status": "True"}
-    if reached in ("Succeeded", "Failed"):
+        initialized = {"status": "True", "reason": "PodCompleted"}
+    if reached in TERMINAL:
         ready = {"status": "False", "reason": {"Succeeded": "PodCompleted", "Failed": "PodFailed"}[reached]}
-    elif unready:
-        ready = _false("", "ContainersNotReady", "unready", unready)
-    return [
+    conditions = [
         {"type": "PodReadyToStartContainers", "status": str(facts.sandbox)},
-        initialized,
-        {**ready, "type": "Ready"},
-        {**ready, "type": "ContainersReady"},
+        {"type": "Initialized", **initialized},
+        {"type": "Ready", **ready},
+        {"type": "ContainersReady", **ready},
         {"type": "PodScheduled", "status": "True"},
     ]
+    if facts.reason == "Evicted":
+        why = {"reason": "TerminationByKubelet", "message": facts.message}
+        conditions.append({"type": "DisruptionTarget", "status": "True", **why})
+    return conditions
 
 
-def _false(type_: str, reason: str, what: str, names: list[str]) -> dict[str, str]:
-    message = f"containers with {what} status: [{' '.join(names)}]"
-    return {"type": type_, "status": "False", "reason": reason, "message": message}
+def _all(
+    containers: list[ContainerFacts], holds: Callable[[ContainerFacts], bool], reason: str, otherwise: str
+) -> dict[str, str]:
+    """A condition that holds if it does for all containers, and else names the others."""
+    names = [c.name for c in containers if not holds(c)]
+    if not names:
+        return {"status": "True"}
+    message = f"containers with {otherwise} status: [{' '.join(names)}]"
+    return {"status": "False", "reason": reason, "message": message}
 
 
 def _container(facts: ContainerFacts, init: bool = False) -> Obj:
-    spec = facts.spec
-    status: Obj = {
-        "name": spec["name"], "state": facts.state, "lastState": facts.last_state,
-        "ready": facts.exit_code == 0 if init else facts.ready, "restartCount": facts.restarts,
-        "image": spec["image"], "imageID": image_id(spec["image"]) if facts.container_id else "",
+    image = facts.spec["image"]
+    return {
+        "name": facts.name, "state": facts.state, "lastState": facts.last_state,
+        "ready": facts.exit_code == 0 if init else facts.running, "restartCount": facts.restarts,
+        "image": image, "imageID": f"sha256:{_digest(image)}" if facts.container_id else "",
         **({"containerID": facts.container_id} if facts.container_id else {}),
-        "started": "running" in facts.state,
+        "started": facts.running,
     }  # fmt: skip
-    resources = spec.get("resources") or {}
-    if facts.container_id:
-        if resources.get("requests"):
-            status["allocatedResources"] = resources["requests"]
-        status["resources"] = resources
-    mounts = [_mount(m) for m in spec.get("volumeMounts") or ()]
-    return {**status, **({"volumeMounts": mounts} if mounts else {})}
-
-
-def _mount(mount: Obj) -> Obj:
-    shown: Obj = {k: mount[k] for k in ("name", "mountPath", "readOnly") if k in mount}
-    return {**shown, **({"recursiveReadOnly": "Disabled"} if mount.get("readOnly") else {})}
-
-
-def image_id(image: str) -> str:
-    return "sha256:" + hashlib.sha256(image.encode()).hexdigest()
 
 
 def container_id(pod_uid: str, container: str, restarts: int) -> str:
-    """What containerd would have made up: 64 hexadecimal digits, another for each run."""
-    return "containerd://" + hashlib.sha256(f"{pod_uid}/{container}/{restarts}".encode()).hexdigest()
+    """What containerd would have made up: another one for each run."""
+    return f"containerd://{_digest(f'{pod_uid}/{container}/{restarts}')}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def qos_class(pod: Obj) -> str:

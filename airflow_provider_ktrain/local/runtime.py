@@ -44,10 +44,9 @@ class StartError(Exception):
     """The command cannot be executed; worded as runc words it."""
 
     def __init__(self, argv0: str, errno: int) -> None:
-        reasons = {2: f"stat {argv0}: no such file or directory", 13: "permission denied", 8: "exec format error"}
-        reason = reasons.get(errno, os.strerror(errno))
-        if errno == 2 and "/" not in argv0:
-            reason = "executable file not found in $PATH"
+        reason = os.strerror(errno).lower()
+        if errno == 2:
+            reason = f"stat {argv0}: {reason}" if "/" in argv0 else "executable file not found in $PATH"
         super().__init__(
             "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
             f'failed: unable to start container process: exec: "{argv0}": {reason}'

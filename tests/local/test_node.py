@@ -6,11 +6,10 @@ from airflow_provider_ktrain.local import node
 from airflow_provider_ktrain.local.node import Gpus, node_objects
 
 
-def test_nodes_have_names_labels_and_capacity() -> None:
-    nodes = node_objects(2, 8, {"rdma/hca": "4", "cpu": "96"}, {"ktrain-node-1": {"zone": "b"}})
+def test_nodes_have_names_and_capacity() -> None:
+    nodes = node_objects(2, 8, {"rdma/hca": "4", "cpu": "96"})
     assert [n["metadata"]["name"] for n in nodes] == ["ktrain-node-0", "ktrain-node-1"]
     assert [n["metadata"]["labels"]["kubernetes.io/hostname"] for n in nodes] == ["ktrain-node-0", "ktrain-node-1"]
-    assert nodes[1]["metadata"]["labels"]["zone"] == "b"
     for n in nodes:
         assert n["status"]["capacity"] == n["status"]["allocatable"]
         expected = {"nvidia.com/gpu": "8", "rdma/hca": "4", "cpu": "96"}
@@ -26,12 +25,12 @@ def test_a_lost_node_keeps_its_own_taints() -> None:
     own = {"key": "team", "effect": "NoSchedule"}
     made = node_objects()[0]
     made["spec"]["taints"] = [own]
-    spec, status = node.lost(made)
-    assert own in spec["taints"]
-    assert {c["status"] for c in status["conditions"]} == {"Unknown"}
-    spec, status = node.ready({**made, "spec": spec, "status": status})
-    assert spec["taints"] == [own]
-    assert status["conditions"][-1]["status"] == "True"
+    lost = node.changed(made, heard=False)
+    assert own in lost["spec"]["taints"]
+    assert {c["status"] for c in lost["status"]["conditions"]} == {"Unknown"}
+    found = node.changed(lost, heard=True)
+    assert found["spec"]["taints"] == [own]
+    assert found["status"]["conditions"][-1]["status"] == "True"
 
 
 def test_real_gpus_are_given_one_by_one() -> None:

@@ -20,7 +20,7 @@ TERMINAL = ("Succeeded", "Failed")
 def container(status: Obj) -> ContainerFacts:
     return ContainerFacts(
         {"name": status["name"], "image": "i"}, status["state"], {"terminated": {}} if status["last"] else {},
-        container_id="containerd://x" if status["id"] else "", ready=status["ready"],
+        container_id="containerd://x" if status["id"] else "",
     )  # fmt: skip
 
 

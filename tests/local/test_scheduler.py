@@ -89,8 +89,9 @@ def test_too_many_pods() -> None:
     ],
 )
 def test_required_node_affinity(expression: Obj, fits: bool) -> None:
-    labels = {"ktrain-node-0": {"zone": "a", "size": "4"}}
-    decision = decide(pod(affinity=affinity(expression)), [Host(n) for n in node_objects(1, labels=labels)])
+    nodes = hosts(1)
+    nodes[0].node["metadata"]["labels"] |= {"zone": "a", "size": "4"}
+    decision = decide(pod(affinity=affinity(expression)), nodes)
     assert (decision.node is not None) == fits
 
 
@@ -98,16 +99,6 @@ def test_terms_are_alternatives_and_an_empty_one_matches_nothing() -> None:
     terms = [{}, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["ktrain-node-2"]}]}]
     wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
     assert decide(pod(affinity=wanted), hosts(3)).node == "ktrain-node-2"
-
-
-def test_preferred_affinity_is_only_a_preference() -> None:
-    host = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["ktrain-node-2"]}
-    preferred = [{"weight": 1, "preference": {"matchExpressions": [host]}}]
-    wanted = pod({GPU: 1}, affinity={"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}})
-    nodes = hosts(3, gpus=1)
-    assert decide(wanted, nodes).node == "ktrain-node-2"
-    nodes[2].add(pod({GPU: 1}))
-    assert decide(wanted, nodes).node in ("ktrain-node-0", "ktrain-node-1")
 
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
@@ -137,7 +128,8 @@ def test_cordoned_nodes_and_soft_taints() -> None:
     nodes = hosts(3)
     nodes[0].node["spec"]["unschedulable"] = True
     nodes[1].node["spec"]["taints"] = [{**TAINT, "effect": "PreferNoSchedule"}]
-    assert decide(pod(), nodes).node == "ktrain-node-2"
+    nodes[2].node["spec"]["taints"] = [TAINT]
+    assert decide(pod(), nodes).node == "ktrain-node-1"
     assert decide(pod(), nodes[:1]).message.startswith("0/1 nodes are available: 1 node(s) were unschedulable. ")
 
 
@@ -233,3 +225,14 @@ def test_a_round_that_changes_nothing_writes_nothing() -> None:
     version = store.version
     rounds.schedule()
     assert store.version == version
+
+
+async def test_a_pod_of_another_scheduler_is_left_alone(tmp_path: Path) -> None:
+    async with small(tmp_path) as cluster:
+        cluster.create("other", "exit 0", schedulerName="volcano")
+        cluster.create("ours", "exit 0", schedulerName="default-scheduler")
+        assert await cluster.ended("ours") == "Succeeded"
+        other = cluster.pod("other") or {}
+        assert "nodeName" not in other["spec"]
+        assert other["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
+        assert cluster.events("other") == []
