@@ -5,6 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from airflow_provider_ktrain.core.text import clean, clipped
+
+DETAIL = 16 * 1024  #: characters of `Cause.detail`, which travels in events and is an exception's text
+
 
 class Category(enum.StrEnum):
     """What kind of thing went wrong: which exception is raised, and whom it concerns."""
@@ -24,7 +28,7 @@ class Category(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job failed.
+    """Why a job failed. Its texts are `clean` and `clipped`, whatever logs and messages they were taken from.
 
     :param category: see :class:`Category`.
     :param summary: one line: who, what, and the program's own words where there are any.
@@ -40,6 +44,10 @@ class Cause:
     resolution: str = ""
     replica: str = ""
     retryable: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", clean(clipped(self.summary)))
+        object.__setattr__(self, "detail", clean(clipped(self.detail, DETAIL)))
 
     def __str__(self) -> str:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)

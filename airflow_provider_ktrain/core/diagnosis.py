@@ -31,6 +31,7 @@ from airflow_provider_ktrain.core.evidence import (
 )
 from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.status import Condition, true_conditions
+from airflow_provider_ktrain.core.text import clipped
 
 __all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed", "log_key", "never_starts"]
 
@@ -217,7 +218,7 @@ def _replica_failed(seen: Seen) -> Cause | None:
 def _surroundings(seen: Seen, failure: Failure) -> Iterator[str]:
     """What else was seen of and around a failure."""
     yield seen.failed.message.strip() if seen.failed else ""
-    anew = sum(not f.final and f.pod == failure.pod for f in seen.all_failures)
+    anew = sum(not f.final and f.replica == failure.replica for f in seen.all_failures)
     yield ", ".join(
         text
         for text in (
@@ -538,7 +539,7 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
 
 def _why_no_image(message: str) -> str:
     """The end of a containerd message is its cause: what is before says who told whom."""
-    line = message.strip().partition("\n")[0]
+    line = clipped(message.strip().partition("\n")[0])
     parts = line.split(": ")
     return next((tail for i in range(len(parts)) if len(tail := ": ".join(parts[i:])) <= 140), line[-140:])
 

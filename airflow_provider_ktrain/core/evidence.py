@@ -5,8 +5,9 @@ Pods are given as they were last seen, also those that are gone by now: operator
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -37,7 +38,8 @@ class Failure:
     :param reason: the kubelet's or the pod's word: Error, OOMKilled, StartError, Evicted, ...
     :param restarts: how often the container was started again.
     :param tail: what its log, or its termination message, says.
-    :param final: False where another pod took its place.
+    :param final: False where another pod took its place, whether that one runs by now or has failed too. True where
+        none did: what made the job fail, where the job did, is among those.
     """
 
     role: str
@@ -70,8 +72,9 @@ def failures(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]
 
     Left out is what the deletion of a pod did to its containers.
     """
-    newest = {_name(pod): pod for pod in sorted(pods, key=lambda p: str(_meta(p).get("creationTimestamp")))}
-    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_name(pod)] is pod, logs)]
+    newest = {_place(kind, pod): pod for pod in sorted(pods, key=_age)}
+    tail = functools.cache(lambda key, message: read_tail(logs.get(key), message))  # pods made anew share a log
+    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_place(kind, pod)] is pod, tail)]
     return sorted(
         found, key=lambda f: (f.is_effect, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
     )
@@ -111,7 +114,18 @@ def deletion_of(pod: Json) -> datetime | None:
     return ends - timedelta(seconds=float(_meta(pod).get("deletionGracePeriodSeconds") or 0)) if ends else None
 
 
-def _of_pod(kind: Kind, pod: Json, is_newest: bool, logs: Mapping[str, Sequence[str]]) -> Iterator[Failure]:
+def _place(kind: Kind, pod: Json) -> str:
+    """What a pod and those made in its stead have in common: each Launcher of a batch Job has a name of its own."""
+    role, _ = kind.pod_role(_meta(pod).get("labels") or {})
+    return role if role == "Launcher" else _name(pod)
+
+
+def _age(pod: Json) -> tuple[str, bool]:
+    """In the same second one that is being deleted is the older one."""
+    return str(_meta(pod).get("creationTimestamp")), not _meta(pod).get("deletionTimestamp")
+
+
+def _of_pod(kind: Kind, pod: Json, is_newest: bool, tail: Callable[[str, str], Tail]) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
     taken, taken_message, taken_at = _taken_away(status)
@@ -123,7 +137,6 @@ def _of_pod(kind: Kind, pod: Json, is_newest: bool, logs: Mapping[str, Sequence[
         first, last = genuine[0], genuine[-1]
         told = True
         name = str(container.get("name"))
-        lines = logs.get(log_key(_name(pod), name))
         yield Failure(
             role,
             index,
@@ -136,7 +149,7 @@ def _of_pod(kind: Kind, pod: Json, is_newest: bool, logs: Mapping[str, Sequence[
             moment(last.get("finishedAt")),
             taken_at or moment(first.get("finishedAt")),
             int(container.get("restartCount") or 0),
-            read_tail(lines, str(last.get("message") or "")),
+            tail(log_key(_name(pod), name), str(last.get("message") or "")),
             is_newest,
         )
     if taken and not told:

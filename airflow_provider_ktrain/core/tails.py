@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_ktrain.core.text import clipped
+
 SHOWN = 20  #: lines of a log that a diagnosis repeats
 
 
@@ -18,7 +20,7 @@ class Tail:
     :param last: the last line with anything in it, of the program's own.
     :param is_effect: only a lost peer is told of: another replica is the cause.
     :param child: exit code of the process that torchrun or mpirun names as the first to fail (negative: a signal).
-    :param lines: the last lines of the program's own, as they are: what a diagnosis repeats.
+    :param lines: the last lines of the program's own, as they are but for their length: what a diagnosis repeats.
     :param text: all that is known of the program's own.
     :param heard: whether there was a log at all to look at.
     """
@@ -35,40 +37,68 @@ class Tail:
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
 _CRASHES = {4, 7, 8, 9, 11}  #: signals that no lost peer explains; of those that NCCL aborts for one, SIGABRT
-_NAMED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
+_NAMED = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
 _WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")  # of C++
-_LAUNCHER = re.compile(
-    r"ChildFailedError|Horovod detected that one or more|(mpirun|mpiexec|prterun) (detected|noticed) that"
+_LAUNCHERS = (
+    "ChildFailedError",
+    "Horovod detected that one or more",
+    *(f"{program} {saw} that" for program in ("mpirun", "mpiexec", "prterun") for saw in ("detected", "noticed")),
 )
 _WRAPPERS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 _REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
-_EFFECTS = re.compile(
-    r"connection closed by( remote)? peer|connection reset by( remote)? peer|broken pipe|socket closed|"
-    r"connection refused|client socket has (timed out|failed)|failure in name resolution|name or service not known|"
-    r"unhandled system error|nccl(System|Internal|Remote)Error|remote process exited|NCCL communicator was aborted|"
-    r"watchdog caught collective operation timeout|operations have failed or timed out|"
-    r"timed out in .*(store|barrier|rendezvous)|Rendezvous(Connection|Closed|Timeout)Error|DistStoreError|"
-    r"DistNetworkError|SignalException|got signal: ?15|received signal 15|"
-    r"ORTE has lost communication|lost connection to the remote daemon|a remote process|"
-    r"HorovodInternalError",
-    re.IGNORECASE,
+#: plain words, in lower case: they are looked for in the logs of every replica, of which there may be 512
+_EFFECTS = (
+    "connection closed by peer",
+    "connection closed by remote peer",
+    "connection reset by peer",
+    "connection reset by remote peer",
+    "broken pipe",
+    "socket closed",
+    "connection refused",
+    "client socket has timed out",
+    "client socket has failed",
+    "failure in name resolution",
+    "name or service not known",
+    "unhandled system error",
+    "ncclsystemerror",
+    "ncclinternalerror",
+    "ncclremoteerror",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "watchdog caught collective operation timeout",
+    "operations have failed or timed out",
+    "rendezvousconnectionerror",
+    "rendezvousclosederror",
+    "rendezvoustimeouterror",
+    "diststoreerror",
+    "distnetworkerror",
+    "signalexception",
+    "got signal: 15",
+    "got signal:15",
+    "received signal 15",
+    "orte has lost communication",
+    "lost connection to the remote daemon",
+    "a remote process",
+    "horovodinternalerror",
 )
+_MEETING = ("store", "barrier", "rendezvous")  #: an effect where they are what `timed out in` is said of
 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     """:param log: the last lines of a log, without timestamps, oldest first; None where nobody has it.
     :param message: the container's termination message: torchelastic's error file, or text."""
     told = _error_file(message)
-    lines = log or ([] if told else message.splitlines())
+    lines = [clipped(line) for line in log or ([] if told else message.splitlines())]
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
-    launched = any(_LAUNCHER.search(line) for line in clean)
+    text = "\n".join(clean)
+    launched = any(word in text for word in _LAUNCHERS)
     end = next((i for i, line in enumerate(clean) if launched and _REPORT.search(line)), len(clean))
     own = clean[:end]
     found = [e for e in ([told] if told else []) + list(_exceptions(own)) if not _WRAPPERS.search(e)]
     found = found or [match[1].strip() for line in own if (match := _WHAT.match(line))]
-    causes = [e for e in found if not _EFFECTS.search(e)]
+    causes = [e for e in found if not _is_effect(e)]
     # of several processes the first to fail is the cause, of one the last exception, which it did not survive
     child = _first_to_fail(clean)
     crashed = child is not None and -child in _CRASHES
@@ -76,12 +106,19 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     return Tail(
         exception=exception,
         last=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
-        is_effect=not causes and not crashed and any(_EFFECTS.search(text) for text in (found or own[-SHOWN:])),
+        is_effect=not causes and not crashed and any(map(_is_effect, found or own[-SHOWN:])),
         child=child,
         lines=tuple((lines[:end] or lines)[-SHOWN:]),
         text="\n".join(own),
         heard=log is not None,
     )
+
+
+def _is_effect(text: str) -> bool:
+    """Whether a text tells of a peer that was lost."""
+    lower = text.lower()
+    late = lower.partition("timed out in ")[2]
+    return any(word in lower for word in _EFFECTS) or any(word in late for word in _MEETING)
 
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:
@@ -119,7 +156,7 @@ def _error_file(message: str) -> str:
     """The message of torchelastic's error file: `{"message": {"message": "ValueError: ...", "extraInfo": ...}}`."""
     try:
         content = json.loads(message)["message"]
-    except (ValueError, KeyError, TypeError):
+        inner = str((content.get("message") if isinstance(content, dict) else content) or "").strip()
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    inner = content.get("message") if isinstance(content, dict) else content
-    return str(inner or "").strip().splitlines()[0] if str(inner or "").strip() else ""
+    return clipped(inner.splitlines()[0]) if inner else ""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.cause import DETAIL
 from airflow_provider_ktrain.core.diagnosis import (
     PATIENCE,
     Category,
@@ -22,6 +23,8 @@ from airflow_provider_ktrain.core.diagnosis import (
     limit_passed,
     log_key,
 )
+from airflow_provider_ktrain.core.tails import read_tail
+from airflow_provider_ktrain.core.text import LINE, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
@@ -585,6 +588,65 @@ def test_a_cause_travels_as_json() -> None:
     cause = cause_of(recording("22-pt-oom"))
     again = json.loads(json.dumps(as_dict(cause)))
     assert Cause(**{**again, "category": Category(again["category"])}) == cause
+
+
+HUGE = 256 * 1024  #: a progress bar is one line
+
+
+@pytest.mark.parametrize("replicas", [1, 512])
+def test_lines_of_any_length_make_a_cause_that_can_travel(replicas: int) -> None:
+    pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
+    lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, "ValueError: bad shard " + "x" * HUGE]
+    cause = diagnose(
+        failed(message="y" * HUGE), pods, log_tails={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
+    )
+    assert cause.summary.startswith("Worker 0 failed: ValueError: bad shard xxx")
+    assert len(cause.summary) <= 500
+    assert len(cause.detail) <= DETAIL
+    assert cause.detail.startswith("yyy")
+    assert cause.detail.endswith("xxx")
+    assert " characters ...] " in cause.detail
+
+
+def test_of_a_long_line_no_more_is_looked_at_than_is_kept() -> None:
+    """It is done in the event loop, for every replica that failed."""
+    for log, message in (["x" * HUGE] * 50, ""), ([], "x" * HUGE):
+        tail = read_tail(log, message)
+        assert len(tail.text) <= 50 * (LINE + 1)
+        assert all(len(line) <= LINE for line in (*tail.lines, tail.last))
+    assert len(read_tail([], json.dumps({"message": f"KeyError: {'x' * HUGE}"})).exception) <= LINE
+
+
+def test_a_replica_that_was_made_anew_has_one_log() -> None:
+    class Logs(dict[str, list[str]]):
+        asked = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            self.asked += 1
+            return super().get(key, default)
+
+    pods = [pod("Worker", 0, code=1, at=20 * n + 5, uid=str(n), created=time(20 * n)) for n in range(20)]
+    tails = Logs(logs(worker_0=TRACEBACK))
+    assert "made anew 19 times" in diagnose(failed(), pods, log_tails=tails).detail
+    assert tails.asked == 1
+
+
+@pytest.mark.parametrize("said", ["a\0b", "a\udcffb"])
+def test_a_cause_has_no_character_that_cannot_be_stored(said: str) -> None:
+    end = {"message": said}
+    for cause in (
+        diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=f"ValueError: {said}")),
+        diagnose(failed(), [pod("Worker", 0, code=1, at=5, end=end)]),
+        diagnose(failed(message=said), []),
+    ):
+        assert "a\ufffdb" in cause.summary
+        assert clean(as_dict(cause)) == as_dict(cause)
+
+
+@pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900])
+def test_a_termination_message_that_no_parser_takes_is_text(message: str) -> None:
+    cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": message})])
+    assert cause.summary.startswith("Master 0 failed")
 
 
 @given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=200))
