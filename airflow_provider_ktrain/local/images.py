@@ -67,7 +67,7 @@ def binaries(directory: Path) -> list[str]:
 def _dockerfile(directory: Path | None) -> dict[str, list[str]]:
     """The last ENTRYPOINT and CMD; what is no list of words is a shell's."""
     path = directory / "Dockerfile" if directory else None
-    text = path.read_text().replace("\\\n", " ") if path and path.is_file() else ""
+    text = path.read_text(errors="replace").replace("\\\n", " ") if path and path.is_file() else ""
     found: dict[str, list[str]] = {}
     for instruction, rest in re.findall(r"^\s*(ENTRYPOINT|CMD)\s+(.*?)\s*$", text, re.IGNORECASE | re.MULTILINE):
         try:

@@ -253,7 +253,8 @@ def _go_type(type_: str) -> str:
     container, inner = _parts(type_)
     if container:
         return {"list": "[]", "dict": "map[string]"}[container] + _go_type(inner)
-    return PLAIN[type_][1] if type_ in PLAIN else f"v1.{struct(type_).go_name}"
+    known = {"quantity": "resource.Quantity", "object": "interface {}", **{name: go for name, (_, go) in PLAIN.items()}}
+    return known.get(type_) or f"v1.{struct(type_).go_name}"
 
 
 def _json(value: Any) -> str:

@@ -92,6 +92,7 @@ TOKEN = "/api/v1/namespaces/fuzz/serviceaccounts/default/token"
 OBJECTS: list[tuple[str, dict[str, Any], int]] = [
     (PODS, {"metadata": {"name": "p"}}, 422),
     (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [None]}}, 422),
+    (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": ["1"]}}]}}, 400),
     (MAPS, {"metadata": {"name": "m", "ownerReferences": [None]}}, 422),
     (MAPS, {"metadata": {"name": "m", "ownerReferences": [{"kind": "Pod", "name": "p"}]}}, 422),
     (JOBS, {**job("owned"), "metadata": {"name": "owned", "ownerReferences": [None]}}, 422),
