@@ -164,8 +164,7 @@ def limit_passed(
         cause = obstacle or Cause(Category.USER_CODE, "")
         return replace(cause, summary=f"{seen.title} restarted more than {seconds:.0f} times (max_restarts): {said}")
     category, what, resolution = _LIMITS[limit]
-    silent = limit is Limit.STARTUP and not true_conditions(job) and not obstacle
-    if silent:
+    if limit is Limit.STARTUP and not pods and not true_conditions(job) and not obstacle:
         what, resolution = "was taken up by no operator", "see whether training-operator or mpi-operator runs"
     said = f": {obstacle.summary}" if obstacle else ""
     return Cause(

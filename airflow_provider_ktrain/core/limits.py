@@ -21,8 +21,9 @@ class Limits:
     """Limits in seconds; None waits for ever.
 
     :param queue: suspended (a queue such as Kueue has not admitted the job).
-    :param schedule: a pod has no node.
-    :param startup: a pod has a node, and its containers do not run (pulling, mounting, init containers).
+    :param schedule: a pod has no node, or is not made (a quota).
+    :param startup: a pod has a node, and its containers do not run (pulling, mounting, init containers); or no operator
+        has taken the job up.
     :param log_stall: the job runs, and no replica that is followed writes a line.
     :param max_restarts: a number: restarts of containers, and pods that failed and were made anew (ExitCode).
     """
@@ -52,24 +53,38 @@ def epoch(timestamp: str | None) -> float | None:
 
 
 def clocks(
-    job: Object, pods: Iterable[Object], phase: Phase, limits: Limits, *, deadline: float | None, last_line: float
+    job: Object,
+    pods: Iterable[Object],
+    phase: Phase,
+    limits: Limits,
+    *,
+    deadline: float | None,
+    last_line: float,
+    heard: bool = False,
 ) -> Iterator[Clock]:
     """Every limit that runs in this state.
 
     :param deadline: epoch seconds at which the whole execution is over, or None.
     :param last_line: epoch seconds of the last log line, or of when following began.
+    :param heard: whether there are events of the job: an operator that cannot make its pods, as for a quota, writes no
+        status at all.
     """
+    created = epoch((job.get("metadata") or {}).get("creationTimestamp"))
     if deadline is not None:
-        created = epoch((job.get("metadata") or {}).get("creationTimestamp")) or deadline
-        yield Clock(Limit.EXECUTION, deadline, deadline - created)
+        yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
         if limits.queue is not None and (since := _queued_since(job)) is not None:
             yield Clock(Limit.QUEUE, since + limits.queue, limits.queue)
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
         yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
-    for pod in pods:
+    known = list(pods)
+    for pod in known:
         yield from _pod_clocks(pod, limits)
+    if not known and not (job.get("status") or {}).get("conditions") and not wants_suspension(job):
+        limit, seconds = (Limit.SCHEDULE, limits.schedule) if heard else (Limit.STARTUP, limits.startup)
+        if seconds is not None and created is not None:
+            yield Clock(limit, created + seconds, seconds)
 
 
 def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:

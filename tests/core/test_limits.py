@@ -29,8 +29,8 @@ def pod(node: str = "", phase: str = "Pending", **more: Any) -> dict[str, Any]:
     }
 
 
-def due(*args: Any, deadline: float | None = None, last_line: float = T0) -> dict[Limit, float]:
-    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line)}
+def due(*args: Any, deadline: float | None = None, last_line: float = T0, heard: bool = False) -> dict[Limit, float]:
+    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line, heard=heard)}
 
 
 def test_a_suspended_job_only_queues() -> None:
@@ -53,6 +53,20 @@ def test_a_pod_without_a_node_waits_since_it_was_created() -> None:
 
 def test_a_pod_with_a_node_starts_since_it_was_scheduled() -> None:
     assert due(job(), [pod("n1")], Phase.STARTING, ALL) == {Limit.STARTUP: 360}
+
+
+def test_a_job_that_no_operator_takes_up_starts_since_it_was_created() -> None:
+    assert due(job(), [], Phase.PENDING, ALL) == {Limit.STARTUP: 300}
+    assert due(job() | {"status": None}, [], Phase.PENDING, ALL) == {Limit.STARTUP: 300}
+    assert not due(job(("Created", CREATED)), [], Phase.PENDING, ALL), "its operator is about to make the pods"
+    assert not due(job() | {"spec": {"suspend": True}}, [], Phase.PENDING, ALL), "a queue's affair"
+    assert not due({}, [], Phase.PENDING, ALL), "not seen yet"
+
+
+def test_a_job_whose_pods_its_operator_cannot_make_is_not_scheduled() -> None:
+    """A quota: others will free some of it. It has events, and no status."""
+    assert due(job(), [], Phase.PENDING, ALL, heard=True) == {Limit.SCHEDULE: 120}
+    assert not due(job(), [], Phase.PENDING, Limits(startup=300), heard=True)
 
 
 def test_a_running_job_may_be_silent_for_so_long() -> None:
