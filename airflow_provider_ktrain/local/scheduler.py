@@ -21,14 +21,13 @@ from airflow_provider_ktrain.local.store import Change, Obj, Store, now
 NAME = "default-scheduler"
 UNHELPFUL = "Preemption is not helpful for scheduling"
 NO_VICTIMS = "No preemption victims found for incoming pod"
-#: what each operator of a node affinity asks of a label's value, None where the node has no such label
+#: what each operator of a node affinity asks of a label's value, None where the node has no such label; Gt, Lt and what
+#: is no operator want no node
 OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
     "In": lambda value, wanted: value in wanted,
     "NotIn": lambda value, wanted: value not in wanted,
     "Exists": lambda value, _: value is not None,
     "DoesNotExist": lambda value, _: value is None,
-    "Gt": lambda value, wanted: (value or "").isdecimal() and int(value or 0) > int(wanted[0]),
-    "Lt": lambda value, wanted: (value or "").isdecimal() and int(value or 0) < int(wanted[0]),
 }
 Amounts = defaultdict[str, Decimal]
 
@@ -131,13 +130,15 @@ def selected(pod: Obj, host: Host) -> bool:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not (pod["spec"].get("nodeSelector") or {}).items() <= labels.items():
         return False
-    return not required or any(_term(term, labels, host.name) for term in required["nodeSelectorTerms"])
+    return not required or any(_term(term, labels) for term in required.get("nodeSelectorTerms") or ())
 
 
-def _term(term: Obj, labels: Mapping[str, str], name: str) -> bool:
-    wanted = [(e, labels) for e in term.get("matchExpressions") or ()]
-    wanted += [(e, {"metadata.name": name}) for e in term.get("matchFields") or ()]
-    return bool(wanted) and all(OPERATORS[e["operator"]](has.get(e["key"]), e.get("values") or ()) for e, has in wanted)
+def _term(term: Obj, labels: Mapping[str, str]) -> bool:
+    wanted = term.get("matchExpressions") or ()
+    return bool(wanted) and all(
+        e["operator"] in OPERATORS and OPERATORS[e["operator"]](labels.get(e["key"]), e.get("values") or ())
+        for e in wanted
+    )
 
 
 class Scheduler:
