@@ -10,12 +10,14 @@ decide, and a gap is reported.
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
+from base64 import b85decode, b85encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
 _SECOND = 19  # characters of a time up to its second
@@ -173,9 +175,13 @@ class Replay:
 
 @dataclass
 class Cursor:
-    """The positions of a job's containers, by pod uid and container name. Small enough for a trigger's arguments."""
+    """The positions of a job's containers, by pod uid and container name, and the names of the pods by their uids.
+
+    Small enough for a trigger's arguments, which MySQL keeps to 64 KiB: packed, a container takes about 70 bytes.
+    """
 
     positions: dict[str, Position] = field(default_factory=dict)
+    pods: dict[str, str] = field(default_factory=dict)
 
     def position(self, uid: str, container: str) -> Position:
         """The position of a container, made where there is none."""
@@ -183,22 +189,40 @@ class Cursor:
 
     def has(self, uid: str, container: str) -> bool:
         """Whether lines of a container were read, here or before a handover."""
-        return bool((at := self.positions.get(f"{uid}/{container}")) and at.last)
+        return bool((at := self.positions.get(f"{uid}/{container}")) and (at.last or at.complete))
 
     def begin(self, uid: str, container: str, restart: int) -> Position:
         """The position at the beginning of another run of a container, in place of the last one's."""
         position = self.positions[f"{uid}/{container}"] = Position(restart)
         return position
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON; containers of which nothing was read are left out."""
-        return {key: asdict(at) for key, at in self.positions.items() if at.last or at.complete or at.restart}
+    def unfinished(self) -> dict[str, dict[str, Position]]:
+        """The positions of what is not complete, by pod uid and container name."""
+        found: dict[str, dict[str, Position]] = {}
+        for key, at in self.positions.items():
+            if not at.complete:
+                uid, _, container = key.partition("/")
+                found.setdefault(uid, {})[container] = at
+        return found
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON; of complete containers, all but the run is left out."""
+        rows = []
+        for key, at in self.positions.items():
+            name = self.pods.get(key.partition("/")[0], "")
+            rows.append((key, name, *astuple(Position(at.restart, complete=True) if at.complete else at)))
+        if not rows:
+            return {}
+        return {"zlib": b85encode(zlib.compress(json.dumps(rows).encode())).decode()}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Mapping[str, Any]] | None) -> Cursor:
+    def from_dict(cls, data: Mapping[str, str] | None) -> Cursor:
         """What `to_dict` gave; None is an empty cursor."""
-
-        def position(saved: Mapping[str, Any]) -> Position:
-            return Position(**{**saved, "base": Window(**saved["base"]), "newest": Window(**saved["newest"])})
-
-        return cls({key: position(saved) for key, saved in (data or {}).items()})
+        cursor = cls()
+        if data:
+            for key, name, *at in json.loads(zlib.decompress(b85decode(data["zlib"]))):
+                position = cursor.positions[key] = Position(*at)
+                position.base, position.newest = Window(*at[5]), Window(*at[6])
+                if name:
+                    cursor.pods[key.partition("/")[0]] = name
+        return cursor

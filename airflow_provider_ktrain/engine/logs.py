@@ -60,10 +60,20 @@ class Tally:
     gaps: tuple[str, ...] = ()
     complete: bool = False
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines,
+            self.bytes + other.bytes,
+            self.dropped + other.dropped,
+            self.dropped_bytes + other.dropped_bytes,
+            self.gaps + other.gaps,
+            self.complete and other.complete,
+        )
+
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What became of a job's logs, by (pod, container)."""
+    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one."""
 
     containers: Mapping[tuple[str, str], Tally]
 
@@ -168,17 +178,20 @@ class LogFollower:
         self.tail = tail
         self._chosen = chosen
         self._followed: dict[tuple[str, str], _Container] = {}
+        self._unseen = self.cursor.unfinished()  # handed over, and no pod of theirs was observed yet
         self._draining = False
 
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
-        """Take note of a pod as it is now, or as it was last seen before it was deleted."""
+        """Take note of a pod as it is now, or as it was last seen before it was deleted: then, where it was not
+        followed, for a gap."""
         meta, spec = pod["metadata"], pod.get("spec") or {}
+        self._unseen.pop(meta["uid"], None)
         for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
             key = meta["uid"], container["name"]
             run = run_of(pod, container["name"])
             followed = self._followed.get(key)
             if followed is None:
-                if self._draining or deleted or not run.started or not self._chosen(pod, container["name"]):
+                if self._draining or not run.started or not self._chosen(pod, container["name"]):
                     continue
                 followed = self._followed[key] = _Container(self, pod, container["name"])
             followed.observe(run, deleted=deleted)
@@ -211,8 +224,17 @@ class LogFollower:
         return False
 
     def report(self) -> DrainReport:
-        """What became of the logs so far."""
-        return DrainReport({(c.pod, c.name): c.tally() for c in self._followed.values()})
+        """What became of the logs so far; of pods that a cursor knows and nobody has seen here, that too."""
+        found: dict[tuple[str, str], Tally] = {}
+        for uid, containers in self._unseen.items():
+            for name, at in containers.items():
+                since = at.last or "its beginning"
+                gap = f"its pod was gone when its log was to be followed on: lines after {since} may be missing"
+                found[self.cursor.pods.get(uid, uid), name] = Tally(gaps=(gap,), complete=True)
+        for container in self._followed.values():
+            key, tally = (container.pod, container.name), container.tally()
+            found[key] = found[key] + tally if key in found else tally
+        return DrainReport(found)
 
     async def close(self) -> None:
         """Stop at once. The cursor stands where the sink stands."""
@@ -253,6 +275,7 @@ class _Container:
         self.name = name
         self._uid: str = meta["uid"]
         self._follower = follower
+        follower.cursor.pods[self._uid] = self.pod
         self._path = paths.core(meta["namespace"], "pods", self.pod)
         role, index = follower.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "")

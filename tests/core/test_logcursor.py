@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import uuid
 
 import pytest
 from hypothesis import given
@@ -144,14 +146,33 @@ def test_normal_time(stamp: str, normal: str | None) -> None:
     assert normal_time(stamp) == normal
 
 
-def test_a_cursor_travels_small() -> None:
+def test_a_cursor_travels_whole() -> None:
     cursor = Cursor()
-    cursor.position("u1", "main")
     assert cursor.to_dict() == {}
+    cursor.position("u0", "main")
     for n in range(10_000):
         cursor.position("u1", "main").advance(at(n / 1000))
     cursor.begin("u2", "main", 3).complete = True
-    saved = json.dumps(cursor.to_dict())
-    assert len(saved) < 1000
-    assert Cursor.from_dict(json.loads(saved)) == cursor
-    assert Cursor.from_dict(None) == Cursor()
+    cursor.pods = {"u1": "train-worker-0", "u2": "train-worker-1"}
+    assert Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))) == cursor
+    assert Cursor.from_dict(None) == Cursor.from_dict({}) == Cursor()
+
+
+def test_of_what_is_complete_the_run_travels() -> None:
+    cursor = Cursor()
+    cursor.begin("u", "main", 3).advance(at(1))
+    cursor.position("u", "main").complete = True
+    other = Cursor.from_dict(cursor.to_dict())
+    assert other.position("u", "main") == Position(3, complete=True)
+    assert other.has("u", "main")
+    assert other.unfinished() == {}
+
+
+def test_512_containers_travel_in_what_mysql_keeps_encrypted() -> None:
+    rng, cursor = random.Random(1), Cursor()
+    for n in range(512):
+        uid = str(uuid.UUID(int=rng.getrandbits(128)))
+        cursor.pods[uid] = f"train-526460183f-worker-{n}"
+        for second in range(50):
+            cursor.position(uid, "pytorch").advance(at(second + rng.random()))
+    assert len(json.dumps(cursor.to_dict())) * 4 / 3 < 60_000

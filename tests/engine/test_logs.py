@@ -423,6 +423,45 @@ async def test_a_pod_deleted_while_it_is_followed_is_read_to_its_end() -> None:
     assert report.unread == []
 
 
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_a_pod_that_is_gone_before_it_is_followed_is_told_as_a_gap(handed_over: bool) -> None:
+    kube, sink, cursor = FakeKube(), Sink(), Cursor()
+    old = kube.pod("p")
+    if handed_over:
+        write(kube.log("p"), 0, 5)
+        async with following(kube, sink) as follower:
+            await until(lambda: len(sink.lines) == 5)
+            cursor = Cursor.from_dict(follower.cursor.to_dict())
+    kube.delete("p")
+    kube.pod("p")  # made anew
+    write(kube.log("p"), 5, 10, begin=50)
+    async with following(kube, sink, cursor=cursor, tail=1000) as follower:
+        await until(lambda: sink.texts[-1:] == ["line 9"])
+        if not handed_over:
+            follower.observe(old, deleted=True)
+        report = await follower.drain(240)
+    (gap,) = report.gaps["p", "main"]
+    assert gap.startswith("its pod was gone" if handed_over else "the pod was deleted before")
+    assert (stamp(0.04) in gap) is handed_over
+    assert report.lines == 5
+
+
+async def test_a_pod_that_was_read_to_its_end_or_never_began_leaves_no_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    pods = [kube.pod("read", state="terminated", phase="Succeeded"), kube.pod("waits", state="waiting")]
+    write(kube.log("read"), 0, 5)
+    kube.log("read").end()
+    async with following(kube, sink) as follower:
+        await follower.drain(240)
+        saved = follower.cursor.to_dict()
+    kube.objects.clear()
+    async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
+        for pod in pods:
+            follower.observe(pod, deleted=True)
+        report = await follower.drain(240)
+    assert (report.gaps, sink.notes) == ({}, [])
+
+
 async def test_drain_reads_up_to_now_where_a_container_goes_on() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
