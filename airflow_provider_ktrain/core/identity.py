@@ -185,6 +185,7 @@ class JobRef:
     :param uid: of this very job: names are used again.
     :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
     :param submission: of SUBMISSION_LABEL; empty likewise.
+    :param cluster: of `engine.api.Api.cluster`, where it was submitted: connections get edited. Empty: not known.
     """
 
     kind: str
@@ -195,6 +196,7 @@ class JobRef:
     owner: str = ""
     deployment: str = ""
     submission: str = ""
+    cluster: str = ""
 
     @property
     def pod_selector(self) -> str:

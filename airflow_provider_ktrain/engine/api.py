@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import json
 import random
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from airflow_provider_ktrain.core.errors import KtrainError
 
@@ -114,6 +118,21 @@ class _Connection:
     def _configuration(self) -> Any:
         return self.client.configuration
 
+    @functools.cached_property
+    def cluster(self) -> str:
+        """The API server's URL and a short hash of the authority that it is trusted by, where the client names one.
+
+        127.0.0.1:6443, the usual end of a tunnel, is many clusters; each has an authority of its own.
+        """
+        configuration = self._configuration
+        url = urlsplit(str(configuration.host))
+        named = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+        try:
+            authority = b"".join(Path(configuration.ssl_ca_cert or "").read_bytes().split())
+        except OSError:
+            return named
+        return f"{named} (CA {hashlib.sha256(authority).hexdigest()[:10]})"
+
     async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json", **arguments.pop("headers", {})}
         await self.client.update_params_for_auth(headers, [], ["BearerToken"])
@@ -160,7 +179,8 @@ class _Connection:
 class Api:
     """One Kubernetes API through one connection, in one event loop.
 
-    The client is built on first use and once more whenever the server answers 401; that request is then repeated once.
+    The client is built on first use and once more whenever the server answers 401; that request is then repeated once,
+    unless the new client is another cluster's.
 
     :param make_client: builds an authenticated client; called in the loop.
     """
@@ -172,6 +192,10 @@ class Api:
         self._connection: _Connection | None = None
         self._building = asyncio.Lock()
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
+
+    async def cluster(self) -> str:
+        """What identifies the cluster, and no secret: the API server's URL, and a hash of its certificate authority."""
+        return (await self._connect(None)).cluster
 
     async def request(
         self,
@@ -272,7 +296,15 @@ class Api:
         async with self._building:
             old = self._connection
             if old is None or old is refused:
-                self._connection = _Connection(await self._make_client())
+                new = _Connection(await self._make_client())
+                if old is not None and new.cluster != old.cluster:
+                    await new.close()
+                    raise ApiStatusError(
+                        401,
+                        "Unauthorized",
+                        f"{old.cluster} refused the credentials, and the connection means {new.cluster} by now",
+                    )
+                self._connection = new
                 if old is not None:
                     self.stats["rebuilt"] += 1
                     old.retired = True

@@ -146,7 +146,7 @@ async def submit(
             verb = "create"
             try:
                 job = await api.request("POST", collection, body=manifest, query=query)
-                return Submitted(_ref(kind, version, job, me), job, created=True)
+                return Submitted(await _ref(api, kind, version, job, me), job, created=True)
             except ApiStatusError as e:
                 if e.status != 409 or e.reason != "AlreadyExists":
                     raise
@@ -198,10 +198,10 @@ async def _take(
                 f"-n {namespace} {kind.plural} {name}"
             )
         case Action.WAIT:
-            await old.gone(api, _ref(kind, version, found, me))
+            await old.gone(api, await _ref(api, kind, version, found, me))
             return None
         case Action.REPLACE:
-            ref = _ref(kind, version, found, Owner.of(found) or me)
+            ref = await _ref(api, kind, version, found, Owner.of(found) or me)
             pods = await pods_before(api, ref)
             try:  # what was decided holds for what was read: it may have succeeded since
                 await api.request("DELETE", path, body=foreground(found))
@@ -220,7 +220,7 @@ async def _take(
                 )
             suspended = bool(_annotation(found, SUSPENDED_ANNOTATION)) and decision.action is Action.ADOPT
             if suspended:
-                await old.pods_gone(api, _ref(kind, version, found, me))
+                await old.pods_gone(api, await _ref(api, kind, version, found, me))
             patch: Object = {
                 "metadata": {
                     "resourceVersion": found["metadata"]["resourceVersion"],
@@ -238,7 +238,7 @@ async def _take(
                 raise
             # the answer to our own create may have been lost
             created = _label(found, SUBMISSION_LABEL) == _label(wanted, SUBMISSION_LABEL)
-            return Submitted(_ref(kind, version, job, me), job, created)
+            return Submitted(await _ref(api, kind, version, job, me), job, created)
 
 
 class _Old:
@@ -322,7 +322,7 @@ def _label(job: Mapping[str, Any], name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _ref(kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobRef:
+async def _ref(api: Api, kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobRef:
     meta = job["metadata"]
     return JobRef(
         kind=kind.name,
@@ -333,6 +333,33 @@ def _ref(kind: Kind, version: str, job: Mapping[str, Any], owner: Owner) -> JobR
         owner=owner.ti_id,
         deployment=owner.key.deployment,
         submission=(meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
+        cluster=await api.cluster(),
+    )
+
+
+async def check_cluster(api: Api, ref: JobRef) -> None:
+    """See that the job is in this cluster: in another one it would look deleted, and a retry would submit it again.
+
+    The same URL and authority are the same cluster. Where they differ, a cluster may have got another address: the
+    job's uid tells.
+
+    :raises AccessError: the connection means another cluster than the one that the job was submitted to.
+    :raises UnreachableError: that cannot be seen.
+    """
+    here = await api.cluster()
+    if ref.cluster in ("", here):
+        return
+    try:
+        if await read(api, ref) is not None:
+            return
+        said = "has no such job"
+    except ApiUnavailable as e:
+        raise unreachable(e) from e
+    except ApiStatusError as e:
+        said = f"says {e}"
+    raise AccessError(
+        f"{ref} was submitted to {ref.cluster}, but the connection means {here} by now, which {said}. Nothing was "
+        f"deleted. Put the connection back; if {ref.cluster} is no more, clear the task"
     )
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,9 +17,10 @@ from airflow_provider_ktrain.core.errors import AccessError, ManifestError
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
+    from airflow_provider_ktrain.core.identity import JobRef
     from airflow_provider_ktrain.engine.api import Api
 
-_Key = tuple[str, str | None]
+_Key = tuple[str, str | None, str]
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, tuple[Api, int]]] = WeakKeyDictionary()
 
 
@@ -83,16 +88,33 @@ class TrainingHook:
         self._open.append(stack)
         return client
 
-    @contextlib.asynccontextmanager
-    async def api(self) -> AsyncIterator[Api]:
-        """The API of this connection in the running event loop, shared by all who use it there; closed by the last."""
-        from airflow_provider_ktrain.engine.api import Api
+    async def _read(self) -> Mapping[str, Any]:
+        """The connection's extras: what `load` has read, else as they are now."""
+        from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
 
-        key = (self.conn_id, self.cluster_context)
+        if self._extras is not None:
+            return self._extras
+        extras: Mapping[str, Any] = await AsyncKubernetesHook(self.conn_id).get_conn_extras()
+        return extras
+
+    @contextlib.asynccontextmanager
+    async def api(self, ref: JobRef | None = None) -> AsyncIterator[Api]:
+        """The API of this connection, as it is now, in the running event loop; closed by the last who uses it there.
+
+        :param ref: a job that is to be dealt with.
+        :raises AccessError: the connection means another cluster than that job's by now.
+        """
+        from airflow_provider_ktrain.engine.api import Api
+        from airflow_provider_ktrain.engine.submit import check_cluster
+
+        key = (self.conn_id, self.cluster_context, _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
         api, users = apis.get(key) or (Api(self.make_client), 0)
         apis[key] = (api, users + 1)
         try:
+            await api.cluster()  # its client is built now, by what was read
+            if ref is not None:
+                await check_cluster(api, ref)
             yield api
         finally:
             api, users = apis[key]
@@ -101,3 +123,13 @@ class TrainingHook:
             else:
                 del apis[key]
                 await api.close()
+
+
+def _content(extras: Mapping[str, Any]) -> str:
+    """A hash of the connection and of the kubeconfig that it leads to: either may come to mean another cluster."""
+    content = hashlib.sha256(json.dumps(extras, sort_keys=True, default=str).encode())
+    path = extras.get("kube_config_path") or extras.get("extra__kubernetes__kube_config_path")
+    for file in str(path or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep):
+        with contextlib.suppress(OSError):
+            content.update(Path(file).expanduser().read_bytes())
+    return content.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class Submission:
     not start a second job there.
 
     :raises ManifestError: this try resolves to another place than the one before.
+    :raises AccessError: its connection means another cluster than it did then.
     """
 
     def __init__(
@@ -55,23 +57,20 @@ class Submission:
         same_life = state.get("life") == self.first_try
         self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
         if not operator.server_dry_run:
-            self._settle(context, state.get("place") if same_life else None)
+            self._settle(context, (state.get("place") or {}) if same_life else {}, hook)
 
-    def _settle(self, context: Context, before: Mapping[str, str] | None) -> None:
+    def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook) -> None:
         place = {
             "kubernetes_conn_id": self._operator.kubernetes_conn_id,
             "cluster_context": self._operator.cluster_context or "",
             "namespace": self.namespace,
             "name": self.name,
         }
-        if before is not None and before != place:
-            changed = [key for key in place if before.get(key) != place[key]]
-            raise ManifestError(
-                f"this try would submit to another place than the one before: {', '.join(changed)} changed",
-                found=str(place),
-                expected=str(dict(before)),
-                remedy="put it back, or clear the task to start anew once the job there is gone",
-            )
+        _same_place(before, place)
+        job = compat.recall(context, f"{STATE_KEY}-job") if before else None
+        place["cluster"] = asyncio.run(_cluster(hook, JobRef.from_dict(job) if job else None))
+        if not job:  # else it was found there
+            _same_place(before, place)
         self._state = {"life": self.first_try, "place": place}
         compat.remember(context, STATE_KEY, {**self._state, "attempt": self.attempt})
 
@@ -149,5 +148,22 @@ class Submission:
         meta = job["metadata"]
         return JobRef(
             kind.name, self.version, self.namespace, self.name, meta["uid"], self.owner.ti_id,
-            self.owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
+            self.owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""), await api.cluster(),
         )  # fmt: skip
+
+
+def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    changed = [key for key in now if before.get(key, now[key]) != now[key]]
+    if changed:
+        raise ManifestError(
+            f"this try would submit to another place than the one before: {', '.join(changed)} changed",
+            found=str(now),
+            expected=str(dict(before)),
+            remedy="put it back, or clear the task to start anew once the job there is gone",
+        )
+
+
+async def _cluster(hook: TrainingHook, job: JobRef | None) -> str:
+    """Which cluster the connection means; AccessError where it is not the one that this job is in."""
+    async with hook.api(job) as api:
+        return await api.cluster()

@@ -253,8 +253,10 @@ def test_differences(wanted: dict[str, Any], found: dict[str, Any], paths: list[
 
 
 def test_a_reference_travels_as_json() -> None:
-    ref = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", "ti-1", "prod", "abc")
+    ref = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", "ti-1", "prod", "abc", "https://a:6443 (CA 12)")
     assert JobRef.from_dict(json.loads(json.dumps(ref.to_dict()))) == ref
+    older = {name: value for name, value in ref.to_dict().items() if name != "cluster"}
+    assert JobRef.from_dict(older) == replace(ref, cluster="")
     assert ref.owned_by("ti-2").owner == "ti-2"
 
 

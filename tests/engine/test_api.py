@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 
-from .fakekube import PODS, FakeKube, serving
+from .fakekube import PODS, FakeKube, clients, serving
 
 
 async def test_request_gives_the_object() -> None:
@@ -50,6 +50,22 @@ async def test_401_rebuilds_the_client_and_repeats_the_request() -> None:
         assert api.stats["rebuilt"] == 1
         await api.request("GET", f"{PODS}/a")
         assert api.stats["rebuilt"] == 1
+
+
+async def test_401_after_which_the_connection_means_another_cluster_is_an_error() -> None:
+    """What lives on this Api would find nothing there, and call it deleted."""
+    here, there = FakeKube(), FakeKube()
+    async with clients(here) as first, clients(there) as second:
+        make = iter([first, second, second])
+        api = Api(lambda: next(make)())
+        await api.request("GET", PODS)
+        here.token = "t1"
+        for _ in range(2):
+            with pytest.raises(ApiStatusError, match=r"401 .*http://127.* refused .* means http://127") as refused:
+                await api.request("GET", PODS)
+            assert refused.value.message.count(await api.cluster()) == 1
+        assert api.stats["rebuilt"] == 0
+        await api.close()
 
 
 async def test_401_with_new_credentials_is_an_error() -> None:

@@ -278,7 +278,7 @@ class Airflow:
 
 
 class Client:
-    """The one method of `engine.api.Api` that submit and release use, for one try."""
+    """What submit and release use of `engine.api.Api`, for one try."""
 
     def __init__(self, cluster: Cluster, who: str) -> None:
         self._cluster, self._who = cluster, who
@@ -287,6 +287,9 @@ class Client:
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any
     ) -> Object:
         return await self._cluster.request(self._who, method, path, query or {}, body)
+
+    async def cluster(self) -> str:
+        return "https://cluster"
 
 
 class Quiet:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pathlib
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
-from airflow_provider_ktrain.exceptions import TrainingJobError
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
+from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJobTrigger
+from tests import clusters
+from tests.clusters import TestCluster
 from tests.engine.tasks import until
 from tests.operators.instance import Instance, Supervisor
 
@@ -178,3 +184,99 @@ def test_what_goes_wrong_in_it_is_an_event(instance: Instance) -> None:
     with pytest.raises(TrainingJobError, match="NoJob"):
         instance.resume({**event, "trigger": {**event["trigger"], "failures": 3}})
     assert not instance.jobs()
+
+
+# the connection is edited
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[TestCluster]:
+    """Another cluster; a triggerer or a retry that asks it for a job of the first finds nothing."""
+    with clusters.cluster(gpus=1) as reached:
+        yield reached
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+def server(cluster: TestCluster) -> str:
+    return str(yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+
+@pytest.mark.embedded
+def test_a_job_is_not_looked_for_in_another_cluster(
+    instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it would look deleted by someone else, and the next try would submit it once more."""
+    trigger = trigger_of(instance.execute(number=1, retries=1), instance)
+    connect(monkeypatch, kube_config_path=str(other.kubeconfig))
+
+    async def first() -> TriggerEvent:
+        return await anext(aiter(trigger.run()))
+
+    event = asyncio.run(first()).payload
+    assert server(instance.cluster) in event["error"]
+    assert server(other) in event["error"]
+    with pytest.raises(TaskDeferred):  # so there is time to put it back
+        instance.resume(event)
+    with pytest.raises(TrainingJobError, match=f"submitted to {server(instance.cluster)}"):
+        instance.resume({**event, "trigger": {**event["trigger"], "failures": 3}})
+    with pytest.raises(TrainingConfigurationError, match=f"submitted to {server(instance.cluster)}.*{server(other)}"):
+        instance.execute(number=2, retries=1)
+    del instance.store["ktrain-job"]  # a worker that was lost just as it submitted
+    with pytest.raises(TrainingConfigurationError, match="another place than the one before: cluster changed"):
+        instance.execute(number=2, retries=1)
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
+
+
+@pytest.mark.embedded
+def test_a_kill_does_not_look_in_another_cluster(
+    instance: Instance,
+    other: TestCluster,
+    supervisor: Supervisor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trigger = trigger_of(instance.execute(), instance)
+    supervisor.state = TaskInstanceState.FAILED
+    connect(monkeypatch, kube_config_path=str(other.kubeconfig))
+    asyncio.run(trigger.on_kill())
+    said = capsys.readouterr().out
+    assert f"submitted to {server(instance.cluster)}" in said
+    assert "GPUs are free" not in said
+
+
+@pytest.mark.embedded
+def test_the_same_cluster_may_get_another_address(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance.execute(number=1, retries=1)
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    address = config["clusters"][0]["cluster"]["server"]
+    config["clusters"][0]["cluster"]["server"] = address.replace("127.0.0.1", "localhost")
+    assert address != config["clusters"][0]["cluster"]["server"]
+    connect(monkeypatch, kube_config=json.dumps(config), namespace=instance.cluster.namespace)
+    (before,) = instance.jobs()
+    again = instance.execute(number=2, retries=1)
+    assert again.trigger.job["uid"] == before["metadata"]["uid"]
+    assert again.trigger.job["cluster"].startswith("https://localhost:")
+
+
+@pytest.mark.embedded
+async def test_a_connection_that_is_edited_gets_clients_of_its_own(
+    instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """In one triggerer, where another trigger still follows a job by what the connection was."""
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_bytes(instance.cluster.kubeconfig.read_bytes())
+    connect(monkeypatch, kube_config_path=str(kubeconfig))
+    async with TrainingHook().api() as before, TrainingHook().api() as same:
+        assert same is before
+        connect(monkeypatch, kube_config_path=str(other.kubeconfig))
+        async with TrainingHook().api() as edited:
+            assert (await edited.cluster()).startswith(server(other))
+        connect(monkeypatch, kube_config_path=str(kubeconfig))
+        kubeconfig.write_bytes(other.kubeconfig.read_bytes())
+        async with TrainingHook().api() as switched:
+            assert (await switched.cluster()).startswith(server(other))
+        assert (await before.cluster()).startswith(server(instance.cluster))
