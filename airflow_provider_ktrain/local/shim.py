@@ -107,16 +107,29 @@ class Log:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = self._open()
+        self._rests: dict[bytes, bytes] = {}  # by stream, what its last line has so far
         self._free = 0  # the first time, in nanoseconds, that no record has
         self._looked = time.monotonic()
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
-    def write(self, stream: bytes, records: list[tuple[bytes, bytes]]) -> None:
-        """Append (tag, content); those of one read are a nanosecond apart: times tell them apart, in their order."""
-        at = max(time.time_ns(), self._free)
-        second, first = divmod(at, 1_000_000_000)
+    def feed(self, stream: bytes, data: bytes) -> None:
+        """Log what was read from a stream, in whole lines and pieces of long ones; b"" is its end."""
+        *lines, rest = (self._rests.get(stream, b"") + data).split(b"\n")
+        records = []
+        for line in lines:
+            *begun, last = pieces(line)
+            records += [*((b"P", piece) for piece in begun), (b"F", last)]
+        *begun, self._rests[stream] = pieces(rest)
+        records += [(b"P", piece) for piece in begun]
+        if not data and rest:
+            records.append((b"P", self._rests[stream]))
+        self._write(stream, records)
+
+    def _write(self, stream: bytes, records: list[tuple[bytes, bytes]]) -> None:
+        """Append records; those of one read are a nanosecond apart: times tell them apart, in their order."""
+        second, first = divmod(max(time.time_ns(), self._free), 1_000_000_000)
         if first + len(records) > 1_000_000_000:
             second, first = second + 1, 0
         self._free = second * 1_000_000_000 + first + len(records)
@@ -135,28 +148,6 @@ class Log:
             os.rename(self._path, self._path + ".rotated")
             os.close(self._fd)
             self._fd = self._open()
-
-
-class Stream:
-    """One output of the container, cut into records."""
-
-    def __init__(self, log: Log, name: bytes) -> None:
-        self._log = log
-        self._name = name
-        self._rest = b""
-
-    def feed(self, data: bytes) -> None:
-        """Log what was read; b"" is the end."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        records = []
-        for line in lines:
-            *begun, last = pieces(line)
-            records += [*((b"P", piece) for piece in begun), (b"F", last)]
-        *begun, self._rest = pieces(rest)
-        records += [(b"P", piece) for piece in begun]
-        if not data and self._rest:
-            records.append((b"P", self._rest))
-        self._log.write(self._name, records)
 
 
 def pieces(line: bytes) -> list[bytes]:
@@ -263,27 +254,25 @@ class Shim:
 
     def _start(self, run: dict[str, Any]) -> None:
         log = Log(run["log"])
-        (stdout, stdout_end), (stderr, stderr_end) = os.pipe(), os.pipe()
         try:
-            self._main = spawn(run, subprocess.DEVNULL, stdout_end, stderr_end)
+            self._main = spawn(run, subprocess.DEVNULL, subprocess.PIPE, subprocess.PIPE)
         except (OSError, ValueError) as error:
             self._tell(error=getattr(error, "errno", errno.EINVAL))
             sys.exit()
-        os.close(stdout_end)
-        os.close(stderr_end)
-        for reader, stream in ((stdout, Stream(log, b"stdout")), (stderr, Stream(log, b"stderr"))):
-            self._outputs.add(reader)
-            self._when(reader, functools.partial(self._copy, reader, stream))
+        for stream, pipe in ((b"stdout", self._main.stdout), (b"stderr", self._main.stderr)):
+            assert pipe
+            self._outputs.add(pipe.fileno())
+            self._when(pipe.fileno(), functools.partial(self._copy, log, stream, pipe.fileno()))
         self._run = run
         self._listen(run["dir"])
         self._tell(started=self._main.pid)
 
-    def _copy(self, reader: int, stream: Stream) -> None:
-        data = os.read(reader, READ)
-        stream.feed(data)
+    def _copy(self, log: Log, stream: bytes, pipe: int) -> None:
+        data = os.read(pipe, READ)
+        log.feed(stream, data)
         if not data:
-            self._ready.unregister(reader)
-            self._outputs.remove(reader)
+            self._ready.unregister(pipe)
+            self._outputs.remove(pipe)
 
     def _stop(self, grace: float) -> None:
         if grace > 0 and self._exit is None and self._main and handles(self._main.pid, signal.SIGTERM):

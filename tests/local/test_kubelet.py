@@ -540,13 +540,13 @@ async def test_a_follower_goes_on_after_rotation(tmp_path: Path) -> None:
         run = logapi.find_run(tmp_path, pod, logapi.LogOptions(follow=True))
         assert run
         log = shim.Log(str(run.path))
-        log.write(b"stdout", [(b"F", b"first")])
+        log.feed(b"stdout", b"first\n")
         follower = logapi.read(cluster.store, run, logapi.LogOptions(follow=True))
         assert await anext(follower) == b"up\nfirst\n"
-        log.write(b"stdout", [(b"F", b"last of the old file")])
+        log.feed(b"stdout", b"last of the old file\n")
         run.path.rename(run.path.with_suffix(".log.rotated"))
         log = shim.Log(str(run.path))
-        log.write(b"stdout", [(b"F", b"first of the new file")])
+        log.feed(b"stdout", b"first of the new file\n")
         assert await anext(follower) == b"last of the old file\n"
         assert await anext(follower) == b"first of the new file\n"
         cluster.store.delete(r.POD, "default", "one")

@@ -108,11 +108,10 @@ async def test_long_lines_are_split(tmp_path: Path, size: int, tags: bytes) -> N
 )
 def test_a_log_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("log") / "0.log"
-    stream = shim.Stream(shim.Log(str(path)), b"stdout")
-    for chunk in chunks:
-        if chunk:
-            stream.feed(chunk)
-    stream.feed(b"")
+    writer = shim.Log(str(path))
+    for chunk in filter(None, chunks):
+        writer.feed(b"stdout", chunk)
+    writer.feed(b"stdout", b"")
     written = b"".join(chunks)
     log = path.read_bytes()
     assert content(log) == written
@@ -124,7 +123,7 @@ async def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shim, "ROTATE_INTERVAL", 0)
     log = shim.Log(str(tmp_path / "0.log"))
     for i in range(100):
-        log.write(b"stdout", [(b"F", b"%099d" % i)])
+        log.feed(b"stdout", b"%099d\n" % i)
     rotated = (tmp_path / "0.log.rotated").read_bytes()
     assert len(rotated) < 1200
     assert content((tmp_path / "0.log").read_bytes()).endswith(b"%099d\n" % 99)
