@@ -23,24 +23,22 @@ SUBRESOURCES: dict[str, Obj] = {
     "exec": {"verbs": ["create", "get"], "kind": "PodExecOptions"},
     "token": {"verbs": ["create"], "kind": "TokenRequest", "group": "authentication.k8s.io", "version": "v1"},
 }
-#: group and version: kinds that can only be created
-REVIEWS = {
-    "authentication.k8s.io/v1": ("SelfSubjectReview",),
-    "authorization.k8s.io/v1": ("SelfSubjectAccessReview", "SelfSubjectRulesReview"),
-}
 
 
 def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     """Discovery documents by path; `address` is host:port of the server."""
     listed: dict[str, list[Obj]] = {}
     for resource in resources:
-        entries = [_described(resource), *(_subresource(resource, name) for name in resource.subresources)]
-        listed.setdefault(resource.api_version, []).extend(entries)
-    for api_version, kinds in REVIEWS.items():
-        listed[api_version] = [
-            {"name": f"{k.lower()}s", "singularName": k.lower(), "namespaced": False, "kind": k, "verbs": ["create"]}
-            for k in kinds
-        ]
+        head = {"namespaced": resource.namespaced, "kind": resource.kind}
+        itself = {
+            **head, "name": resource.plural, "singularName": resource.singular, "verbs": list(resource.verbs),
+            "shortNames": list(resource.short_names), "categories": list(resource.categories),
+        }  # fmt: skip
+        subresources = (
+            {**head, "name": f"{resource.plural}/{name}", "singularName": "", **SUBRESOURCES[name]}
+            for name in resource.subresources
+        )
+        listed.setdefault(resource.api_version, []).extend((itself, *subresources))
     cidrs = [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]
     made: dict[str, Obj] = {
         "/version": VERSION,
@@ -63,23 +61,6 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     made["/openapi/v3"] = {"paths": {spec: {"serverRelativeURL": f"/openapi/v3/{spec}"} for spec in specs}}
     made["/"] = {"paths": sorted(path for path in (*made, "/healthz", "/livez", "/readyz") if "/v3/" not in path)}
     return made
-
-
-def _described(resource: Resource) -> Obj:
-    return {
-        "name": resource.plural,
-        "singularName": resource.singular,
-        "namespaced": resource.namespaced,
-        "kind": resource.kind,
-        "verbs": list(resource.verbs),
-        "shortNames": list(resource.short_names),
-        "categories": list(resource.categories),
-    }
-
-
-def _subresource(resource: Resource, name: str) -> Obj:
-    head = {"name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced}
-    return {**head, "kind": resource.kind, **SUBRESOURCES[name]}
 
 
 def _openapi(prefix: str, group: str, version: str, entries: list[Obj]) -> Obj:

@@ -23,7 +23,7 @@ class Fault:
     or the seconds that watch events are held back, `count` how many requests it still meets.
     """
 
-    kind: str
+    kind: Any
     until: float
     verb: str
     path: str
@@ -31,8 +31,9 @@ class Fault:
     amount: float
     count: float
 
-    def meets(self, verb: str, path: str) -> bool:
-        return (not self.verb or verb in self.verb.split(",")) and bool(re.search(self.path, path))
+    def meets(self, kind: str, verb: str, path: str) -> bool:
+        among = not self.verb or verb in self.verb.split(",")
+        return self.kind == kind and among and bool(re.search(self.path, path))
 
 
 class Faults:
@@ -43,24 +44,23 @@ class Faults:
 
     def set(self, wanted: dict[str, Any]) -> Fault:
         """Add a fault; ApiError 400 says what is wrong with the wish."""
-        kind, seconds, path = wanted.get("fault"), wanted.get("seconds", math.inf), wanted.get("path", "")
+        kind, path, verb = wanted.get("fault"), wanted.get("path", ""), str(wanted.get("verb", ""))
+        seconds, count = wanted.get("seconds", math.inf), wanted.get("count", math.inf)
         status, amount = wanted.get("status", 0), wanted.get("bytes", wanted.get("delay", 0))
-        count, ends = wanted.get("count", math.inf), kind not in ("refuse", "drop") or "seconds" in wanted
+        endless = kind in ("refuse", "drop") and "seconds" not in wanted
         expected = (
             ("fault", kind, kind in KINDS, f"one of {', '.join(KINDS)}"),
-            ("seconds", seconds, _number(seconds) and seconds > 0, "a number over 0"),
-            ("seconds", None, ends, f"some for {kind}, which nothing could take back"),
+            ("seconds", seconds, _number(seconds, over=0) and not endless, "a number over 0"),
             ("status", status, kind != "status" or status in STATUSES, f"one of {', '.join(map(str, STATUSES))}"),
-            ("bytes or delay", amount, _number(amount) and amount >= 0, "a number of 0 or more"),
-            ("count", count, _number(count) and count >= 1, "a whole number over 0"),
+            ("bytes or delay", amount, _number(amount, over=-1), "a number of 0 or more"),
+            ("count", count, _number(count, over=0), "a number over 0"),
             ("path", path, _pattern(path), "a regular expression"),
         )
         for name, found, right, what in expected:
             if not right:
                 raise ApiError(400, f"{name}: found {found!r}, expected {what}")
-        fault = Fault(str(kind), _now() + seconds, str(wanted.get("verb", "")), path, status, float(amount), count)
-        self._faults.append(fault)
-        return fault
+        self._faults.append(Fault(kind, _now() + seconds, verb, path, status, amount, count))
+        return self._faults[-1]
 
     def clear(self) -> None:
         """Everything works again (a refused port opens when its time is over)."""
@@ -69,7 +69,7 @@ class Faults:
     def found(self, kind: str, verb: str, path: str) -> Fault | None:
         """The fault of this kind in force for a request; counted faults are used up by it."""
         self._faults = [f for f in self._faults if f.until > _now() and f.count > 0]
-        fault = next((f for f in self._faults if f.kind == kind and f.meets(verb, path)), None)
+        fault = next((f for f in self._faults if f.meets(kind, verb, path)), None)
         if fault:
             fault.count -= 1
         return fault
@@ -87,8 +87,8 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+def _number(value: Any, over: int) -> bool:
+    return isinstance(value, (int, float)) and value > over
 
 
 def _pattern(value: Any) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import mmap
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.requestinfo import flag, integer
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.store import Obj, Store, at
 
 POLL = 0.1  # seconds between looks at a file that is followed
 #: reasons of a container that waits, where its log tells them in other words
@@ -101,24 +103,22 @@ def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
 
 
 def container_status(pod: Obj, container: str) -> Obj:
-    status = pod.get("status") or {}
-    found = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    found = (*at(pod, "status.initContainerStatuses", ()), *at(pod, "status.containerStatuses", ()))
     return next((c for c in found if c.get("name") == container), {})
 
 
 def _restart(pod: Obj, container: str, previous: bool) -> int:
     """The number of the run that a kubelet would choose; ApiError 400 where no run has begun."""
     status, name = container_status(pod, container), pod["metadata"]["name"]
-    state, last = status.get("state") or {}, (status.get("lastState") or {}).get("terminated") or {}
-    restart = int(status.get("restartCount", 0))
-    started = bool(state.get("running")) or bool((state.get("terminated") or {}).get("containerID"))
+    restart, last = int(status.get("restartCount", 0)), at(status, "lastState.terminated.containerID")
+    started = bool(at(status, "state.running") or at(status, "state.terminated.containerID"))
     if previous:
-        if not last.get("containerID"):
+        if not last:
             raise ApiError(400, f'previous terminated container "{container}" in pod "{name}" not found')
         return restart - 1 if started else restart
-    if started or last.get("containerID"):
+    if started or last:
         return restart
-    reason = (state.get("waiting") or {}).get("reason") or ("ContainerCreating" if not state else "no logs yet")
+    reason = at(status, "state.waiting.reason") or ("no logs yet" if status.get("state") else "ContainerCreating")
     raise ApiError(400, f'container "{container}" in pod "{name}" is waiting to start: {WAITING.get(reason, reason)}')
 
 
@@ -181,8 +181,7 @@ def _ended(store: Store, run: Run) -> bool:
     if pod is None or pod["metadata"]["uid"] != meta["uid"]:
         return True
     status = container_status(pod, run.container)
-    running = (status.get("state") or {}).get("running")
-    return not running or int(status.get("restartCount", 0)) != run.restart
+    return not at(status, "state.running") or status.get("restartCount", 0) != run.restart
 
 
 class Shown:
@@ -192,12 +191,12 @@ class Shown:
         self._wanted = wanted
         self._rest = b""
         self._new_line = True
-        self._left = wanted.limit
+        self._left = sys.maxsize if wanted.limit is None else wanted.limit
 
     @property
     def full(self) -> bool:
         """Whether limitBytes is reached."""
-        return self._left is not None and self._left <= 0
+        return self._left <= 0
 
     def lines(self, block: bytes) -> Iterator[bytes]:
         """What whole records of the block show; the rest waits for the next block."""
@@ -210,8 +209,7 @@ class Shown:
             head = time + b" " if self._wanted.timestamps and self._new_line else b""
             self._new_line = not partial
             line = head + content + (b"" if partial else b"\n")
-            if self._left is not None:
-                line, self._left = line[: self._left], self._left - len(line)
+            line, self._left = line[: self._left], self._left - len(line)
             yield line
             if self.full:
                 return
@@ -219,19 +217,11 @@ class Shown:
 
 def tail_offset(file: BinaryIO, count: int) -> int:
     """Where the last `count` records of a file begin."""
-    end = file.seek(0, os.SEEK_END)
-    if count == 0:
-        return end
-    found = 0
-    while end > 0:
-        start = max(end - BLOCK, 0)
-        file.seek(start)
-        block = file.read(end - start)
-        at = len(block)
-        while (at := block.rfind(b"\n", 0, at)) >= 0:
-            found += 1
-            # the newline that ends the last record is not the beginning of another
-            if found > count:
-                return start + at + 1
-        end = start
-    return 0
+    at = size = file.seek(0, os.SEEK_END)
+    if not count or not size:
+        return size
+    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as records:
+        for _ in range(count + 1):  # the newline that ends the last record does not begin another
+            if (at := records.rfind(b"\n", 0, at)) < 0:
+                return 0
+    return at + 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.names import LABEL_VALUE, qualified
 from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.store import Obj, at
 
 WORD = r"[^\s=!(),]++"
 #: one requirement on a label, with the comma or the end behind it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`
@@ -50,10 +50,10 @@ class Selector:
     def __bool__(self) -> bool:
         return bool(self.labels or self.fields)
 
-    def matches(self, obj: Mapping[str, Any]) -> bool:
+    def matches(self, obj: Obj) -> bool:
         labels = obj["metadata"].get("labels") or {}
         return all(q.holds(labels.get(q.key)) for q in self.labels) and all(
-            q.holds(_field(obj, q.key)) for q in self.fields
+            q.holds(str(at(obj, q.key, ""))) for q in self.fields
         )
 
 
@@ -98,10 +98,3 @@ def parse_fields(resource: Resource, text: str) -> Iterator[Requirement]:
         if key not in known:
             raise ApiError(400, f"field label not supported: {key}")
         yield Requirement(key, operator == "!=", frozenset([value]))
-
-
-def _field(obj: Mapping[str, Any], path: str) -> str:
-    value: Any = obj
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return "" if value is None else str(value)

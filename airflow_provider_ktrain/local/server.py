@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -131,13 +132,12 @@ class Cluster:
                 self._store.expire()
             case "evict":
                 pod = self._store.get(r.POD, str(wanted.get("namespace") or "default"), str(wanted.get("pod")))
-                with _missing(f"pod {wanted.get('pod')!r} does not run"):
-                    message = str(wanted.get("message") or "The node was low on resource: memory.")
-                    self._kubelets[pod["spec"]["nodeName"]].evict(pod, message)
-            case "lose" | "recover" as action:
-                with _missing(f"node {wanted.get('node')!r} does not exist"):
-                    kubelet = self._kubelets[str(wanted.get("node"))]
-                kubelet.lose() if action == "lose" else kubelet.recover()
+                message = str(wanted.get("message") or "The node was low on resource: memory.")
+                self._kubelet(pod["spec"].get("nodeName")).evict(pod, message)
+            case "lose":
+                self._kubelet(wanted.get("node")).lose()
+            case "recover":
+                self._kubelet(wanted.get("node")).recover()
             case _:
                 fault = self._faults.set(wanted)
                 if fault.kind in ("refuse", "drop"):
@@ -145,6 +145,11 @@ class Cluster:
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+    def _kubelet(self, node: Any) -> Kubelet:
+        if str(node) not in self._kubelets:
+            raise ApiError(404, f"node {node!r}: there is none of that name")
+        return self._kubelets[str(node)]
 
     async def _cut(self, kind: str, seconds: float) -> None:
         """Cut every connection, and with `refuse` take no new ones for a while."""
@@ -161,14 +166,6 @@ class Cluster:
         for connection in server.connections if server else ():
             if connection.transport is not None:
                 connection.transport.abort()
-
-
-@contextlib.contextmanager
-def _missing(message: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyError:
-        raise ApiError(404, message) from None
 
 
 def _free_port() -> int:

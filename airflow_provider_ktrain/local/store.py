@@ -31,9 +31,17 @@ HISTORY = 20_000  # changes kept for watches that resume
 GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
 
 
-def now() -> str:
-    """The time in the form of metadata.creationTimestamp: RFC 3339, whole seconds."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(later: int = 0) -> str:
+    """The time, or some seconds later, in the form of metadata.creationTimestamp: RFC 3339, whole seconds."""
+    time = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=later)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def at(obj: Any, path: str, default: Any = None) -> Any:
+    """The value at a dotted path, `default` where it, or anything on the way, is missing or null."""
+    for part in path.split("."):
+        obj = obj.get(part) if isinstance(obj, dict) else None
+    return default if obj is None else obj
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,16 +193,9 @@ class Store:
         return self.update(resource, {**obj, "status": new_status}, status=True)
 
     def delete(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        name: str,
-        *,
-        grace: int | None = None,
-        propagation: str = "Background",
-        uid: str | None = None,
-        version: str | None = None,
-    ) -> Obj:
+        self, resource: Resource, namespace: str | None, name: str, *,
+        grace: int | None = None, propagation: str = "Background", uid: str | None = None, version: str | None = None,
+    ) -> Obj:  # fmt: skip
         """Delete, or begin to: pods that a kubelet runs keep a grace period, finalizers hold an object back.
 
         :param grace: seconds; None is the pod's own period. Other resources ignore it.
@@ -226,12 +227,8 @@ class Store:
             return self._remove(resource, old)
         if already is not None and period >= already and finalizers == (meta.get("finalizers") or []):
             return old
-        due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=period)
-        new_meta = {
-            **meta,
-            "deletionTimestamp": due.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "deletionGracePeriodSeconds": min(period, already) if already is not None else period,
-        }
+        period = min(period, already) if already is not None else period
+        new_meta = {**meta, "deletionTimestamp": now(period), "deletionGracePeriodSeconds": period}
         if "generation" in new_meta and already is None:
             new_meta["generation"] += 1
         if finalizers:
@@ -245,12 +242,10 @@ class Store:
     @staticmethod
     def _grace(resource: Resource, obj: Obj, grace: int | None) -> int:
         """Seconds that a deletion has to wait for the kubelet: none for what no kubelet runs, or what has ended."""
-        if resource != r.POD or not obj.get("spec", {}).get("nodeName"):
+        ended = at(obj, "status.phase") in ("Succeeded", "Failed")
+        if resource != r.POD or ended or not at(obj, "spec.nodeName"):
             return 0
-        if obj.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-            return 0
-        own = obj["spec"].get("terminationGracePeriodSeconds", 30)
-        return max(int(own if grace is None else grace), 0)
+        return max(int(at(obj, "spec.terminationGracePeriodSeconds", 30) if grace is None else grace), 0)
 
     def _remove(self, resource: Resource, obj: Obj) -> Obj:
         return self._commit("DELETED", resource, obj, obj)
@@ -301,8 +296,8 @@ def _of(found: dict[Key, T], namespace: str | None) -> list[T]:
 
 def _finalizers(resource: Resource, obj: Obj) -> list[str]:
     """What holds an object back; of a namespace also `spec.finalizers`, which its controller empties with it."""
-    own = (obj.get("spec") or {}).get("finalizers") if resource == r.NAMESPACE else None
-    return [*(obj["metadata"].get("finalizers") or ()), *(own or ())]
+    own = at(obj, "spec.finalizers", ()) if resource == r.NAMESPACE else ()
+    return [*at(obj, "metadata.finalizers", ()), *own]
 
 
 def _wanted(obj: Obj) -> Obj:

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.store import Obj, at
 
 NAME_TEXT = (
     "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a "
@@ -29,14 +29,17 @@ AGES = [
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `wide` ones show with `-o wide` only."""
+    """One column: `value` is a dotted path or a function; `wide` ones show with `-o wide` only."""
 
     name: str
-    cell: Callable[[Obj], Any]
+    value: Callable[[Obj], Any] | str
     type: str = "string"
     wide: bool = False
     format: str = ""
     description: str = ""
+
+    def cell(self, obj: Obj) -> Any:
+        return at(obj, self.value, "<none>") if isinstance(self.value, str) else self.value(obj)
 
     def definition(self) -> Obj:
         return {
@@ -90,14 +93,9 @@ class View:
             {"cells": [c.cell(o) for c in columns], "object": o if self.whole_rows else _metadata_only(o)}
             for o in objects
         ]
-        definitions = [c.definition() for c in columns] if head else None
-        return {
-            "kind": "Table",
-            "apiVersion": META,
-            "metadata": metadata,
-            "columnDefinitions": definitions,
-            "rows": rows,
-        }
+        head_row = [c.definition() for c in columns] if head else None
+        about = {"kind": "Table", "apiVersion": META, "metadata": metadata}
+        return {**about, "columnDefinitions": head_row, "rows": rows}
 
 
 def _metadata_only(obj: Obj) -> Obj:
@@ -115,74 +113,57 @@ def age(timestamp: str | None) -> str:
     return f"{seconds // SECONDS[unit]}{unit}" + (f"{rest}{smaller}" if rest else "")
 
 
-def at(path: str, default: Any = None) -> Callable[[Obj], Any]:
-    """A cell that shows the value at a dotted path."""
-
-    def cell(obj: Obj) -> Any:
-        value: Any = obj
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return default if value is None else value
-
-    return cell
-
-
 def _pod_status(pod: Obj) -> str:
     """Pod status as kubectl words it: the reason of the container that keeps the pod from running well."""
-    status = pod.get("status") or {}
-    if pod["metadata"].get("deletionTimestamp"):
-        return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
-    inits = status.get("initContainerStatuses") or []
+    if at(pod, "metadata.deletionTimestamp"):
+        return "Unknown" if at(pod, "status.reason") == "NodeLost" else "Terminating"
+    inits = at(pod, "status.initContainerStatuses", [])
     for index, container in enumerate(inits):
-        state = container.get("state") or {}
-        if (state.get("terminated") or {}).get("exitCode") != 0:
-            return f"Init:{_reason(state, but='PodInitializing') or f'{index}/{len(inits)}'}"
-    reasons = (_reason(c.get("state") or {}) for c in status.get("containerStatuses") or ())
-    return str(next(filter(None, reasons), "") or status.get("reason") or status.get("phase") or "Unknown")
+        if at(container, "state.terminated.exitCode") != 0:
+            return f"Init:{_reason(container, but='PodInitializing') or f'{index}/{len(inits)}'}"
+    reasons = filter(None, map(_reason, at(pod, "status.containerStatuses", [])))
+    return next(reasons, "") or str(at(pod, "status.reason") or at(pod, "status.phase", "Unknown"))
 
 
-def _reason(state: Obj, but: str = "") -> str:
-    """Why a container in this state does not run, "" where it does or where it is for the reason `but`."""
-    ended, reason = state.get("terminated"), (state.get("waiting") or {}).get("reason") or ""
-    if ended:
+def _reason(container: Obj, but: str = "") -> str:
+    """Why a container does not run, "" where it does or where it is for the reason `but`."""
+    if ended := at(container, "state.terminated"):
         return str(ended.get("reason") or f"ExitCode:{ended.get('exitCode')}")
-    return "" if reason == but else str(reason)
+    reason = str(at(container, "state.waiting.reason", ""))
+    return "" if reason == but else reason
 
 
 def _pod_ready(pod: Obj) -> str:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return f"{sum(bool(c.get('ready')) for c in statuses)}/{len(pod['spec'].get('containers') or ())}"
+    ready = [c for c in at(pod, "status.containerStatuses", []) if c.get("ready")]
+    return f"{len(ready)}/{len(at(pod, 'spec.containers', []))}"
 
 
 def _pod_restarts(pod: Obj) -> str:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    statuses = at(pod, "status.containerStatuses", [])
     count = sum(c.get("restartCount", 0) for c in statuses)
-    ends = [((c.get("lastState") or {}).get("terminated") or {}).get("finishedAt") for c in statuses]
-    last = max(filter(None, ends), default=None)
+    last = max(filter(None, (at(c, "lastState.terminated.finishedAt") for c in statuses)), default=None)
     return f"{count} ({age(last)} ago)" if count and last else str(count)
 
 
 def _job_state(job: Obj) -> str | None:
-    conditions = (job.get("status") or {}).get("conditions") or []
+    conditions = at(job, "status.conditions", [])
     return conditions[-1].get("type") if conditions else None
 
 
 def _node_status(node: Obj) -> str:
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
-    state = "Ready" if ready else "NotReady"
-    return f"{state},SchedulingDisabled" if (node.get("spec") or {}).get("unschedulable") else state
+    ready = {"type": "Ready", "status": "True"}.items()
+    state = "Ready" if any(ready <= c.items() for c in at(node, "status.conditions", [])) else "NotReady"
+    return f"{state},SchedulingDisabled" if at(node, "spec.unschedulable") else state
 
 
 def _event_object(event: Obj) -> str:
-    involved = event.get("involvedObject") or {}
-    return f"{str(involved.get('kind', '')).lower()}/{involved.get('name', '')}"
+    return f"{at(event, 'involvedObject.kind', '').lower()}/{at(event, 'involvedObject.name', '')}"
 
 
-NAME = Column("Name", at("metadata.name"), format="name", description=NAME_TEXT)
+NAME = Column("Name", "metadata.name", format="name", description=NAME_TEXT)
 AGE = Column("Age", lambda o: age(o["metadata"].get("creationTimestamp")))
 JSON_PATH = "Custom resource definition column (in JSONPath format): "
-CUSTOM_AGE = Column("Age", AGE.cell, "date", description=f"{JSON_PATH}.metadata.creationTimestamp")
+CUSTOM_AGE = Column("Age", AGE.value, "date", description=f"{JSON_PATH}.metadata.creationTimestamp")
 STATE = Column("State", _job_state, description=f"{JSON_PATH}.status.conditions[-1:].type")
 #: columns by resource; the others show their name and age
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
@@ -191,15 +172,15 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.MPIJOB_V2BETA1: (NAME, CUSTOM_AGE),
     r.POD: (
         NAME, Column("Ready", _pod_ready), Column("Status", _pod_status), Column("Restarts", _pod_restarts), AGE,
-        Column("IP", at("status.podIP", "<none>"), wide=True), Column("Node", at("spec.nodeName", "<none>"), wide=True),
+        Column("IP", "status.podIP", wide=True), Column("Node", "spec.nodeName", wide=True),
     ),
-    r.NAMESPACE: (NAME, Column("Status", at("status.phase")), AGE),
+    r.NAMESPACE: (NAME, Column("Status", "status.phase"), AGE),
     r.NODE: (
         NAME, Column("Status", _node_status), Column("Roles", lambda _: "<none>"), AGE,
-        Column("Version", at("status.nodeInfo.kubeletVersion")),
+        Column("Version", "status.nodeInfo.kubeletVersion"),
     ),
     r.EVENT: (
-        Column("Last Seen", lambda o: age(o.get("lastTimestamp") or o.get("eventTime"))), Column("Type", at("type")),
-        Column("Reason", at("reason")), Column("Object", _event_object), Column("Message", at("message", "")),
+        Column("Last Seen", lambda o: age(o.get("lastTimestamp") or o.get("eventTime"))), Column("Type", "type"),
+        Column("Reason", "reason"), Column("Object", _event_object), Column("Message", "message"),
     ),
 }  # fmt: skip

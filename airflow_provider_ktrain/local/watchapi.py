@@ -136,14 +136,13 @@ def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
     """What a change is for a watch with this selector; the type is "" where it is nothing."""
     if not selector:
         return change.type, change.object
-    now = change.type != "DELETED" and selector.matches(change.object)
-    before = change.previous is not None and selector.matches(change.previous)
-    if now:
-        return ("MODIFIED" if before else "ADDED"), change.object
-    if change.previous is None or not before:
+    previous = change.previous if change.previous is not None and selector.matches(change.previous) else None
+    if change.type != "DELETED" and selector.matches(change.object):
+        return ("ADDED" if previous is None else "MODIFIED"), change.object
+    if previous is None:
         return "", change.object
     version = change.object["metadata"]["resourceVersion"]
-    return "DELETED", {**change.previous, "metadata": {**change.previous["metadata"], "resourceVersion": version}}
+    return "DELETED", {**previous, "metadata": {**previous["metadata"], "resourceVersion": version}}
 
 
 def line(kind: str, obj: bytes) -> bytes:

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.requestinfo import RequestInfo, integer
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store, conflict, details
+from airflow_provider_ktrain.local.store import Obj, Store, at, conflict, details
 from airflow_provider_ktrain.local.tables import View
 
 POLICIES = ("Foreground", "Background", "Orphan")
@@ -149,12 +149,11 @@ class Writes:
         resource, name = asked.resource, asked.info.name
         old = self._store.get(resource, asked.namespace, name)
         scale_of(resource, old)
-        spec, meta = (part if isinstance(part := wanted.get(key), dict) else {} for key in ("spec", "metadata"))
-        replicas = spec.get("replicas", 0)
+        replicas = at(wanted, "spec.replicas", 0)
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
             why = f"Invalid value: {replicas}: must be greater than or equal to 0"
             raise invalid("Scale", [("FieldValueInvalid", why, "spec.replicas")], name=name, group="autoscaling")
-        version = meta.get("resourceVersion") or old["metadata"]["resourceVersion"]
+        version = at(wanted, "metadata.resourceVersion") or old["metadata"]["resourceVersion"]
         change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}}
         new = patch.merge(old, {**change, "metadata": {"resourceVersion": version}})
         return Written(scale_of(resource, self._replace(asked, old, new, []).obj))
@@ -162,14 +161,13 @@ class Writes:
     def _delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Written:
         """Delete one object, or begin to, as DeleteOptions say."""
         obj = self._store.get(resource, namespace, name)
-        kept = obj["metadata"].get("finalizers") or ()
+        kept = at(obj, "metadata.finalizers", ())
         policy = "Foreground" if "foregroundDeletion" in kept else "Orphan" if "orphan" in kept else "Background"
-        preconditions = options.get("preconditions") or {}
         if not options.get("dryRun"):
             obj = self._store.delete(
                 resource, namespace, name,
                 grace=options.get("gracePeriodSeconds"), propagation=options.get("propagationPolicy") or policy,
-                uid=preconditions.get("uid"), version=preconditions.get("resourceVersion"),
+                uid=at(options, "preconditions.uid"), version=at(options, "preconditions.resourceVersion"),
             )  # fmt: skip
             if self._store.find(resource, namespace, name) is not None:
                 return Written(obj)
@@ -213,19 +211,18 @@ def _place(asked: Write, obj: Obj) -> Obj:
 
 def scale_of(resource: Resource, obj: Obj) -> Obj:
     """The Scale of a job: its Worker replicas. ApiError 500 where it has none, as the API server answers."""
-    specs = (obj.get("spec") or {}).get("pytorchReplicaSpecs") or {}
-    worker = specs.get("Worker") or {}
-    if "replicas" not in worker:
+    replicas = at(obj, "spec.pytorchReplicaSpecs.Worker.replicas")
+    if replicas is None:
         why = 'the spec replicas field ".spec.pytorchReplicaSpecs.Worker.replicas" does not exist'
         raise ApiError(500, f"Internal error occurred: {why}", details={"causes": [{"message": why}]})
-    status = ((obj.get("status") or {}).get("replicaStatuses") or {}).get("Worker") or {}
+    status = at(obj, "status.replicaStatuses.Worker", {})
+    selector = {"selector": status["selector"]} if status.get("selector") else {}
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    selector = {"selector": status["selector"]} if isinstance(status.get("selector"), str) else {}
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {k: obj["metadata"][k] for k in kept if k in obj["metadata"]},
-        "spec": {"replicas": worker["replicas"]},
+        "spec": {"replicas": replicas},
         "status": {"replicas": status.get("active", 0), **selector},
     }
 
@@ -238,8 +235,7 @@ def delete_options(asked: Write) -> Obj:
     if asked.body:
         given = decoding.load_map(asked.body, negotiation.media_type(asked.content_type))
     for path, type_ in DELETE_OPTIONS.items():
-        field, _, inner = path.partition(".")
-        value = (given.get(field) or {}).get(inner) if inner else given.get(field)
+        value = at(given, path)
         if value is not None and not isinstance(value, type_):
             found = decoding.JSON_TYPES.get(type(value), "object")
             raise ApiError(
