@@ -128,6 +128,18 @@ def restarts(pods: Iterable[Obj]) -> int:
     return sum(x.get("restartCount", 0) for pod in pods for kind in kinds for x in pod["status"].get(kind) or ())
 
 
+def default_replicas(spec: Obj, field: str, defaults: dict[str, tuple[int, str]]) -> None:
+    """Fill in a job's cleanPodPolicy, and by replica type its replicas and restartPolicy."""
+    policy = spec["runPolicy"] = spec.get("runPolicy") or {}
+    # training-operator's MPIJob has the policy at the top of spec, too
+    policy["cleanPodPolicy"] = policy.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
+    for type_, (replicas, restart_policy) in defaults.items():
+        replica = (spec.get(field) or {}).get(type_)
+        if replica is not None:
+            replica["replicas"] = replicas if replica.get("replicas") is None else replica["replicas"]
+            replica["restartPolicy"] = replica.get("restartPolicy") or restart_policy
+
+
 def pod_template(template: Obj, labels: dict[str, str]) -> Obj:
     """Metadata and spec of a pod after a template: its annotations, its labels and these."""
     meta = template.get("metadata") or {}

@@ -48,20 +48,17 @@ class GarbageCollector(Controller[Ref]):
             if _waits(obj, FOREGROUND, ORPHAN):
                 self._finish(key, obj)
             return
-        owners = {o["uid"]: self._find(o["uid"]) for o in _owners(obj)}
-        solid = [o for o in _owners(obj) if (owner := owners[o["uid"]]) and not _waits(owner, FOREGROUND)]
-        if len(solid) == len(owners):
+        alive = [(o["uid"], self._alive[o["uid"]]) for o in _owners(obj) if o["uid"] in self._alive]
+        owners = {uid: owner for uid, ref in alive if (owner := self.store.find(*ref))}
+        solid = [o for o in _owners(obj) if o["uid"] in owners and not _waits(owners[o["uid"]], FOREGROUND)]
+        if len(solid) == len(_owners(obj)):
             return
         if solid:  # another owner keeps it: forget those that are gone
             self._own(key, obj, solid)
             return
-        waited_for = any(owners.values()) and self._owned.get(obj["metadata"]["uid"])
+        waited_for = owners and self._owned.get(obj["metadata"]["uid"])
         propagation = "Foreground" if waited_for else "Background"
         self.store.delete(*key, propagation=propagation, uid=obj["metadata"]["uid"])
-
-    def _find(self, uid: str) -> Obj | None:
-        ref = self._alive.get(uid)
-        return self.store.find(*ref) if ref else None
 
     def _own(self, ref: Ref, obj: Obj, owners: Objects) -> None:
         meta = {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}

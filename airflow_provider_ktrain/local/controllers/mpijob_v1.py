@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers import mpi_common as mpi
@@ -27,9 +29,8 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
     resource = r.MPIJOB_V1
     owns = (r.POD, r.CONFIG_MAP, r.ROLE, r.ROLE_BINDING, r.SERVICE_ACCOUNT)
     component = "mpijob-controller"
-    replica_types = ("Launcher", "Worker")
     specs_field = "mpiReplicaSpecs"
-    restart_policy = "Never"
+    defaults: ClassVar = {"Launcher": (1, "Never"), "Worker": (0, "Never")}
     restarting = ("ExitCode",)
     failed_reason = "MPIJobFailed"  # so: the condition's reason is MPIJobMPIJobFailed
     deleted_reason = "SuccessfulDeleteJob"
@@ -45,17 +46,9 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
             return "MPIReplicaSpec is not valid: There must be only 1 launcher replica"
         return None
 
-    def defaulted(self, job: Obj) -> Obj:
-        spec, workers = job["spec"], self.specs(job).get("Worker")
-        if workers is not None and workers.get("replicas") is None:
-            workers["replicas"] = 0
-        policy = spec["runPolicy"] = spec.get("runPolicy") or {}
-        policy["cleanPodPolicy"] = policy.get("cleanPodPolicy") or spec.get("cleanPodPolicy")
-        return super().defaulted(job)
-
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
         # the operator's first pass over a job counts only the types that the job has
-        types = self.replica_types if "replicaStatuses" in status else tuple(self.specs(job))
+        types = list(self.defaults if "replicaStatuses" in status else self.specs(job))
         for _ in self.specs(job):  # all of it for each replica type, with all its events
             launcher, workers = self.sync_once(job, pods)
         counts = {"Launcher": c.tally([launcher]), "Worker": c.tally(workers)}

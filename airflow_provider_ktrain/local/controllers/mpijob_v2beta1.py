@@ -60,7 +60,9 @@ class MPIJobV2Controller(mpi.MPIJobController):
         stored = self.store.find(r.MPIJOB_V2BETA1, *key)
         if stored is None or c.is_terminating(stored):
             return
-        job = defaulted(copy.deepcopy({"spec": {}, **stored}))  # the schema does not ask for a spec
+        job = copy.deepcopy({"spec": {}, **stored})  # the schema does not ask for a spec
+        job["spec"].update({field: job["spec"].get(field) or value for field, value in DEFAULTS.items()})
+        c.default_replicas(job["spec"], "mpiReplicaSpecs", {"Launcher": (1, "OnFailure"), "Worker": (0, "Never")})
         problems = list(validate(job))
         if problems:
             text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
@@ -98,7 +100,8 @@ class MPIJobV2Controller(mpi.MPIJobController):
                 workers = self.workers(job, pods, lambda name, i: self.store.create(r.POD, worker(job, name, i)))
             at_once = spec["launcherCreationPolicy"] == "AtStartup"
             if launcher is None and (at_once or all(c.has(w.get("status", {}), "Ready") for w in workers)):
-                launcher = self._create_launcher(job, suspended)
+                self._create_launcher(job, suspended)
+                launcher = self.mine(job, r.BATCH_JOB, f"{meta['name']}-launcher")
         if launcher is not None and bool(launcher["spec"].get("suspend")) != suspended:
             launcher = self.store.update(r.BATCH_JOB, {**launcher, "spec": {**launcher["spec"], "suspend": suspended}})
         if suspended:
@@ -166,7 +169,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
             if pod and not c.is_terminating(pod) and (policy != "Running" or c.phase(pod) in ("Running", "Pending")):
                 self.store.delete(r.POD, job["metadata"]["namespace"], name)
 
-    def _create_launcher(self, job: Obj, suspended: bool) -> Obj:
+    def _create_launcher(self, job: Obj, suspended: bool) -> None:
         policy, meta = job["spec"]["runPolicy"], job["metadata"]
         if job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"].get("restartPolicy"):
             self.recorder.event(job, "Warning", "SetPodTemplateRestartPolicy", TEMPLATE_RESTART_POLICY)
@@ -175,22 +178,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
             "podReplacementPolicy": "Failed", "template": launcher_template(job),
             **({"suspend": True} if suspended else {}),
         }  # fmt: skip
-        wanted = c.child(job, f"{meta['name']}-launcher", {"metadata": {"labels": {"app": meta["name"]}}, "spec": spec})
-        return self.store.create(r.BATCH_JOB, wanted)
-
-
-def defaulted(job: Obj) -> Obj:
-    """The job with the operator's defaults, which never reach the API object."""
-    spec = job["spec"]
-    policy = spec["runPolicy"] = spec.get("runPolicy") or {}
-    policy["cleanPodPolicy"] = policy.get("cleanPodPolicy") or "None"
-    spec.update({field: spec.get(field) or value for field, value in DEFAULTS.items()})
-    for type_, replicas, restarts in (("Launcher", 1, "OnFailure"), ("Worker", 0, "Never")):
-        replica = (spec.get("mpiReplicaSpecs") or {}).get(type_)
-        if replica is not None:
-            replica["replicas"] = replicas if replica.get("replicas") is None else replica["replicas"]
-            replica["restartPolicy"] = replica.get("restartPolicy") or restarts
-    return job
+        self.ensure(job, r.BATCH_JOB, f"{meta['name']}-launcher", spec=spec)
 
 
 def validate(job: Obj) -> Iterable[str]:

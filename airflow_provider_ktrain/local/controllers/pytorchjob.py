@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
@@ -35,9 +35,8 @@ class PyTorchJobController(TrainingOperator):
     resource = r.PYTORCHJOB
     owns = (r.POD, r.SERVICE)
     component = "pytorchjob-controller"
-    replica_types = ("Master", "Worker")
     specs_field = "pytorchReplicaSpecs"
-    restart_policy = "OnFailure"
+    defaults: ClassVar = {"Master": (1, "OnFailure"), "Worker": (1, "OnFailure")}
     restarting = ("OnFailure", "Always", "ExitCode")
     deleted_reason = "SuccessfulDeletePod"
 

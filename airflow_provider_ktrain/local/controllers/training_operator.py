@@ -22,9 +22,8 @@ TEMPLATE_RESTART_POLICY = "Restart policy in pod template will be overwritten by
 class TrainingOperator(ObjectController, abc.ABC):
     """One job kind of training-operator: subclasses say what its pods are and what they mean for the job."""
 
-    replica_types: ClassVar[tuple[str, ...]]  # in the order in which they are reconciled; the first is the primary
     specs_field: ClassVar[str]
-    restart_policy: ClassVar[str]  # the default
+    defaults: ClassVar[dict[str, tuple[int, str]]]  # replicas and restartPolicy by type; the first is the primary
     restarting: ClassVar[tuple[str, ...]]  # restart policies under which a failed replica does not fail the job
     failed_reason: ClassVar[str] = "Failed"
     deleted_reason: ClassVar[str]  # of the event that the time to live leaves
@@ -64,11 +63,7 @@ class TrainingOperator(ObjectController, abc.ABC):
 
     def defaulted(self, job: Obj) -> Obj:
         """The job with the operator's defaults, which never reach the API object."""
-        policy = job["spec"]["runPolicy"] = job["spec"].get("runPolicy") or {}
-        policy["cleanPodPolicy"] = policy.get("cleanPodPolicy") or "None"
-        for spec in self.specs(job).values():
-            spec["replicas"] = 1 if spec.get("replicas") is None else spec["replicas"]
-            spec["restartPolicy"] = spec.get("restartPolicy") or self.restart_policy
+        c.default_replicas(job["spec"], self.specs_field, self.defaults)
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
@@ -152,7 +147,7 @@ class TrainingOperator(ObjectController, abc.ABC):
 
     def update_status(self, job: Obj, status: Obj) -> None:
         """Conclude the job's conditions from the counts."""
-        specs, kind, (primary, *_) = self.specs(job), job["kind"], self.replica_types
+        specs, kind, (primary, *_) = self.specs(job), job["kind"], self.defaults
         name, full_name = job["metadata"]["name"], f"{job['metadata']['namespace']}/{job['metadata']['name']}"
         status.setdefault("startTime", c.timestamp(self.clock()))
         for type_, spec in specs.items():
@@ -198,9 +193,9 @@ class TrainingOperator(ObjectController, abc.ABC):
     # one object of the job's
 
     def specs(self, job: Obj) -> dict[str, Obj]:
-        """The job's replica specs by type, in the order of `replica_types`."""
+        """The job's replica specs by type, in the order in which they are reconciled."""
         specs = job["spec"][self.specs_field]
-        return {type_: specs[type_] for type_ in self.replica_types if type_ in specs}
+        return {type_: specs[type_] for type_ in self.defaults if type_ in specs}
 
     def labels(self, job: Obj, type_: str | None = None, index: int | None = None) -> dict[str, str]:
         return {
