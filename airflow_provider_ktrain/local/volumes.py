@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.resources import Resource
@@ -117,6 +117,10 @@ class Volumes:
                 files[ref["path"]] = token.encode(), mode
             else:
                 files |= self._object_files(volume["name"], OBJECTS[kind], ref, mode)
+        for path in files:
+            parts = PurePosixPath(path).parts
+            if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
+                raise MountError(volume["name"], f"{path!r} is no path of a file within it")
         return files
 
     def _object_files(self, volume: str, resource: Resource, ref: Obj, mode: int) -> Files:
