@@ -643,7 +643,7 @@ def test_a_cause_has_no_character_that_cannot_be_stored(said: str) -> None:
         assert clean(as_dict(cause)) == as_dict(cause)
 
 
-@pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900], ids=["lists", "objects"])
 def test_a_termination_message_that_no_parser_takes_is_text(message: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": message})])
     assert cause.summary.startswith("Master 0 failed")
