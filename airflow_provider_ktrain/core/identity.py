@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
@@ -69,14 +69,20 @@ class TaskKey:
 
 @dataclass(frozen=True)
 class Owner:
-    """One try of a task, as the job's owner annotation names it. `ti_id` is new on every try and every clear."""
+    """One try of a task, as the job's owner annotation names it.
+
+    :param ti_id: new on every try and every clear.
+    :param max_tries: of the task instance: only a clear moves it. None: not known.
+    """
 
     key: TaskKey
     try_number: int
     ti_id: str
+    max_tries: int | None = field(default=None, compare=False)
 
     def annotation(self) -> str:
-        return json.dumps({**asdict(self.key), "try_number": self.try_number, "ti_id": self.ti_id}, sort_keys=True)
+        said = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
+        return json.dumps({**asdict(self.key), **said}, sort_keys=True)
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
@@ -85,7 +91,7 @@ class Owner:
         try:
             said = json.loads(text or "")
             key = TaskKey(**{f: said[f] for f in ("deployment", "dag_id", "task_id", "run_id", "map_index")})
-            return cls(key, int(said["try_number"]), str(said["ti_id"]))
+            return cls(key, int(said["try_number"]), str(said["ti_id"]), said.get("max_tries"))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -120,9 +126,17 @@ def first_try_since_clear(max_tries: int, retries: int) -> int:
 
     A clear adds `retries` to what was tried (Airflow sets `max_tries = try_number + retries`), so an owner whose try is
     at least this one is an earlier try of the same life (a retry), and an older one belongs to the time before a
-    clear. A clear *while running* does not move max_tries: it cannot be told from a retry.
+    clear. A clear *while running* does not move max_tries: it cannot be told from a retry. A `retries` that was lowered
+    in the DAG file meanwhile looks like a clear here: `cleared` knows better.
     """
     return max_tries - retries + 1
+
+
+def cleared(owner: Owner, me: Owner, first_try: int) -> bool:
+    """Whether the task was cleared between two of its tries, as far as Airflow lets that be seen."""
+    if owner.max_tries is None or me.max_tries is None:
+        return owner.try_number < first_try
+    return owner.max_tries != me.max_tries
 
 
 def decide(
@@ -147,12 +161,11 @@ def decide(
         )
     if (found.get("metadata") or {}).get("deletionTimestamp"):
         return Decision(Action.WAIT, "it is being deleted")
-    cleared = owner.try_number < first_try
     phase = phase_of(found)
     whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")
-    if cleared:
+    if cleared(owner, me, first_try):
         return Decision(Action.REPLACE, f"the task was cleared after {whose} had submitted it")
     if phase is Phase.SUCCEEDED:
         return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")

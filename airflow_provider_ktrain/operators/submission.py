@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
@@ -47,14 +48,17 @@ class Submission:
     ) -> None:
         self._operator = operator
         self._source = source
-        self.owner, self.first_try = operator.job_owner(context)
+        owner, self.first_try = operator.job_owner(context)
+        self.owner = replace(owner, max_tries=context["ti"].max_tries)
         self.name = self.owner.key.job_name(operator.name)
         self.namespace = (
             operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
         )
         self.version: str | None = None
         state = compat.recall(context, STATE_KEY) or {}
-        same_life = state.get("life") == self.first_try
+        same_life = state.get("max_tries") == self.owner.max_tries
+        if same_life:  # `retries` may have been changed since
+            self.first_try = state["first_try"]
         self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
         if not operator.server_dry_run:
             self._settle(context, (state.get("place") or {}) if same_life else {}, hook)
@@ -71,7 +75,7 @@ class Submission:
         place["cluster"] = asyncio.run(_cluster(hook, JobRef.from_dict(job) if job else None))
         if not job:  # else it was found there
             _same_place(before, place)
-        self._state = {"life": self.first_try, "place": place}
+        self._state = {"max_tries": self.owner.max_tries, "first_try": self.first_try, "place": place}
         compat.remember(context, STATE_KEY, {**self._state, "attempt": self.attempt})
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.identity import (
     JobRef,
     Owner,
     TaskKey,
+    cleared,
     decide,
     differences,
     first_try_since_clear,
@@ -104,10 +105,18 @@ def job(owner: Owner | None = None, condition: str = "Running", deleting: bool =
     return {"metadata": meta, "status": {"conditions": [{"type": condition, "status": "True"}]}}
 
 
-@given(keys, st.integers(1, 99), st.uuids())
-def test_an_owner_survives_its_annotation(key: TaskKey, number: int, ti_id: object) -> None:
-    owner = Owner(key, number, str(ti_id))
-    assert Owner.of(job(owner)) == owner
+@given(keys, st.integers(1, 99), st.uuids(), st.none() | st.integers(0, 99))
+def test_an_owner_survives_its_annotation(key: TaskKey, number: int, ti_id: object, max_tries: int | None) -> None:
+    owner = Owner(key, number, str(ti_id), max_tries)
+    found = Owner.of(job(owner))
+    assert found == owner
+    assert found is not None
+    assert found.max_tries == max_tries
+
+
+def test_an_owner_of_an_earlier_version_is_read() -> None:
+    said = {**asdict(KEY), "try_number": 1, "ti_id": "ti-1"}
+    assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: json.dumps(said)}}}) == Owner(KEY, 1, "ti-1")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1"])
@@ -223,6 +232,25 @@ def test_every_combination_is_decided() -> None:
 )
 def test_the_try_that_began_this_life(max_tries: int, retries: int, first: int) -> None:
     assert first_try_since_clear(max_tries, retries) == first
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "retries", "clear"),
+    [
+        (3, 3, 3, False),
+        (3, 3, 1, False),  # `retries` was lowered in the DAG file while try 1 trained
+        (1, 1, 5, False),  # or raised
+        (2, 3, 2, True),  # a clear after try 1
+        (0, 1, 3, True),  # a clear, and then `retries` was raised
+        (None, 3, 3, False),  # a job of an earlier version: by the number of its try
+        (None, 3, 1, True),
+    ],
+)
+def test_only_a_clear_moves_max_tries(before: int | None, now: int, retries: int, clear: bool) -> None:
+    owner, me = Owner(KEY, 1, "before", before), Owner(KEY, 2, "me", now)
+    first = first_try_since_clear(now, retries)
+    assert cleared(owner, me, first) is clear
+    assert decide(job(owner), me, first).action is (Action.REPLACE if clear else Action.ADOPT)
 
 
 def test_a_clear_while_running_looks_like_a_retry() -> None:

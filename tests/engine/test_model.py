@@ -22,6 +22,7 @@ from tests.engine.world import (
     KEY,
     KIND,
     NAME,
+    RETRIES,
     Airflow,
     Broken,
     Cluster,
@@ -66,7 +67,7 @@ class World:
         if who == REAPER or owner.ti_id == who:
             return
         me = next(t for t in self.airflow.tries if t.name == who)
-        phase, cleared = phase_of(job), owner.try_number < me.first
+        phase, cleared = phase_of(job), owner.try_number < me.began
         if owner.try_number > me.owner.try_number:
             raise Broken(f"{who} takes the job of {owner.ti_id}, a later try")
         if verb == "DELETE":
@@ -118,8 +119,8 @@ class World:
 
     def _start(self) -> None:
         if self.airflow.state in ("none", "up_for_retry"):
-            me = self.airflow.start()
-            self.cluster.log.append(f"{me.name} starts; first of this life: {me.first}")
+            me = self.airflow.start(self.rng.choice([RETRIES, RETRIES, 0]))
+            self.cluster.log.append(f"{me.name} starts; first of this life: {me.began}")
             me.process = spawn(self._try(me), me.name)
 
     def _crash(self) -> None:

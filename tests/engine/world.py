@@ -232,7 +232,8 @@ class Try:
     """One try of the task, and what runs on its behalf."""
 
     owner: Owner
-    first: int
+    began: int  # the try with which this life of the task began
+    first: int  # the same, as the task thinks
     ref: JobRef | None = None
     process: asyncio.Task[None] | None = None
     others: list[asyncio.Task[None]] = field(default_factory=list)
@@ -256,12 +257,14 @@ class Airflow:
     def current(self) -> Try:
         return self.tries[-1]
 
-    def start(self) -> Try:
-        """The next try, with an id of its own."""
+    def start(self, retries: int = RETRIES) -> Try:
+        """The next try, with an id of its own; `retries` in the DAG file may be another by now."""
         self.try_number += 1
         self.state = "running"
-        first = min(first_try_since_clear(self.max_tries, RETRIES), self.try_number)
-        self.tries.append(Try(Owner(KEY, self.try_number, f"ti-{self.try_number}"), first))
+        began, first = (
+            min(first_try_since_clear(self.max_tries, said), self.try_number) for said in (RETRIES, retries)
+        )
+        self.tries.append(Try(Owner(KEY, self.try_number, f"ti-{self.try_number}", self.max_tries), began, first))
         return self.current
 
     def end(self, ended: Try, succeeded: bool) -> None:

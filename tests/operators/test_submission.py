@@ -15,9 +15,13 @@ from airflow_provider_ktrain.exceptions import TrainingConfigurationError, Train
 from tests.operators.instance import TRAINS, Instance, Object, Store
 
 
-def attempt(job: Object) -> str:
+def environment(job: Object) -> dict[str, str]:
     container = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
-    return str(next(e["value"] for e in container["env"] if e["name"] == "KTRAIN_ATTEMPT"))
+    return {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+
+def attempt(job: Object) -> str:
+    return environment(job)["KTRAIN_ATTEMPT"]
 
 
 def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
@@ -31,6 +35,21 @@ def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
     instance.execute(number=3, retries=2)
     (third,) = instance.jobs()
     assert attempt(third) == "2", "two jobs were submitted in this life of the task"
+
+
+def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> None:
+    """In the DAG file, while try 1 trains; then its worker is lost."""
+    retries = {"checkpoint_dir": "/checkpoints", "max_tries": 3}
+    instance.execute(number=1, retries=3, **retries)
+    (first,) = instance.jobs()
+    instance.execute(number=2, retries=1, **retries)
+    (second,) = instance.jobs()
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    instance.delete()
+    instance.execute(number=3, retries=0, **retries)
+    (third,) = instance.jobs()
+    assert attempt(third) == "2"
+    assert environment(third)["KTRAIN_CHECKPOINT_DIR"] == environment(first)["KTRAIN_CHECKPOINT_DIR"]
 
 
 def test_the_owner_is_this_try(instance: Instance) -> None:
