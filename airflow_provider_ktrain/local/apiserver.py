@@ -112,10 +112,8 @@ class ApiServer:
             case "watch", _:
                 return await self._watch(request, info, view, namespace)
             case "list", _:
-                page = await listing.page(
-                    self._store, resource, namespace, listing.options(resource, request.query, watch=False)
-                )
-                return negotiation.answer(view.all(page.items, page.metadata))
+                wanted = listing.options(resource, request.query, watch=False)
+                return negotiation.answer(view.all(*await listing.page(self._store, resource, namespace, wanted)))
             case "get", "log":
                 return await self._log(request, info, self._store.get(resource, namespace, info.name))
             case "create", "token":
@@ -137,7 +135,8 @@ class ApiServer:
             fault = self._faults.found("delay_watch", "watch", info.path)
             return fault.amount if fault else 0.0
 
-        watch = Watch(self._store, view, namespace, listing.options(view.resource, request.query, watch=True), delay)
+        wanted = listing.options(view.resource, request.query, watch=True)
+        watch = Watch(self._store, view, namespace, wanted, delay)
         response = web.StreamResponse(headers=negotiation.HEADERS)
         with contextlib.suppress(ConnectionError):  # a client that goes is how most watches end
             await watch.serve(request, response)

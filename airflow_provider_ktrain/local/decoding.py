@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import yaml
@@ -112,7 +111,7 @@ def load(body: bytes, media: str = negotiation.JSON) -> tuple[Any, list[str]]:
         if media == negotiation.YAML:
             value = json.loads(json.dumps(_Loader(content, notes).get_single_data(), allow_nan=False))
         else:
-            value = json.loads(content, object_pairs_hook=partial(_object, notes), parse_constant=_refuse)
+            value = json.loads(content, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as e:
@@ -148,14 +147,6 @@ class _Loader(yaml.SafeLoader):
                 self._notes.append(f'line {key.start_mark.line + 1}: key "{key.value}" already set in map')
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _object(notes: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        notes += [f'duplicate field "{name}"' for i, name in enumerate(names) if name in names[:i]]
-    return made
 
 
 def _refuse(constant: str) -> Any:

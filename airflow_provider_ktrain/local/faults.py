@@ -11,7 +11,6 @@ from typing import Any
 from airflow_provider_ktrain.local.errors import REASONS, ApiError
 
 KINDS = ("refuse", "drop", "status", "cut_logs", "delay_watch")
-STATUSES = (401, 403, 404, 409, 410, 429, 500, 502, 503, 504)
 MESSAGES = {401: "Unauthorized", 429: "the server has received too many requests and has asked us to try again later"}
 
 
@@ -51,7 +50,7 @@ class Faults:
         expected = (
             ("fault", kind, kind in KINDS, f"one of {', '.join(KINDS)}"),
             ("seconds", seconds, _number(seconds, over=0) and not endless, "a number over 0"),
-            ("status", status, kind != "status" or status in STATUSES, f"one of {', '.join(map(str, STATUSES))}"),
+            ("status", status, kind != "status" or status in range(400, 600), "a code from 400 to 599"),
             ("bytes or delay", amount, _number(amount, over=-1), "a number of 0 or more"),
             ("count", count, _number(count, over=0), "a number over 0"),
             ("path", path, _pattern(path), "a regular expression"),

@@ -76,16 +76,13 @@ def _version(text: str, watch: bool) -> int | None:
 def _problems(version: int | None, match: str, initial: bool | None, *, watch: bool) -> Iterator[Problem]:
     supported = ("NotOlderThan",) if watch else ("Exact", "NotOlderThan")
     forbidden = ""
-    if initial is not None and not watch:
-        yield "FieldValueForbidden", "Forbidden: sendInitialEvents is forbidden for list", "sendInitialEvents"
-    elif initial is not None:
-        if match != "NotOlderThan":
-            forbidden = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-    elif match and watch:
+    if watch and initial is not None and match != "NotOlderThan":
+        forbidden = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+    elif watch and initial is None and match:
         forbidden = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"
-    elif match and version is None:
+    elif not watch and match and version is None:
         forbidden = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-    elif match == "Exact" and version == 0:
+    elif not watch and match == "Exact" and version == 0:
         forbidden = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
     if forbidden:
         yield "FieldValueForbidden", f"Forbidden: {forbidden}", "resourceVersionMatch"
@@ -95,16 +92,8 @@ def _problems(version: int | None, match: str, initial: bool | None, *, watch: b
         yield "FieldValueNotSupported", why, "resourceVersionMatch"
 
 
-@dataclass(frozen=True)
-class Page:
-    """The objects of one answer to a list, and the list's metadata."""
-
-    items: list[Obj]
-    metadata: Obj
-
-
-async def page(store: Store, resource: Resource, namespace: str | None, wanted: ListOptions) -> Page:
-    """The page of a list that the options ask for. ApiError 400, 410 for the token, 504 for a version of the future."""
+async def page(store: Store, resource: Resource, namespace: str | None, wanted: ListOptions) -> tuple[list[Obj], Obj]:
+    """Objects and metadata of the list that is asked for. ApiError 400, 410 for the token, 504 for a future version."""
     version, start = _place(store, wanted)
     if version > store.version:
         await _reached(store, version)
@@ -119,7 +108,7 @@ async def page(store: Store, resource: Resource, namespace: str | None, wanted: 
         if not wanted.selector:  # which hides how many are left
             metadata["remainingItemCount"] = len(found) - wanted.limit
         found = found[: wanted.limit]
-    return Page(found, metadata)
+    return found, metadata
 
 
 def _place(store: Store, wanted: ListOptions) -> tuple[int, str]:

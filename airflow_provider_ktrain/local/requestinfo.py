@@ -63,8 +63,8 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
     namespace = ""
     if parts[0] == "namespaces" and len(parts) > 1:
         namespace = parts[1]
-        # /namespaces/x and its own subresources are about the namespace itself
-        if len(parts) > 2 and parts[2] not in ("status", "finalize"):
+        # /namespaces/x and its status are about the namespace itself
+        if len(parts) > 2 and parts[2] != "status":
             parts = parts[2:]
     plural, name, subresource, *rest = (*parts, "", "")[: max(len(parts), 3)]
     if not name:
