@@ -115,6 +115,20 @@ def test_objects(api: Client, path: str, body: dict[str, Any], code: int) -> Non
     assert (answer.status, answer.body["kind"]) == (code, "Status"), answer.body
 
 
+@pytest.mark.parametrize(
+    ("scale", "code"),
+    [([], 400), ({"spec": [1]}, 403), ({"spec": {"replicas": "2"}}, 422), ({"spec": {"replicas": -1}}, 422)],
+)
+def test_a_scale_that_is_none(api: Client, scale: Any, code: int) -> None:
+    wide = job("wide")
+    specs = wide["spec"]["pytorchReplicaSpecs"]
+    wide["spec"] = {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {**specs, "Worker": specs["Master"]}}
+    assert api("POST", JOBS, wide).status in (201, 409)
+    answer = api("PUT", f"{JOBS}/wide/scale", scale)
+    assert (answer.status, answer.body["kind"]) == (code, "Status"), answer.body
+    assert api("GET", f"{JOBS}/wide/scale").json["spec"] == {"replicas": 1}
+
+
 QUERIES = [
     ("labelSelector=" + quote("a in (b"), 400, "BadRequest"),
     ("labelSelector=" + quote("=,=,="), 400, "BadRequest"),
