@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from airflow_provider_ktrain.local.store import Obj
 
 GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_DEPTH = 200  # levels of nesting; a real one takes 10,000, which nothing that it serves has
 
 
@@ -120,6 +122,9 @@ def load(body: bytes, media: str = negotiation.JSON) -> tuple[Any, list[str]]:
         raise ValueError(f"yaml: {' '.join(str(e).split())}") from None
     if _deeper(value, MAX_DEPTH):
         raise ValueError("exceeded max depth")
+    if SURROGATE.search(content):  # half a character: Go reads the replacement character
+        half = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        value = json.loads(half.decode("utf-16", "replace"))
     return value, notes
 
 

@@ -115,6 +115,13 @@ def test_objects(api: Client, path: str, body: dict[str, Any], code: int) -> Non
     assert (answer.status, answer.body["kind"]) == (code, "Status"), answer.body
 
 
+def test_half_a_character_breaks_no_watch(api: Client) -> None:
+    body = '{"metadata": {"name": "half"}, "data": {"a": "x\\ud800y", "b": "\\ud83d\\ude00"}}'
+    assert api("POST", MAPS, body).json["data"] == {"a": "x\ufffdy", "b": "\U0001f600"}
+    (event,) = api.lines(f"{MAPS}?watch=true&fieldSelector=metadata.name%3Dhalf&timeoutSeconds=1")
+    assert event["object"]["data"]["a"] == "x\ufffdy"
+
+
 @pytest.mark.parametrize(
     ("scale", "code"),
     [([], 400), ({"spec": [1]}, 403), ({"spec": {"replicas": "2"}}, 422), ({"spec": {"replicas": -1}}, 422)],
