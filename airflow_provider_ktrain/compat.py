@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -16,12 +17,26 @@ EARLIEST_EVENT = 10.0
 
 def deployment_id() -> str:
     """`[ktrain] deployment_id`, or a short hash of the API server's base URL: tells Airflows on one cluster apart."""
-    from airflow.sdk.configuration import conf
-
     if said := explicit_deployment_id():
         return said
+    return "d" + hashlib.sha256((_server_url() or "airflow").encode()).hexdigest()[:10]
+
+
+def is_common_deployment_id() -> bool:
+    """Whether our deployment id is that of every Airflow where nobody set anything.
+
+    Airflow has nothing else that all its parts share and no other Airflow does: workers need no fernet key, and each
+    machine that has none makes one up.
+    """
+    url = _server_url()
+    return not explicit_deployment_id() and (not url or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1"))
+
+
+def _server_url() -> str:
+    from airflow.sdk.configuration import conf
+
     url = conf.get("api", "base_url", fallback="") or conf.get("core", "execution_api_server_url", fallback="")
-    return "d" + hashlib.sha256((url or "airflow").encode()).hexdigest()[:10]
+    return str(url or "")
 
 
 def worker_seconds() -> float:

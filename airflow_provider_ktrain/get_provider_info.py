@@ -21,7 +21,8 @@ def get_provider_info() -> dict[str, Any]:
                 "options": {
                     "deployment_id": {
                         "description": "Tells several Airflows on one cluster apart: it is in every job's name, label "
-                        "and owner. Default: a hash of [api] base_url. Set it where that can change.",
+                        "and owner. Default: a hash of [api] base_url. Set it where that can change, and where it is "
+                        "not set or localhost: then every other such Airflow has the same default.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "team-a-prod",

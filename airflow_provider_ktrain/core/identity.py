@@ -162,6 +162,10 @@ def decide(
     if (found.get("metadata") or {}).get("deletionTimestamp"):
         return Decision(Action.WAIT, "it is being deleted")
     phase = phase_of(found)
+    if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # in one run of one Airflow no two tries have it
+        theirs = f"it is {phase} and belongs to another try {me.try_number}: another Airflow's with the same [ktrain] "
+        theirs += "deployment_id, or one of this run before it was deleted and created again"
+        return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs)
     whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")

@@ -50,6 +50,11 @@ class Submission:
         self._source = source
         owner, self.first_try = operator.job_owner(context)
         self.owner = replace(owner, max_tries=context["ti"].max_tries)
+        if compat.is_common_deployment_id():
+            operator.log.warning(
+                "[ktrain] deployment_id is not set, and [api] base_url tells this Airflow from no other one: where "
+                "another runs the same DAGs on this cluster, set AIRFLOW__KTRAIN__DEPLOYMENT_ID in all parts of each"
+            )
         self.name = self.owner.key.job_name(operator.name)
         self.namespace = (
             operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"

@@ -188,6 +188,16 @@ def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, de
         assert str(owner.key) in decision.reason
 
 
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_same_try_with_another_id_is_not_ours(condition: str) -> None:
+    """Another Airflow's with our deployment id, which may follow it; or of a run that was deleted and created again."""
+    decision = decide(job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
+    assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
+    assert "the same [ktrain] deployment_id" in decision.reason
+    going = job(Owner(KEY, 1, "theirs"), condition, deleting=True)
+    assert decide(going, Owner(KEY, 1, "me"), 1).action is Action.WAIT
+
+
 @pytest.mark.parametrize("condition", ["Created", "Running", "Suspended"])
 def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) -> None:
     found, me = job(Owner(KEY, 1, "before"), condition), Owner(KEY, 2, "me")

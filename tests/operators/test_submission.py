@@ -84,6 +84,40 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
     assert instance.everything() == before
 
 
+def test_another_airflow_with_the_same_deployment_id_is_refused(instance: Instance) -> None:
+    instance.execute()
+    (theirs,) = instance.jobs()
+    instance.store = Store()
+    with pytest.raises(TrainingConfigurationError, match=r"another Airflow's with the same \[ktrain\] deployment_id"):
+        instance.execute()
+    (job,) = instance.jobs()
+    assert job["metadata"]["uid"] == theirs["metadata"]["uid"]
+    assert "deletionTimestamp" not in job["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "warns"),
+    [
+        ("KTRAIN__DEPLOYMENT_ID", "prod", False),
+        ("KTRAIN__DEPLOYMENT_ID", "", True),
+        ("API__BASE_URL", "http://localhost:8080", True),
+        ("API__BASE_URL", "https://airflow.example.com", False),
+    ],
+)
+def test_a_deployment_id_that_others_have_too_is_warned_of(
+    instance: Instance,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    value: str,
+    warns: bool,
+) -> None:
+    monkeypatch.delenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID")
+    monkeypatch.setenv(f"AIRFLOW__{setting}", value)
+    instance.execute()
+    assert capsys.readouterr().out.count("[ktrain] deployment_id is not set") == warns
+
+
 def test_a_clear_may_go_elsewhere(instance: Instance) -> None:
     instance.execute(number=1)
     instance.execute(number=2, max_tries=1, name="other")
