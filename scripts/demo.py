@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GPUS = 4
+#: a line of Airflow's log that the provider wrote: its operator in the worker, its trigger in the triggerer
+OURS = re.compile(r"\S+T(\d\d:\d\d:\d\d\.\d{3})\S* \[(\w+) *\] (.*\S) +\[[\w.]*airflow_provider_ktrain\.[\w.]+\]")
 begun = time.monotonic()
 
 
@@ -32,6 +35,7 @@ def airflow_environment(home, kubeconfig):
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
+        "AIRFLOW__KTRAIN__DEPLOYMENT_ID": home.name,
         "NO_COLOR": "1",
         "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
             {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
@@ -57,17 +61,22 @@ def cluster():
         say("stopping the embedded cluster")
 
 
+def shown(line):
+    """A line of Airflow's log as the demo shows it, or None where it is not the provider's."""
+    if not (ours := OURS.match(line)):
+        return None
+    time_of_day, level, text = ours.groups()
+    return f"  {time_of_day} {'' if level == 'info' else level + ': '}{text}"
+
+
 def run_dag(command, env):
     """Run it and show the task's own log lines as they come; everything where it fails."""
     everything = []
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
         for line in ran.stdout:
             everything.append(line)
-            if "PyTorchJobOperator]" in line:
-                stamp, _, rest = line.partition(" [")
-                level, _, text = rest.partition("] ")
-                text = text.partition(" [airflow.task")[0].rstrip()
-                print(f"  {stamp[11:23]} {'' if level.strip() == 'info' else level.strip() + ': '}{text}", flush=True)
+            if text := shown(line):
+                print(text, flush=True)
     if ran.returncode:
         sys.exit("".join(everything) + f"\nthe DAG failed (exit {ran.returncode}); all that it printed is above")
 
@@ -79,13 +88,15 @@ def main():
             "pulls from, and name it: KTRAIN_DEMO_IMAGE=REGISTRY/pytorch-demo:1 (KTRAIN_DEMO_GPUS=0 without GPUs)"
         )
     with tempfile.TemporaryDirectory(prefix="ktrain-demo-") as home, cluster() as kubeconfig:
-        env = airflow_environment(home, kubeconfig)
+        env = airflow_environment(pathlib.Path(home), kubeconfig)
         say("making a temporary Airflow (sqlite)")
         airflow = [sys.executable, "-m", "airflow"]
         made = subprocess.run([*airflow, "db", "migrate"], env=env, capture_output=True, text=True)
         if made.returncode:
             sys.exit(f"airflow db migrate failed:\n{made.stdout}\n{made.stderr}")
-        say("running the DAG ktrain_demo through Airflow: 1 Master, 2 Workers, a GPU each")
+        gpus = os.environ.get("KTRAIN_DEMO_GPUS", "1")
+        asked = {"0": "no GPUs", "1": "a GPU each"}.get(gpus, f"{gpus} GPUs each")
+        say(f"running the DAG ktrain_demo through Airflow: 1 Master, 2 Workers, {asked}")
         run_dag([*airflow, "dags", "test", "ktrain_demo"], env)
         say("the DAG succeeded")
     say("done; nothing is left running")

@@ -27,6 +27,7 @@ from airflow_provider_ktrain.operators.life import (
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -199,14 +200,36 @@ def test_every_parameter_is_documented() -> None:
         assert own <= told | known, f"{cls.__name__}: {sorted(own - told - known)}"
 
 
-def _hook() -> Any:
-    """The hook of MkDocs: plain Python, so that MkDocs is not needed here."""
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def script(path: pathlib.Path) -> Any:
+    """A file of Python that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    return hook
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _hook() -> Any:
+    """The hook of MkDocs: plain Python, so that MkDocs is not needed here."""
+    return script(DOCS / "generate.py")
+
+
+@pytest.mark.parametrize("cls", [PyTorchJobOperator, TrainingJobTrigger], ids=["worker", "triggerer"])
+@pytest.mark.parametrize(
+    ("level", "said"), [("info   ", "[Master 0] [1] lesson one"), ("warning", "Manifest: doubtful")]
+)
+def test_the_demo_shows_what_worker_and_triggerer_log(cls: type, level: str, said: str) -> None:
+    shown = script(ROOT / "scripts" / "demo.py").shown
+    before = "" if cls is TrainingJobTrigger else "airflow.task.operators."
+    line = (
+        f"2026-11-21T18:47:58.141537Z [{level}  ] {said} [{before}{cls.__module__}.{cls.__name__}] index=0 loc=x.py:1\n"
+    )
+    assert shown(line) == f"  18:47:58.141 {'' if 'info' in level else 'warning: '}{said}"
+    assert (
+        shown("2026-11-21T18:48:02.815848Z [info     ] [DAG TEST] end task     [airflow.sdk.dag] loc=dag.py:1\n")
+        is None
+    )
 
 
 def test_every_page_is_in_the_navigation() -> None:
