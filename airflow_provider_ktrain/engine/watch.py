@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 Key = tuple[str, ...]
 
+#: of a pod and its containers what nobody reads here: most of it, and there are thousands
+UNREAD = frozenset({"affinity", "args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
 PAGE = 100  #: objects a list asks for at once: parsing a page must not stall the loop
 RESYNC = 600.0  #: seconds after which everything is listed again, whatever the watch said
 SILENCE = 150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
@@ -138,7 +140,8 @@ class Listener:
             self._pending[uid] = Seen("DELETED", obj)
         else:
             return
-        self._news.set()
+        if self.synced:  # the first list is told as one
+            self._news.set()
 
 
 class Hub:
@@ -192,10 +195,10 @@ class Hub:
         listener = Listener(match)
         self._start()
         self._listeners.setdefault(key, set()).add(listener)
+        uids: Iterable[str] = self._objects if key is None else self._uids.get(key, ())
+        for uid in uids:
+            listener._tell(self._objects[uid])
         if self._synced:
-            uids: Iterable[str] = self._objects if key is None else self._uids.get(key, ())
-            for uid in uids:
-                listener._tell(self._objects[uid])
             listener._sync()
         if self.failure is not None:
             listener._fail(self.failure)
@@ -304,8 +307,9 @@ class Hub:
         self.failure = None
 
     async def _list(self) -> None:
-        """Read everything and tell what differs from what is known."""
-        found: dict[str, Object] = {}
+        """Read everything and tell what differs from what is known, in slices: the loop has others to serve."""
+        uids: set[str] = set()
+        changed: list[Object] = []
         query = {**self._selectors, "limit": str(PAGE)}
         while True:
             self.stats["lists"] += 1
@@ -314,19 +318,23 @@ class Hub:
             except ApiStatusError as error:
                 if not error.gone or "continue" not in query:
                     raise
-                found, query = {}, dict(self._selectors)  # the token has expired: all at once, then
+                uids, changed, query = set(), [], dict(self._selectors)  # the token has expired: all at once, then
                 continue
             kind = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
-            for item in page.get("items") or ():
-                found[item["metadata"]["uid"]] = {**kind, **_lean(item)}
+            for item in page.pop("items", None) or ():
+                uids.add(item["metadata"]["uid"])
+                if not self._known(item):
+                    changed.append({**kind, **_lean(item)})
             more = page["metadata"].get("continue")
             if not more:
                 break
             query["continue"] = more
-        for uid in self._objects.keys() - found.keys():
+        for uid in self._objects.keys() - uids:
             self._deleted(self._objects[uid])
-        for obj in found.values():
+        for number, obj in enumerate(changed, 1):
             self._stands(obj)
+            if not number % PAGE:
+                await asyncio.sleep(0)
         self._version = page["metadata"]["resourceVersion"]
         self._resync_at = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
         self._synced = True
@@ -364,11 +372,15 @@ class Hub:
         elif event["type"] != "BOOKMARK":
             self._stands(_lean(obj))
 
+    def _known(self, obj: Object) -> bool:
+        """Whether it stands already as it is."""
+        known = self._objects.get(obj["metadata"]["uid"])
+        return known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
+
     def _stands(self, obj: Object) -> None:
-        uid = obj["metadata"]["uid"]
-        known = self._objects.get(uid)
-        if known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]:
+        if self._known(obj):
             return
+        uid = obj["metadata"]["uid"]
         before, keys = self._keys.get(uid, frozenset()), keys_of(obj)
         self._objects[uid] = obj
         if keys != before:
@@ -418,8 +430,12 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _lean(obj: Object) -> Object:
-    """Without metadata.managedFields, which is often half of an object and nobody's business here."""
+    """Without what is often most of an object and nobody's business here."""
     obj["metadata"].pop("managedFields", None)
+    spec = obj.get("spec") or {}
+    for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for name in UNREAD & part.keys():
+            del part[name]
     return obj
 
 

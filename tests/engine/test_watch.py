@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.watch import (
     BACKOFF,
+    PAGE,
     RELIST_AFTER,
     Hub,
     Listener,
@@ -136,6 +138,51 @@ async def test_a_thousand_listeners_cost_one_watch() -> None:
             kube.delete(f"p{n}")
         assert await asyncio.gather(*waiting) == [f"p{n % 250}" for n in range(1000)]
     assert kube.requests == {"list": 3, "watch": 1}
+
+
+async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_all() -> None:
+    kube, turns, told_at = FakeKube(), 0, set()
+    for n in range(3 * PAGE):
+        kube.put(f"p{n}")
+    async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
+        pods, late = hub(api, PODS), asyncio.Event()
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def come_late() -> Listener:
+            await late.wait()
+            return await open_until_the_end.enter_async_context(pods.listen())
+
+        def match(obj: object) -> bool:
+            told_at.add(turns)
+            late.set()
+            return True
+
+        ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(come_late())
+        async with pods.listen(match) as listener:
+            await until(lambda: listener.synced)
+            assert len((await coming).objects) == 3 * PAGE
+        ticking.cancel()
+    assert len(told_at) > 2
+
+
+async def test_what_is_held_is_what_is_read_and_a_resync_makes_nothing_anew() -> None:
+    kube = FakeKube()
+    big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    kube.put("a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []})
+    async with serving(kube) as api:
+        pods = Hub(api, PODS, resync=0.01)
+        async with pods.listen() as listener:
+            await listener.changed()
+            (held,) = listener.objects.values()
+            assert held["spec"] == {"nodeName": "n", "containers": [big]}
+            await until(lambda: pods.stats["lists"] > 2)
+            assert listener.objects["u1"] is held
+            assert gc.isenabled()
 
 
 async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
