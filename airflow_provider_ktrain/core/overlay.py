@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS, Kind, Manifest, kind_of
@@ -18,6 +18,7 @@ CHECKPOINT_DIR, ATTEMPT = "KTRAIN_CHECKPOINT_DIR", "KTRAIN_ATTEMPT"
 Json = Any
 
 
+@runtime_checkable
 class Volume(Protocol):
     """A volume of a pod and where the training's container finds it."""
 
@@ -105,7 +106,8 @@ class Options:
     :param replicas: number of replicas by role, for any role; wins over `workers`.
     :param gpus: per trained replica, as a limit (and request); 0 removes it.
     :param gpu_resource: the resource that `gpus` counts.
-    :param resources: other resources per trained replica, as limits and requests: `{"memory": "64Gi", "rdma/hca": 1}`.
+    :param resources: other resources per trained replica, as limits and requests: `{"memory": "64Gi", "rdma/hca": 1}`;
+        not the one that `gpus` counts, where that is given.
     :param nproc_per_node: processes per replica: PyTorchJob's `nprocPerNode` (a number, `auto`, `gpu` or `cpu`;
         training-operator 1.7 and newer), MPIJob's `slotsPerWorker` (a number).
     :param hosts: names of the only nodes that may take the replicas, by their label kubernetes.io/hostname.
@@ -196,7 +198,8 @@ def _no_more_launchers(version: str) -> dict[str, int]:
 def overlay(manifest: Mapping[str, Json], options: Options) -> Manifest:
     """A copy of the manifest with the options laid over it; what they do not name passes through untouched.
 
-    :raises ManifestError: where an option has no place to go: a role or a container that the manifest has not.
+    :raises ManifestError: where an option has no place to go, a role or a container that the manifest has not; where
+        GPUs are given twice.
     """
     result: Manifest = plain(manifest)
     kind = kind_of(str(result.get("kind")))
@@ -258,12 +261,13 @@ def _set_replicas(spec: dict[str, Json], kind: Kind, options: Options) -> None:
         if role not in specs and count == 0:
             continue
         if not isinstance(specs.get(role), dict):
+            near = next((known for known in kind.roles if known.lower() == role.lower()), role)
             raise ManifestError(
                 f"replicas are given for {role}, which the manifest has not",
                 where=f"$.spec.{kind.replica_specs}",
                 found=", ".join(specs) or "no replica types",
-                expected=role,
-                remedy=f"add a replica spec {role} to the manifest",
+                expected=role if role in kind.roles else " or ".join(kind.roles),
+                remedy=f"add a replica spec {role} to the manifest" if near == role else f"did you mean {near}?",
             )
         specs[role]["replicas"] = count
 
@@ -332,6 +336,13 @@ def _over_container(container: dict[str, Json], options: Options, *, starts: boo
 def _set_resources(container: dict[str, Json], options: Options) -> None:
     wanted: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
+        if options.gpu_resource in wanted:
+            raise ManifestError(
+                f"gpus and container_resources both say {options.gpu_resource}",
+                found=f"gpus={options.gpus!r} and {wanted[options.gpu_resource]!r}",
+                expected="one of them",
+                remedy="leave it out of container_resources",
+            )
         wanted[options.gpu_resource] = options.gpus
     if not wanted:
         return

@@ -128,7 +128,7 @@ class Mismatch:
 
 def schema_of(kind: str, version: str) -> Schema:
     """The schema of a kind (`MPIJob`) in a version (`v1`), from the table."""
-    return _compiled(f"{kind}/{version}" if f"{kind}/{version}" in TYPES else kind)
+    return compiled(f"{kind}/{version}" if f"{kind}/{version}" in TYPES else kind)
 
 
 def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
@@ -142,21 +142,21 @@ def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schem
 
 
 @functools.cache
-def _compiled(name: str) -> Schema:
+def compiled(name: str) -> Schema:
     if name in _SCALARS:
         return _SCALARS[name]
     if name.startswith("["):
         inner, _, key = name[1:-1].partition("@")
-        return {"type": "array", "items": _compiled(inner)} | ({"x-kubernetes-list-map-keys": [key]} if key else {})
+        return {"type": "array", "items": compiled(inner)} | ({"x-kubernetes-list-map-keys": [key]} if key else {})
     if name.startswith("{"):
-        return {"type": "object", "additionalProperties": _compiled(name[1:-1])}
+        return {"type": "object", "additionalProperties": compiled(name[1:-1])}
     if "|" in name:
         return {"type": "string", "enum": name.split("|")}
     fields = [member.partition(":")[::2] for member in TYPES[name].split()]
     return {
         "type": "object",
         "title": name,
-        "properties": {key.rstrip("!"): _compiled(type_) for key, type_ in fields},
+        "properties": {key.rstrip("!"): compiled(type_) for key, type_ in fields},
         "required": [key[:-1] for key, _ in fields if key.endswith("!")],
     }
 

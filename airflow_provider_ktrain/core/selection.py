@@ -16,15 +16,15 @@ SMALL_JOB = 16  #: replicas up to which "auto" means all
 
 def check_choice(choice: LogChoice, kind: Kind) -> None:
     """ManifestError where `choice` cannot be meant for jobs of this kind."""
-    if isinstance(choice, str):
-        if choice not in WORDS:
-            raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
+    if isinstance(choice, str) and choice in WORDS:
         return
+    if not isinstance(choice, Mapping):
+        raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
     if unknown := [role for role in choice if role not in kind.roles]:
         expected = f"expected {' or '.join(kind.roles)} for a {kind.name}"
         raise ManifestError(f"logs: found the role {unknown[0]!r}, {expected}")
     for role, indexes in choice.items():
-        if not all(isinstance(i, int) and i >= 0 for i in indexes):
+        if not isinstance(indexes, Sequence) or not all(isinstance(i, int) and i >= 0 for i in indexes):
             raise ManifestError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
 
 

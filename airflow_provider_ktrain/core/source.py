@@ -46,6 +46,12 @@ class Document:
     def where(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    @property
+    def left_out(self) -> Iterator[str]:
+        """What to say of the documents beside it."""
+        for title in self.beside:
+            yield f"{title} stands beside the job and is not submitted: apply it before, as by kubectl apply"
+
     def line_of(self, path: str) -> int:
         """The line of a JSON path, or of the nearest thing around it that has one; 0 where nothing is known."""
         while path not in self.lines and path != "$":
@@ -58,7 +64,7 @@ def load(source: object, folder: str | os.PathLike[str] | None = None) -> Manife
 
     :param source: a mapping; YAML or JSON text (templates already rendered); the path of a .yaml, .yml or .json file;
         or an object of a Kubernetes SDK (`to_dict()`). Of several documents exactly one must be a training job; the
-        others are left out (:func:`the_job` names them).
+        others are left out (:func:`the_job` names them in `beside`).
     :param folder: where relative paths start; the working directory by default.
     :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """

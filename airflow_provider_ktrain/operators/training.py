@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
@@ -15,7 +16,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core import manifest as manifests
-from airflow_provider_ktrain.core.checks import check
+from airflow_provider_ktrain.core.checks import check, parameters
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
@@ -30,19 +31,19 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind, Manifest
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.core.manifest import Options as Overlay
+from airflow_provider_ktrain.core.manifest import Volume
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
+from airflow_provider_ktrain.core.source import read, the_job
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.manifest import Volume
     from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome
     from airflow_provider_ktrain.hooks.worker import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
-ON_FINISH_ACTIONS = ("delete_job", "keep_job", "delete_succeeded_job")
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
 TRIGGERS = 3  #: triggers that may fail to follow one job before it is given up
 STATE_KEY = "ktrain"  #: in task_state_store
@@ -78,7 +79,8 @@ class TrainingJobOperator(BaseOperator):
     :param max_restarts: how many restarts of containers, and of pods that failed and were made anew (ExitCode), are
         borne over all pods. None (default): any number.
     :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
-    :param container_resources: other resources per replica, as limits and requests: `{"rdma/hca": 1}`.
+    :param container_resources: other resources per replica than those of `gpus`, as limits and requests:
+        `{"rdma/hca": 1}`.
     :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
         differs between runs, mapped tasks and, unless `resume_on_clear`, clears.
     :param resume_on_clear: whether a clear keeps the checkpoint directory and goes on counting KTRAIN_ATTEMPT; default:
@@ -87,7 +89,9 @@ class TrainingJobOperator(BaseOperator):
         rights, queue, the server's schema, and a dry run on the server.
 
     The overlay, `image` to `annotations`, is described at `core.overlay.Options`, where `priority_class_name` and
-    `queue_name` are `priority_class` and `queue`; the manifest stays the truth.
+    `queue_name` are `priority_class` and `queue`; the manifest stays the truth. All of them, `name`, `namespace`,
+    `checkpoint_dir` and the connection are templated. A template gives text: that of a whole number is read as the
+    number, a list or a mapping needs `render_template_as_native_obj=True` on the DAG.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
     time is counted from the job's submission, over retries that go on with it.
 
@@ -99,8 +103,10 @@ class TrainingJobOperator(BaseOperator):
     defer_padding: ClassVar[float] = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
 
     template_fields: Sequence[str] = (
-        "manifest", "name", "namespace", "image", "command", "args", "env", "hosts", "node_selector", "queue_name",
-        "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id", "cluster_context",
+        "manifest", "name", "namespace", "image", "command", "args", "env", "workers", "replicas", "gpus",
+        "container_resources", "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity",
+        "priority_class_name", "queue_name", "volumes", "checkpoint_dir", "labels", "annotations",
+        "kubernetes_conn_id", "cluster_context",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
     operator_extra_links = (TrainingJobLink(),)
@@ -127,9 +133,9 @@ class TrainingJobOperator(BaseOperator):
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
         env: Mapping[str, Any] | None = None,
-        workers: int | None = None,
-        replicas: Mapping[str, int] | None = None,
-        gpus: int | None = None,
+        workers: int | str | None = None,
+        replicas: Mapping[str, int | str] | None = None,
+        gpus: int | str | None = None,
         container_resources: Mapping[str, str | int] | None = None,
         nproc_per_node: int | str | None = None,
         hosts: Sequence[str] = (),
@@ -165,9 +171,9 @@ class TrainingJobOperator(BaseOperator):
         self.command = command
         self.args = args
         self.env = env
-        self.workers = workers
-        self.replicas = replicas
-        self.gpus = gpus
+        self.workers: Any = workers  # as `replicas` and `gpus` text of a template, until `_check_parameters` reads it
+        self.replicas: Any = replicas
+        self.gpus: Any = gpus
         self.container_resources = container_resources
         self.nproc_per_node = nproc_per_node
         self.hosts = hosts
@@ -196,6 +202,14 @@ class TrainingJobOperator(BaseOperator):
             with contextlib.suppress(ManifestError):  # said at execute: a DAG that cannot be parsed would hide it
                 self.manifest = self._source(path)
         super().resolve_template_files()
+
+    def render_template(
+        self, content: Any, context: Context, jinja_env: Any = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """As Airflow does; a volume is rendered into a new one: it may be shared between tasks."""
+        if is_dataclass(content) and not isinstance(content, type) and isinstance(content, Volume):
+            return replace(content, **super().render_template(vars(content), context, jinja_env, seen_oids))
+        return super().render_template(content, context, jinja_env, seen_oids)
 
     def _source(self, path: str) -> str:
         """The text of a manifest file, found as Airflow finds template files; ManifestError where there is none."""
@@ -231,13 +245,13 @@ class TrainingJobOperator(BaseOperator):
             gpus=self.gpus,
             resources=self.container_resources or {},
             nproc_per_node=self.nproc_per_node,
-            hosts=self.hosts,
+            hosts=self.hosts or (),
             node_selector=self.node_selector or {},
-            tolerations=self.tolerations,
+            tolerations=self.tolerations or (),
             affinity=self.affinity,
             priority_class=self.priority_class_name,
             queue=self.queue_name,
-            volumes=self.volumes,
+            volumes=self.volumes or (),
             labels=self.labels or {},
             annotations=self.annotations or {},
             **more,
@@ -255,8 +269,9 @@ class TrainingJobOperator(BaseOperator):
         if source is None:
             built = manifests.build(self.kind.name, self._overlay(**more), served)
         else:
-            loaded, moved = manifests.modernize(manifests.load(source))
-            for text in () if quiet else moved:
+            document = the_job(read(source))
+            loaded, moved = manifests.modernize(document.content)
+            for text in () if quiet else (*document.left_out, *moved):
                 self.log.warning("Manifest: %s", text)
             built = manifests.overlay(loaded, self._overlay(**more))
         if isinstance(metadata := built.get("metadata"), dict):
@@ -483,11 +498,8 @@ class TrainingJobOperator(BaseOperator):
         )
 
     def _check_parameters(self) -> None:
-        if self.on_finish_action not in ON_FINISH_ACTIONS:
-            expected = f"one of {', '.join(ON_FINISH_ACTIONS)}"
-            raise ManifestError("on_finish_action", found=repr(self.on_finish_action), expected=expected)
-        if self.reattach not in ("always", "if_unchanged"):
-            raise ManifestError("reattach", found=repr(self.reattach), expected="always or if_unchanged")
+        for name, value in parameters.read(vars(self)).items():
+            setattr(self, name, value)
         check_choice(self.logs, self.kind)
         if self.logs == "none" and self.log_stall_timeout is not None:
             raise ManifestError(

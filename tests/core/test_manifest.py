@@ -178,6 +178,11 @@ def test_gpus_replace_the_request_too_and_zero_takes_them_away() -> None:
     assert none == {"requests": {"cpu": 1}}
 
 
+def test_gpus_are_said_once() -> None:
+    with pytest.raises(ManifestError, match=r"both say nvidia.com/gpu; found gpus=1 and 2; expected one of them"):
+        overlay(pytorchjob(), Options(gpus=1, resources={"nvidia.com/gpu": 2}))
+
+
 def test_processes_go_where_the_manifest_says_them() -> None:
     elastic = pytorchjob()
     elastic["spec"]["elasticPolicy"] = {"nProcPerNode": 1}
@@ -194,6 +199,8 @@ def test_replicas_of_a_role_that_is_not_there() -> None:
     assert overlay(manifest, Options(workers=0)) == manifest
     with pytest.raises(ManifestError, match=r"replicas are given for Worker.*found Master"):
         overlay(manifest, Options(workers=2))
+    with pytest.raises(ManifestError, match=r"expected Master or Worker; remedy: did you mean Worker\?"):
+        overlay(pytorchjob(), Options(replicas={"worker": 3}))
     assert overlay(pytorchjob(), Options(workers=2, replicas={"Worker": 5}))["spec"]["pytorchReplicaSpecs"]["Worker"][
         "replicas"
     ] == 5  # fmt: skip

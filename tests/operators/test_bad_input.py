@@ -40,13 +40,17 @@ def changed(change: str) -> str:
         ({"reattach": "never"}, ["reattach", "'never'", "if_unchanged"]),
         ({"logs": "some"}, ["logs", "some", "primary"]),
         ({"logs": "none", "log_stall_timeout": 60}, ["log_stall_timeout", "60", "logs='primary'"]),
+        ({"hosts": "node1"}, ["hosts", "found 'node1'", "write ['node1']", "a list"]),
+        ({"schedule_timeout": "10m"}, ["schedule_timeout", "found '10m'", "timedelta(minutes=10)"]),
+        ({"namespace": "Not A NS"}, ["namespace", "found 'Not A NS'", "lower-case"]),
+        ({"gpus": 1, "container_resources": {"nvidia.com/gpu": 2}}, ["gpus", "nvidia.com/gpu", "2", "remedy"]),
         ({"kubernetes_conn_id": "of_somebody"}, ["of_somebody"]),
         ({"cluster_context": "elsewhere"}, ["elsewhere"]),
     ],
     ids=[
         "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "a missing file",
-        "a missing namespace", "on_finish_action", "reattach", "logs", "silence of no logs", "a missing connection",
-        "a missing context",
+        "a missing namespace", "on_finish_action", "reattach", "logs", "silence of no logs", "text for a list",
+        "no duration", "no namespace's name", "gpus twice", "a missing connection", "a missing context",
     ],
 )  # fmt: skip
 def test_it_is_told_and_nothing_is_left_behind(

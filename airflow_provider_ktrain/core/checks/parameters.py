@@ -1,0 +1,187 @@
+"""What the parameters of operators and sensors may be: one table, asked after templating and before anything is made.
+
+A rendered template is text, unless the DAG renders native objects: whole numbers are read from text, lists and mappings
+are not; nor may a text's letters be taken for the members of a list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow_provider_ktrain.core import schema as schemas
+from airflow_provider_ktrain.core.checks import raise_errors
+from airflow_provider_ktrain.core.checks.job import Level, Problem
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.overlay import Volume
+from airflow_provider_ktrain.core.source import plain
+
+Fits = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a parameter may be; None is "not given" for all of them.
+
+    :param expected: in words.
+    :param fits: whether a value is so; of a list or a mapping, whether each member is.
+    :param many: Sequence or Mapping, where the parameter is one.
+    :param remedy: what to write, where that can be said without knowing what was meant.
+    :param choices: all that it may be, where they are few words.
+    :param numbers: whether the text of a whole number stands for it.
+    """
+
+    expected: str
+    fits: Fits
+    many: type[Sequence[Any]] | type[Mapping[str, Any]] | None = None
+    remedy: str = ""
+    choices: tuple[str, ...] = ()
+    numbers: bool = False
+
+
+def read(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that the table knows, whole numbers of rendered text as numbers.
+
+    :param given: by name; others than the table's are left out.
+    :raises ManifestError: telling all that are wrong, each with what was found, what was expected and a remedy.
+    """
+    known = {name: value for name, value in given.items() if name in PARAMETERS}
+    values = {name: _number(value) if PARAMETERS[name].numbers else value for name, value in known.items()}
+    raise_errors(p for name, value in values.items() if value is not None for p in _problems(name, value))
+    return values
+
+
+def _problems(name: str, value: Any) -> Iterator[Problem]:
+    shape = PARAMETERS[name]
+    if shape.many is None:
+        wrong = [] if shape.fits(value) else [("", value)]
+    elif not isinstance(value, shape.many) or isinstance(value, str | bytes):
+        wrong = [("", value)]
+    elif isinstance(value, Mapping):
+        wrong = [(f"[{k!r}]", v) for k, v in value.items() if not isinstance(k, str) or not shape.fits(v)]
+    else:
+        wrong = [(f"[{i}]", v) for i, v in enumerate(value) if not shape.fits(v)]
+    for at, found in wrong:
+        told = repr(found) if name != "env" or found is None else type(found).__name__  # secrets may stand there
+        shown = told if len(told) <= 120 else f"{told[:117]}..."
+        remedy = _remedy(shape, found)
+        yield Problem(Level.ERROR, "parameter", name + at, "wrong parameter", shown, shape.expected, remedy)
+
+
+def _remedy(shape: Shape, found: Any) -> str:
+    if isinstance(found, str):
+        if near := next((c for c in shape.choices if c.lower() == found.lower()), None):
+            return f"did you mean {near!r}?"
+        if shape.many and found.lstrip().startswith(("[", "{")):
+            return "rendered templates are text: set render_template_as_native_obj=True on the DAG"
+        if shape.many is Sequence and found.strip():
+            return f"write {_words(found)!r}"
+    return shape.remedy
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _duration(value: Any) -> bool:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf
+
+
+def _whole(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _number(value: Any) -> Any:
+    """A whole number for the text of one; in a mapping, each."""
+    if isinstance(value, Mapping):
+        return {k: _number(v) for k, v in value.items()}
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,9}\s*", value) else value
+
+
+def _like(name: str) -> Fits:
+    """As a type of `core.schema`, also as an object of a Kubernetes SDK."""
+
+    def fits(value: Any) -> bool:
+        try:
+            return value is not None and not any(schemas.compare(plain(value), schemas.compiled(name)))
+        except ManifestError:
+            return False
+
+    return fits
+
+
+def _one_of(*choices: str, many: type[Sequence[Any]] | None = None) -> Shape:
+    return Shape(f"{'some' if many else 'one'} of {', '.join(choices)}", choices.__contains__, many, choices=choices)
+
+
+_TEXT = Shape("text", _text)
+_SWITCH = Shape("True or False", lambda value: isinstance(value, bool))
+_COUNT = Shape("a whole number, 0 or more", _whole, numbers=True)
+_DURATION = Shape("seconds or a timedelta, 0 or more", _duration, remedy="write timedelta(minutes=10), or 600")
+_WORDS = Shape("a list of words", _scalar, Sequence)
+_LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "value"}')
+
+PARAMETERS: Mapping[str, Shape] = {
+    **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
+    **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
+    **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
+    **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),
+    **dict.fromkeys(("queue_timeout", "schedule_timeout", "startup_timeout", "log_stall_timeout"), _DURATION),
+    "timeout": _DURATION,
+    **dict.fromkeys(("command", "args"), _WORDS),
+    **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
+    "namespace": Shape(
+        "the name of a namespace: up to 63 lower-case letters, digits and -",
+        lambda value: _text(value) and re.fullmatch(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", value) is not None,
+    ),
+    "job_name": Shape(
+        "the name of a job: lower-case letters, digits and -",
+        lambda value: _text(value) and re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value) is not None,
+    ),
+    "env": Shape(
+        "a mapping of names to text, or to what stands under valueFrom",
+        lambda value: _scalar(value) or isinstance(value, Mapping),
+        Mapping,
+        'write {"NAME": "value"}; leave out what has no value',
+    ),
+    "hosts": Shape("a list of names of nodes", lambda value: _text(value) and value != "", Sequence),
+    "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
+    "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),
+    "nproc_per_node": Shape(
+        "a whole number from 1, or auto, gpu or cpu",
+        lambda value: _whole(value, 1) or value in ("auto", "gpu", "cpu"),
+        numbers=True,
+    ),
+    "tolerations": Shape(
+        "a list of mappings with key, operator, value, effect and tolerationSeconds", _like("Toleration"), Sequence
+    ),
+    "affinity": Shape("nodeAffinity, podAffinity and podAntiAffinity as in a pod's spec", _like("Affinity")),
+    "volumes": Shape(
+        "a list of ClaimVolume, HostPath and SharedMemory",
+        lambda value: isinstance(value, Volume) and not isinstance(value, type),
+        Sequence,
+        "write volumes=[SharedMemory()]; any other volume stands in the manifest",
+    ),
+    "on_finish_action": _one_of("delete_job", "keep_job", "delete_succeeded_job"),
+    "reattach": _one_of("always", "if_unchanged"),
+    "conditions": _one_of(
+        "Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", many=Sequence
+    ),
+}  # fmt: skip

@@ -1,0 +1,86 @@
+"""Parameters of operators before there is a cluster: templated, read, laid over the manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.core.manifest import ClaimVolume, SharedMemory
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from tests.core.manifests import pytorchjob
+from tests.operators.instance import Ti
+
+SHARED = ClaimVolume("{{ params.claim }}", "/data")
+
+
+def rendered(native: bool = False, **parameters: Any) -> PyTorchJobOperator:
+    """A task as Airflow hands it to `execute`."""
+    with DAG("dag", render_template_as_native_obj=native):
+        task = PyTorchJobOperator(task_id="train", image="i:1", **parameters)
+    context: Any = {"params": {"n": 2, "nodes": ["a", "b"], "claim": "team-a"}, "ti": Ti("run", 1, 0), "dag": task.dag}
+    task.render_template_fields(context)
+    task._check_parameters()
+    return task
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_numbers_may_be_templates(native: bool) -> None:
+    task = rendered(
+        native,
+        workers="{{ params.n }}",
+        gpus="{{ params.n }}",
+        nproc_per_node="{{ params.n }}",
+        replicas={"Worker": "{{ params.n }}"},
+        container_resources={"memory": "{{ params.n }}Gi"},
+        priority_class_name="class-{{ params.n }}",
+        tolerations=[{"key": "pool-{{ params.n }}", "operator": "Exists"}],
+        volumes=[SHARED, SharedMemory("{{ params.n }}Gi")],
+    )
+    spec = task.build_manifest(None)["spec"]
+    assert spec["nprocPerNode"] == "2"
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    pod = worker["template"]["spec"]
+    assert worker["replicas"] == 2
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "2Gi", "nvidia.com/gpu": 2}
+    assert (pod["priorityClassName"], pod["tolerations"][0]["key"]) == ("class-2", "pool-2")
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "team-a"}
+    assert pod["volumes"][1]["emptyDir"]["sizeLimit"] == "2Gi"
+    assert SHARED.claim == "{{ params.claim }}"  # which another task may use as well
+
+
+def test_what_is_submitted_can_be_seen_in_the_rendered_fields() -> None:
+    seen = set(PyTorchJobOperator.template_fields)
+    assert {"workers", "replicas", "gpus", "container_resources", "tolerations", "affinity", "volumes"} <= seen
+
+
+def test_a_list_needs_native_objects() -> None:
+    assert rendered(True, hosts="{{ params.nodes }}").hosts == ["a", "b"]
+    with pytest.raises(Exception, match=r"hosts: .*render_template_as_native_obj=True"):
+        rendered(hosts="{{ params.nodes }}")
+
+
+@pytest.mark.parametrize("wrong", [{"command": "python3 train.py"}, {"max_restarts": "some"}, {"labels": ["a"]}])
+def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any]) -> None:
+    """There is no connection here."""
+    with DAG("dag"):
+        task = PyTorchJobOperator(task_id="train", image="i:1", **wrong)
+    context: Any = {"ti": Ti("run", 1, 0)}
+    with pytest.raises(TrainingConfigurationError, match=f"^{next(iter(wrong))}: wrong parameter; found .*expected"):
+        task.execute(context)
+
+
+def test_documents_beside_the_job_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    others: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}},
+    ]
+    with DAG("dag"):
+        task = PyTorchJobOperator(task_id="train", manifest=yaml.safe_dump_all([others[0], pytorchjob(), others[1]]))
+    task.build_manifest(task.manifest)
+    said = capsys.readouterr().out
+    for title in ("ConfigMap settings", "Secret token"):
+        assert said.count(f"Manifest: {title} stands beside the job and is not submitted: apply it before") == 1
