@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local import negotiation, protobuf, schema
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.listing import invalid
 from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.store import Obj, at
 
 GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}
@@ -80,8 +80,8 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
     kind, version = value.get("kind"), value.get("apiVersion")
     if not kind and not version and not resource.custom:
         return  # a built-in type goes without saying
-    for key in ("Kind", "apiVersion"):
-        if not isinstance(value.get(key[0].lower() + key[1:]), str):
+    for key, found in (("Kind", kind), ("apiVersion", version)):
+        if not isinstance(found, str):
             text = body.decode(errors="replace")
             raise _unrecognized(resource, f"Object '{key}' is missing in '{text}'", body)
     if version != resource.api_version:
@@ -91,9 +91,7 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
         )
     if kind != resource.kind and resource.custom:
         problem = ("FieldValueInvalid", f'Invalid value: "{kind}": must be {resource.kind}', "kind")
-        meta = value.get("metadata")
-        name = meta.get("name") if isinstance(meta, dict) else None
-        raise invalid(str(kind), [problem], name=str(name or ""), group=resource.group)
+        raise invalid(str(kind), [problem], name=str(at(value, "metadata.name", "")), group=resource.group)
     if kind != resource.kind:
         raise _unfit(resource, kind)
 

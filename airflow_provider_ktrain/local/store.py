@@ -111,7 +111,7 @@ class Store:
         """Objects in order of namespace and name; `labels` must all be equal."""
         wanted = (labels or {}).items()
         found = (change.object for change in self.latest(resource, namespace))
-        return [o for o in found if not wanted or wanted <= (o["metadata"].get("labels") or {}).items()]
+        return [o for o in found if not wanted or wanted <= at(o, "metadata.labels", {}).items()]
 
     def latest(self, resource: Resource, namespace: str | None = None) -> Sequence[Change]:
         """The change that made each object what it is now, in order of namespace and name."""
@@ -132,7 +132,7 @@ class Store:
         uid = owner["metadata"]["uid"]
         return [
             o for o in self.list(resource, owner["metadata"].get("namespace"))
-            if any(ref["uid"] == uid for ref in o["metadata"].get("ownerReferences") or ())
+            if any(ref["uid"] == uid for ref in at(o, "metadata.ownerReferences", ()))
         ]  # fmt: skip
 
     # writing
@@ -302,7 +302,7 @@ def _finalizers(resource: Resource, obj: Obj) -> list[str]:
 
 def _wanted(obj: Obj) -> Obj:
     """What counts as another generation: the spec, but for the node that a pod is bound to."""
-    return {k: v for k, v in (obj.get("spec") or {}).items() if k != "nodeName"}
+    return {k: v for k, v in at(obj, "spec", {}).items() if k != "nodeName"}
 
 
 def details(resource: Resource, name: str) -> Obj:
