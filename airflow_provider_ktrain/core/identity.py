@@ -20,7 +20,7 @@ PREFIX = "ktrain.airflow"
 DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
 SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for every job created: names are used again
 OWNER_ANNOTATION = f"{PREFIX}/owner"
-DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption
+DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
 SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
 

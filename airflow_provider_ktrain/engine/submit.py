@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.evidence import moment
 from airflow_provider_ktrain.core.identity import (
+    DEADLINE_ANNOTATION,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
     PREFIX,
@@ -228,6 +229,8 @@ async def _take(
                 }
             }
             if suspended:
+                # its time begins anew, as it does for the operator: a resumed job gets another startTime
+                patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(wanted, DEADLINE_ANNOTATION)
                 patch["spec"] = {"runPolicy": {"suspend": False}}
                 log.info(f"{there} was suspended when an earlier try ended: it is resumed")
             try:

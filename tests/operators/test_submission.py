@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 from typing import Any
@@ -82,6 +83,21 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
     assert next(iter(changed.values())) in str(error.value)
     assert f"'name': '{instance.key.job_name()}'" in str(error.value)
     assert instance.everything() == before
+
+
+def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None:
+    """Else what was kept as its time was over would be over again at once, with each retry."""
+    hour, kept = datetime.timedelta(hours=1), {"on_finish_action": "keep_job", "retries": 2}
+    first = instance.execute(number=1, execution_timeout=hour, **kept)
+    alive = instance.execute(number=2, execution_timeout=3 * hour, **kept)
+    assert alive.trigger.options["deadline"] == first.trigger.options["deadline"], "an adoption alone does not renew it"
+    assert instance.operator is not None
+    with pytest.raises(Exception, match="timed out"):
+        instance.operator.resume_execution("__fail__", {"error": "Trigger timed out"}, instance.context)
+    (suspended,) = instance.jobs()
+    resumed = instance.execute(number=3, execution_timeout=3 * hour, **kept)
+    assert resumed.trigger.job["uid"] == suspended["metadata"]["uid"]
+    assert resumed.trigger.options["deadline"] > first.trigger.options["deadline"] + hour.total_seconds()
 
 
 def test_another_airflow_with_the_same_deployment_id_is_refused(instance: Instance) -> None:
