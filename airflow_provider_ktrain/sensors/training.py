@@ -7,7 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    TaskDeferralTimeout,
+)
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
@@ -76,7 +81,7 @@ class TrainingJobSensor(BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch()
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-            ref = host.call(self._ref)
+            ref, _ = host.call(self._look)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
@@ -95,16 +100,30 @@ class TrainingJobSensor(BaseSensorOperator):
 
         try:
             with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-                self._finish(host.watch(host.call(self._ref), self._options(), self.timeout))
+                ref, _ = host.call(self._look)
+                self._finish(host.watch(ref, self._options(), self.timeout))
         except TimeoutError:
-            self._give_up(AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s"))
+            self._give_up(self._too_late())
         except AirflowException as e:
             self._give_up(e)
 
+    def _too_late(self) -> AirflowSensorTimeout:
+        return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
+
     def _give_up(self, error: AirflowException) -> NoReturn:
         if self.soft_fail or self.never_fail:
+            self.log.warning("Skipped instead of failed: %s", error)
             raise AirflowSkipException(f"Skipped instead of failed: {error}") from error
         raise error
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on after the trigger. Airflow's own would say of a timeout `Trigger timeout`, and of a skip not why."""
+        try:
+            return super(BaseSensorOperator, self).resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            self._give_up(self._too_late())
+        except AirflowException as e:
+            self._give_up(e)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
@@ -121,13 +140,13 @@ class TrainingJobSensor(BaseSensorOperator):
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-            job = host.call(self._look)
+            ref, job = host.call(self._look)
             if job is None:
                 return False
             if set(self.conditions) & true_conditions(job).keys():
                 return True
             if phase_of(job).ended:  # to say why it did takes a watch
-                self._finish(host.watch(host.call(self._ref), self._options(), self.timeout))
+                self._finish(host.watch(ref, self._options(), self.timeout))
             return False
 
     def _hook(self) -> TrainingHook:
@@ -138,18 +157,17 @@ class TrainingJobSensor(BaseSensorOperator):
         hook.load()
         return hook
 
-    async def _ref(self, api: Api, default_namespace: str) -> JobRef:
+    async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
+        """The job by its name, and the job if it is there; the log says what is waited for."""
         from airflow_provider_ktrain.engine.submit import served_version
-
-        version = await served_version(api, self.kind)
-        return JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
-
-    async def _look(self, api: Api, default_namespace: str) -> dict[str, Any] | None:
         from airflow_provider_ktrain.engine.verbs import find
 
-        ref = await self._ref(api, default_namespace)
-        found = await find(api, self.kind, ref.version, ref.namespace, ref.name)
-        return None if found is None else found[1]
+        version = await served_version(api, self.kind)
+        ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
+        _, job = await find(api, self.kind, ref.version, ref.namespace, ref.name) or (ref, None)
+        now = "does not exist yet" if job is None else f"is {phase_of(job)}"
+        self.log.info("Waits until %s is %s; now it %s", ref, self._wanted, now)
+        return ref, job
 
     def _options(self) -> Options:
         from airflow_provider_ktrain.engine.supervisor import Options

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
+from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
@@ -39,12 +40,20 @@ def test_it_waits_for_success_and_leaves_the_job(jobs: Jobs) -> None:
     assert jobs.condition(job, "Succeeded")
 
 
-def test_a_job_that_is_not_there_yet(jobs: Jobs, later: list[threading.Timer]) -> None:
+def test_a_job_that_is_not_there_yet(
+    jobs: Jobs, later: list[threading.Timer], capfd: pytest.CaptureFixture[str]
+) -> None:
     manifest = jobs.build(command=["true"])
+    name = f"PyTorchJob {jobs.namespace}/{manifest['metadata']['name']}"
+    with pytest.raises(TaskDeferred):
+        sensor(manifest, deferrable=True).execute({})
+    assert f"Waits until {name} is Succeeded; now it does not exist yet" in "".join(capfd.readouterr())
     later.append(threading.Timer(0.5, jobs.submit, [manifest]))
     later[0].start()
     sensor(manifest).execute({})
     assert jobs.condition(jobs.submitted(manifest), "Succeeded")
+    sensor(manifest).execute({})
+    assert f"Waits until {name} is Succeeded; now it is Succeeded" in "".join(capfd.readouterr())
 
 
 @pytest.mark.embedded
@@ -87,6 +96,25 @@ def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
     with pytest.raises(AirflowSkipException):
         lenient.execute({})
     assert jobs.condition(job, "Running")
+
+
+@pytest.mark.parametrize(
+    ("lenient", "error", "said"),
+    [
+        ({}, AirflowSensorTimeout, ""),
+        ({"soft_fail": True}, AirflowSkipException, "Skipped instead of failed: "),
+        ({"never_fail": True}, AirflowSkipException, "Skipped instead of failed: "),
+    ],
+    ids=["fails", "soft_fail", "never_fail"],
+)
+def test_a_limit_that_passes_in_the_triggerer_says_what_was_waited_for(
+    lenient: dict[str, Any], error: type[AirflowException], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waiting = MPIJobSensor(task_id="wait", job_name="train", conditions=["Running"], timeout=600, **lenient)
+    with pytest.raises(error) as raised:
+        waiting.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, {})
+    assert str(raised.value) == f"{said}MPIJob train is not Running after 600 s"
+    assert ("Skipped instead of failed: MPIJob train" in "".join(capfd.readouterr())) is bool(lenient)
 
 
 def test_logs_are_brought_where_they_are_wanted(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
