@@ -22,6 +22,7 @@ SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for e
 OWNER_ANNOTATION = f"{PREFIX}/owner"
 DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
+FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, where the task did not come to it
 SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
 
 #: `<name>-launcher-xxxxx` and `<name>-worker-<n>` must stay host names of at most 63 characters, and room is left for

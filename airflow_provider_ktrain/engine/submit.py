@@ -25,6 +25,7 @@ from airflow_provider_ktrain.core.errors import (
 from airflow_provider_ktrain.core.evidence import moment
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
+    FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
     PREFIX,
@@ -225,7 +226,11 @@ async def _take(
             patch: Object = {
                 "metadata": {
                     "resourceVersion": found["metadata"]["resourceVersion"],
-                    "annotations": {OWNER_ANNOTATION: me.annotation(), SUSPENDED_ANNOTATION: None},
+                    "annotations": {
+                        OWNER_ANNOTATION: me.annotation(),
+                        FINISH_ANNOTATION: _annotation(wanted, FINISH_ANNOTATION),
+                        SUSPENDED_ANNOTATION: None,
+                    },
                 }
             }
             if suspended:

@@ -14,7 +14,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.reaping import judge
+from airflow_provider_ktrain.core.reaping import is_kept, judge
 from airflow_provider_ktrain.core.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -32,8 +32,9 @@ class ReapTrainingJobsOperator(BaseOperator):
     Every way out of a task releases its job; this is for what had no way out, such as a worker and its node lost
     together. A job is released only if two looks, `confirm_after` apart, find its task over and its owner unchanged;
     jobs of tasks that are running, deferred, queued, scheduled, restarting, up for retry or reset by a clear are never
-    touched. Releases are fenced: two reapers at once do no harm. The task's XCom is the list of the jobs that were
-    released (with `dry_run`: that would be).
+    touched. A job that has ended is deleted where its task's `on_finish_action` says so, and else stays. Releases are
+    fenced: two reapers at once do no harm. The task's XCom is the list of the jobs that were released (with
+    `dry_run`: that would be).
 
     :param namespaces: where to look. Default: the connection's namespace, else `default`.
     :param dry_run: only say what would be done. Default: True.
@@ -159,14 +160,15 @@ class ReapTrainingJobsOperator(BaseOperator):
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:
-    """Delete an unfinished job; of a finished one, which was meant to be kept, only the pods that still run.
+    """Delete an unfinished job; of a finished one that was meant to be kept, only the pods that still run.
 
-    But for a finished one whose operator would make them anew.
+    But for one whose operator would make them anew.
     """
     from airflow_provider_ktrain.engine.release import Mode, read, release, remade
 
     job = await read(api, ref)
-    mode = Mode.DELETE_PODS if phase_of(job).ended and not remade(ref, job) else Mode.DELETE
+    kept = job is not None and phase_of(job).ended and is_kept(job) and not remade(ref, job)
+    mode = Mode.DELETE_PODS if kept else Mode.DELETE
     return (await release(api, ref, mode)).text
 
 

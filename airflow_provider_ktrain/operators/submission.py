@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
+from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.preflight import preflight
@@ -109,7 +109,9 @@ class Submission:
         )
 
         def stamped(submission: str) -> Manifest:
-            return operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
+            manifest = operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
+            manifest["metadata"]["annotations"][FINISH_ANNOTATION] = operator.on_finish_action
+            return manifest
 
         return await submit(
             api, operator.kind, self.version, stamped, self.owner, self.first_try, reattach=operator.reattach, log=log

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUSPENDED_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.reaping import judge
+from airflow_provider_ktrain.core.identity import (
+    FINISH_ANNOTATION,
+    OWNER_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    Owner,
+    TaskKey,
+)
+from airflow_provider_ktrain.core.reaping import is_kept, judge
 
 OWNER = Owner(TaskKey("prod", "dag", "train", "run-1"), 1, "ti-1")
 OVER = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]
@@ -53,6 +59,27 @@ def test_never_what_is_going_already() -> None:
 )
 def test_what_was_kept_stays_unless_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
     assert judge(job(condition), "prod", "failed", held).orphan is orphan
+
+
+@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize(
+    ("condition", "action", "goes"),
+    [
+        ("Succeeded", "delete_job", True),
+        ("Failed", "delete_job", True),
+        ("Succeeded", "delete_succeeded_job", True),
+        ("Failed", "delete_succeeded_job", False),
+        ("Succeeded", "keep_job", False),
+    ],
+)
+def test_what_was_to_be_deleted_when_it_had_ended_goes(condition: str, action: str, goes: bool, held: int) -> None:
+    """Its task was marked, or its worker lost, between the trigger's event and the deletion."""
+    ended = job(condition, annotations={FINISH_ANNOTATION: action})
+    assert is_kept(ended) is not goes
+    for state in OVER:
+        assert judge(ended, "prod", state, held).orphan is (goes or held > 0)
+    for state in ALIVE:
+        assert not judge(ended, "prod", state, held).orphan
 
 
 @pytest.mark.parametrize(("held", "orphan"), [(0, False), (1, True)])

@@ -10,9 +10,11 @@ import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
+from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.engine.tasks import EvictedApi
 from tests.operators.instance import Instance, Supervisor
 
@@ -82,6 +84,25 @@ def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance,
     instance.execute(number=2, retries=1, max_tries=2)
     assert reaper.second_look(instance.context, found) == []
     assert instance.jobs()
+
+
+@pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
+def test_an_ended_job_that_nobody_came_to_delete(
+    instance: Instance, supervisor: Supervisor, action: str, kept: bool
+) -> None:
+    """Its task was marked between the trigger's event and `execute_complete`."""
+    instance.delete()
+    deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", "sleep 1"], on_finish_action=action)
+    trigger = TrainingJobTrigger(**deferred.trigger.serialize()[1])
+
+    async def followed() -> TriggerEvent:
+        return await anext(aiter(trigger.run()))
+
+    assert asyncio.run(followed()).payload["succeeded"]
+    assert len(instance.jobs()) == 1
+    reaper, found = look(instance, dry_run=False)
+    assert len(reaper.second_look(instance.context, found)) == (not kept)
+    assert bool(instance.jobs()) is kept
 
 
 def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None:
