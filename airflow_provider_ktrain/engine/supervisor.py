@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.podhistory import PodHistory
 from airflow_provider_ktrain.core.result import find_result, marked_line
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
+from airflow_provider_ktrain.core.text import clean, clipped
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
@@ -124,7 +125,8 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what Airflow's processes and its database cannot carry."""
+        return clean(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Handover:
     past: dict[str, float] = field(default_factory=dict)  #: `PodHistory.past`
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what Airflow's processes and its database cannot carry."""
+        return clean(asdict(self))
 
 
 async def follow(
@@ -209,8 +212,10 @@ class _Supervisor:
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
+        self.heard = True  # whether there are events of the job; believed until they were looked at
         self.looked = time.monotonic()
         self.look_after = LOOK_EVERY
+        self.obstacle = ""  # what was last said to keep it from starting
         self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
         self.cursor = Cursor.from_dict(cursor)
@@ -431,13 +436,24 @@ class _Supervisor:
     def _clocks(self) -> list[Clock]:
         options, job, phase = self.options, self.job or {}, self.phase or Phase.PENDING
         return list(
-            clocks(job, self.pods.live, phase, options.limits, deadline=options.deadline, last_line=self.last_line)
+            clocks(
+                job,
+                self.pods.live,
+                phase,
+                options.limits,
+                deadline=options.deadline,
+                last_line=self.last_line,
+                heard=self.heard,
+            )
         )
 
     async def _overdue(self) -> Cause | None:
         """The limit that has passed, as a cause."""
         now = time.time()
         over = min((c for c in self._clocks() if c.due <= now), key=lambda c: c.due, default=None)
+        if over and over.limit is Limit.LOG_STALL and not await self.logs.silent():
+            self.last_line = now  # that nothing came proves nothing: the API server is away, or we were
+            return None
         limit, amount = (over.limit, over.seconds) if over else (None, 0.0)
         most = self.options.limits.max_restarts
         if over is None and most is not None and self.pods.restarts > most:
@@ -458,11 +474,24 @@ class _Supervisor:
         waited = time.monotonic() - self.phase_since
         events: list[Object] = []
         await self._read_events(events)
-        return diagnosis.hopeless(self.job or {}, self.pods.all, events, waited)
+        cause = diagnosis.hopeless(self.job or {}, self.pods.all, events, waited)
+        if cause is None:
+            self._say_obstacle(events)
+        return cause
+
+    def _say_obstacle(self, events: list[Object]) -> None:
+        """The newest Warning about the job or its pods, once: it may still start, as long as its limits let it."""
+        warnings = [event for event in events if event.get("type") == "Warning"]
+        if warnings:
+            last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+            told = f"{last['involvedObject']['name']}: {last.get('reason')}: {last.get('message')}"
+            if told != self.obstacle:
+                self.log.warning(f"{self.ref} is still {self.phase}: {told}")
+            self.obstacle = told
 
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
-        self.tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(line.text)
+        self.tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(clipped(line.text))
         if line.index == 0 and line.role == self.kind.primary(self.job or {}):
             self.marked = marked_line(line.text) or self.marked
         container = "" if self._is_main(line.container) else f" {line.container}"
@@ -510,6 +539,8 @@ class _Supervisor:
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
         self.releasing = True
         succeeded = cause is None
+        if cause and cause.category is Category.TIMEOUT and not self.shared:
+            verify = False  # a worker has Airflow's own alarm behind it: it would interrupt a wait for pods
         released = error = ""
         kept: dict[str, str] | None = None
         if self.options.release and self.ref.uid:
@@ -574,6 +605,8 @@ class _Supervisor:
                 self.log.warning(f"The events of {self.ref} cannot be read: {e}")
                 break
             found += answer.get("items") or []
+        else:
+            self.heard = bool(found)
 
     async def _read_tails(self) -> None:
         """The last lines of containers that failed and were not followed."""
@@ -589,7 +622,7 @@ class _Supervisor:
     async def _read_tail(self, pod: Mapping[str, Any], container: str) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         lines = await self._tail(name, container)
-        self.tails[log_key(name, container)] = deque(lines, maxlen=TAIL)
+        self.tails[log_key(name, container)] = deque(map(clipped, lines), maxlen=TAIL)
         role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
         for line in () if self.cursor.has(uid, container) else lines:  # told already
             self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)

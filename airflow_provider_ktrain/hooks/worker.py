@@ -144,7 +144,7 @@ class WorkerHost:
         submission, self._submitting = self._submitting, None
         seconds = KILL_SECONDS if ref is not None else KILL_SECONDS / 2
         try:
-            async with self._hook.api() as api:
+            async with self._hook.api(ref) as api:
                 if ref is None and submission is not None:
                     ref = await submission.find(api)
                 if ref is not None:
@@ -191,7 +191,7 @@ class WorkerHost:
         return ended
 
     async def _follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
-        async with self._hook.api() as api:
+        async with self._hook.api(ref) as api:
             return await follow(
                 ref,
                 api,
@@ -212,7 +212,7 @@ class WorkerHost:
         return done
 
     async def _release_as_it_stands(self, ref: JobRef, on_finish_action: str, spare_ended: bool) -> Released:
-        async with self._hook.api() as api:
+        async with self._hook.api(ref) as api:
             phase = Phase.PENDING
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
                 phase = phase_of(await read(api, ref))

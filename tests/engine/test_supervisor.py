@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.limits import Limits
+from airflow_provider_ktrain.engine import supervisor
 from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop
 from tests.clusters import TestCluster
@@ -78,7 +79,7 @@ async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str)
 
 async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
     ref = (await task.submit(1)).ref
-    outcome = await task.ended(ref, deadline=time.time() - 1)
+    outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
     assert outcome.kept is None
     assert await task.job() is None
 
@@ -171,7 +172,7 @@ async def test_the_deadline_is_absolute(task: Task) -> None:
     """It was set long ago, by the try that submitted the job."""
     ref = (await task.submit()).ref
     await task.running(ref)
-    outcome = await task.ended(ref, deadline=time.time() - 1)
+    outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
     assert outcome.cause is not None
     assert outcome.cause["category"] == "timeout"
     assert await task.job() is None
@@ -179,10 +180,32 @@ async def test_the_deadline_is_absolute(task: Task) -> None:
 
 async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
     ref = (await task.submit(1, run_policy={"suspend": True})).ref
-    outcome = await task.ended(ref, deadline=time.time() + 0.5)
+    outcome = await task.ended(ref, deadline=time.time() + 0.5, shared=True)
     assert outcome.cause is not None
     assert outcome.cause["category"] == "timeout"
     assert await task.job() is None
+
+
+async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
+    """Airflow's alarm is next, and would interrupt it: the cause would be lost."""
+    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
+    await task.running(ref)
+    outcome = await task.ended(ref, deadline=time.time() - 1)
+    assert (outcome.cause or {})["category"] == "timeout"
+    assert "asked to end" in outcome.released
+    assert await task.holding(ref)
+
+
+async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.5)
+    ref = (await task.submit(gpus=1000)).ref
+    following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
+
+    async def said() -> bool:
+        return any("is still Pending" in line and "Insufficient nvidia.com/gpu" in line for line in task.log.said)
+
+    await until(said)
+    following.cancel()
 
 
 async def test_what_waits_in_a_queue_waits(task: Task) -> None:

@@ -11,6 +11,7 @@ from kubernetes_asyncio import config as aio_config
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.manifest import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
 from tests.life.jobs import Jobs, Object
 
@@ -51,6 +52,8 @@ async def follow_to_the_end(
     api = make_api(connect(jobs))
     try:
         outcome = await follow(ref, api, Options(), log=log, stop=Stop())
+        if isinstance(outcome, Outcome) and outcome.kept:  # as operators do, when all else is done
+            await release(api, ref)
     finally:
         await api.close()
     assert isinstance(outcome, Outcome)

@@ -44,7 +44,7 @@ async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
         ("""echo 'KTRAIN_RESULT {"loss": 1}'; echo 'KTRAIN_RESULT {"loss": 0.5}'""", {"loss": 0.5}, ""),
         ("""echo '{"from": "message"}' > /dev/termination-log""", {"from": "message"}, ""),
         ("echo 'KTRAIN_RESULT {broken'", None, "the line that begins with KTRAIN_RESULT is no JSON"),
-        ("echo KTRAIN_RESULT [$(seq -s, 20000)]", None, "expected at most 49,152. Store it elsewhere"),
+        ("echo KTRAIN_RESULT [$(seq -s, 20000)]", None, "more than 49,152 bytes. Store the result elsewhere"),
         ("echo done", None, ""),
     ],
 )
