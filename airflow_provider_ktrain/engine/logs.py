@@ -151,7 +151,7 @@ class LogFollower:
     :param kind: tells a pod's role and index from its labels.
     :param cursor: where to go on from; moved on in place, so that `cursor.to_dict()` is right at any time.
     :param budget: of streams; None is the process's own.
-    :param chosen: whether to follow a container of a pod; asked again at each `observe` until it says yes.
+    :param chosen: whether to follow a container of a pod; asked again whenever the pod has changed until it says yes.
     :param rate: how much of each container is handed on.
     :param tail: lines that the first request for a container asks for at most, for a process that takes over from
         another; None: everything.
@@ -178,6 +178,7 @@ class LogFollower:
         self.tail = tail
         self._chosen = chosen
         self._followed: dict[tuple[str, str], _Container] = {}
+        self._observed: dict[str, Pod] = {}  # by uid, as they last were
         self._unseen = self.cursor.unfinished()  # handed over, and no pod of theirs was observed yet
         self._draining = False
 
@@ -185,6 +186,9 @@ class LogFollower:
         """Take note of a pod as it is now, or as it was last seen before it was deleted: then, where it was not
         followed, for a gap."""
         meta, spec = pod["metadata"], pod.get("spec") or {}
+        if self._observed.get(meta["uid"]) is pod and not deleted:
+            return  # of a job of thousands, all but a few at each call
+        self._observed[meta["uid"]] = pod
         self._unseen.pop(meta["uid"], None)
         for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
             key = meta["uid"], container["name"]

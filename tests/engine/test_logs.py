@@ -637,9 +637,26 @@ async def test_only_chosen_containers_are_followed() -> None:
     async with following(kube, sink, kind=MPIJOB, chosen=lambda pod, _: pod["metadata"]["name"] in chosen) as follower:
         await until(lambda: len(sink.lines) == 2)
         chosen.add("worker")
-        follower.observe(kube.objects["worker"])
+        follower.observe(dict(kube.objects["worker"]))
         await until(lambda: len(sink.lines) == 4)
     assert [(line.role, line.index) for line in sink.lines] == [("Launcher", 0)] * 2 + [("Worker", 3)] * 2
+
+
+async def test_a_pod_that_has_not_changed_is_not_looked_at_again() -> None:
+    kube, asked = FakeKube(), 0
+
+    def choose(pod: object, container: str) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    kube.pod("p")
+    async with following(kube, Sink(), chosen=choose) as follower:
+        for _ in range(3):
+            follower.observe(kube.objects["p"])
+        assert asked == 1
+        follower.observe(kube.pod("p", restart=1))
+        assert asked == 2
 
 
 async def test_no_right_to_read_logs_is_said_once() -> None:
