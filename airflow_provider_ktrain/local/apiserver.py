@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 HEALTH = ("/healthz", "/livez", "/readyz")
 FAULTS_PATH = "/ktrain/faults"
-#: a request for the fault switches, from its body to the answer
-FaultSwitch = Callable[[Obj], Awaitable[Obj]]
+#: a request for the fault switches, from its body and its connection to the answer
+FaultSwitch = Callable[[Obj, asyncio.Transport | None], Awaitable[Obj]]
 VIEWS = ("", "status", "scale")  # what is read and written like the object itself
 
 
@@ -88,7 +89,7 @@ class ApiServer:
     async def _path(self, request: web.Request, info: RequestInfo) -> web.StreamResponse:
         """Paths that name no resource: health, discovery, fault switches."""
         if info.path == FAULTS_PATH and info.verb == "create":
-            return negotiation.answer(await self._switch(await _map(request)))
+            return negotiation.answer(await self._switch(await _map(request), request.transport))
         path = f"/{info.path.strip('/')}"
         if info.verb == "get" and path in HEALTH:
             return negotiation.text("ok")

@@ -39,7 +39,6 @@ HOST = "127.0.0.1"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PARENT_LOOK = 0.5  # seconds between looks whether the parent is still there
 STATE_FILE = "cluster.json"
-ANSWER_FIRST = 0.05  # seconds that the answer to a fault switch has before connections are cut
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
 
 
@@ -123,8 +122,8 @@ class Cluster:
 
     # fault switches
 
-    async def _switch(self, wanted: Obj) -> Obj:
-        """Carry out a request to the fault switches. ApiError 400 and 404 where it asks for what is not there."""
+    async def _switch(self, wanted: Obj, asker: asyncio.Transport | None) -> Obj:
+        """Carry out a request to the fault switches, whose own connection stays. ApiError 400, 404."""
         match wanted.get("fault"):
             case "clear":
                 self._faults.clear()
@@ -141,7 +140,7 @@ class Cluster:
             case _:
                 fault = self._faults.set(wanted)
                 if fault.kind in ("refuse", "drop"):
-                    task = asyncio.create_task(self._cut(fault.kind, float(wanted["seconds"])))
+                    task = asyncio.create_task(self._cut(fault.kind, float(wanted["seconds"]), asker))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -151,20 +150,19 @@ class Cluster:
             raise ApiError(404, f"node {node!r}: there is none of that name")
         return self._kubelets[str(node)]
 
-    async def _cut(self, kind: str, seconds: float) -> None:
-        """Cut every connection, and with `refuse` take no new ones for a while."""
-        await asyncio.sleep(ANSWER_FIRST)
+    async def _cut(self, kind: str, seconds: float, asker: asyncio.Transport | None) -> None:
+        """Cut every connection but the asker's, and with `refuse` take no new ones for a while."""
         if kind == "refuse" and self._site is not None:
             await self._site.stop()
-        self._cut_connections()
+        self._cut_connections(asker)
         if kind == "refuse":
             await asyncio.sleep(seconds)
             await self._listen()
 
-    def _cut_connections(self) -> None:
+    def _cut_connections(self, spared: asyncio.Transport | None = None) -> None:
         server = self._runner.server
         for connection in server.connections if server else ():
-            if connection.transport is not None:
+            if connection.transport not in (None, spared):
                 connection.transport.abort()
 
 
