@@ -38,7 +38,10 @@ __all__ = ["Category", "Cause", "Limit", "diagnose", "hopeless", "limit_passed",
 
 @dataclass(frozen=True)
 class Seen:
-    """The evidence."""
+    """The evidence.
+
+    :param healed: whether a failure counts though its container runs again.
+    """
 
     job: Json
     pods: Sequence[Json]
@@ -46,6 +49,7 @@ class Seen:
     logs: Mapping[str, Sequence[str]]
     now: datetime | None = None
     gone: bool = False
+    healed: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -61,7 +65,7 @@ class Seen:
 
     @functools.cached_property
     def all_failures(self) -> list[Failure]:
-        return failures(self.kind, self.pods, self.logs)
+        return failures(self.kind, self.pods, self.logs, healed=self.healed)
 
     @property
     def failures(self) -> list[Failure]:
@@ -157,12 +161,13 @@ def limit_passed(
 
     :param seconds: the limit (for `max_restarts`: the number of restarts).
     """
-    seen = _seen(job, pods, events, log_tails)
+    seen = replace(_seen(job, pods, events, log_tails), healed=limit is Limit.RESTARTS)
     obstacle = _refused_by_operator(seen) or _replica_failed(seen) or _obstacle(seen)
     if limit is Limit.RESTARTS:
         said = obstacle.summary if obstacle else "no failure is left to be seen"
         cause = obstacle or Cause(Category.USER_CODE, "")
-        return replace(cause, summary=f"{seen.title} restarted more than {seconds:.0f} times (max_restarts): {said}")
+        much = f"was restarted more often than max_restarts={seconds:.0f} allows"
+        return replace(cause, summary=f"{seen.title} {much}: {said}")
     category, what, resolution = _LIMITS[limit]
     if limit is Limit.STARTUP and not pods and not true_conditions(job) and not obstacle:
         what, resolution = "was taken up by no operator", "see whether training-operator or mpi-operator runs"
@@ -223,8 +228,8 @@ def _surroundings(seen: Seen, failure: Failure) -> Iterator[str]:
         for text in (
             f"{failure.replica} is pod {failure.pod}",
             f"container {failure.container}" if failure.container else "",
-            f"restarted {failure.restarts} times" if failure.restarts else "",
-            f"made anew {anew} times" if anew else "",
+            f"restarted {_times(failure.restarts)}" if failure.restarts else "",
+            f"made anew {_times(anew)}" if anew else "",
         )
         if text
     )
@@ -669,6 +674,10 @@ _RULES: tuple[Rule, ...] = (
 def _code(code: int | None) -> str:
     name = signal_name(code)
     return "no exit code" if code is None else f"exit code {code}" + (f", {name}" if name else "")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _first_line(text: str) -> str:

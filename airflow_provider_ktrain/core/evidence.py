@@ -67,14 +67,18 @@ class Failure:
         return self.tail.is_effect
 
 
-def failures(kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]]) -> list[Failure]:
+def failures(
+    kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]], *, healed: bool = False
+) -> list[Failure]:
     """All failures, the earliest first, those that only lost a peer last.
 
     Left out is what the deletion of a pod did to its containers.
+
+    :param healed: whether to tell also of containers that run again, or have ended well since.
     """
     newest = {_place(kind, pod): pod for pod in sorted(pods, key=_age)}
     tail = functools.cache(lambda key, message: read_tail(logs.get(key), message))  # pods made anew share a log
-    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_place(kind, pod)] is pod, tail)]
+    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_place(kind, pod)] is pod, tail, healed)]
     return sorted(
         found, key=lambda f: (f.is_effect, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
     )
@@ -125,13 +129,15 @@ def _age(pod: Json) -> tuple[str, bool]:
     return str(_meta(pod).get("creationTimestamp")), not _meta(pod).get("deletionTimestamp")
 
 
-def _of_pod(kind: Kind, pod: Json, is_newest: bool, tail: Callable[[str, str], Tail]) -> Iterator[Failure]:
+def _of_pod(
+    kind: Kind, pod: Json, is_newest: bool, tail: Callable[[str, str], Tail], healed: bool
+) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
     taken, taken_message, taken_at = _taken_away(status)
     told = False
     for is_init, container in _containers(status):
-        genuine = [t for t in _ends(container) if taken or not _is_collateral(t, pod)]
+        genuine = [t for t in _ends(container, healed) if taken or not _is_collateral(t, pod)]
         if not genuine:
             continue
         first, last = genuine[0], genuine[-1]
@@ -164,15 +170,15 @@ def _containers(status: Json) -> Iterator[tuple[bool, Json]]:
             yield key.startswith("init"), container
 
 
-def _ends(container: Json) -> list[Json]:
+def _ends(container: Json, healed: bool = False) -> list[Json]:
     """The failed runs of a container, oldest first: the run before and the present one.
 
-    A failure is over and done with when the container runs again, or has ended well since.
+    Unless `healed`, a failure is over and done with when the container runs again, or has ended well since.
     """
     state, last = container.get("state") or {}, container.get("lastState") or {}
     ends = [s["terminated"] for s in (last, state) if s.get("terminated")]
-    healed = state.get("running") or (state.get("terminated") and not _failed(state["terminated"]))
-    return [] if healed else [end for end in ends if _failed(end)]
+    over = state.get("running") or (state.get("terminated") and not _failed(state["terminated"]))
+    return [] if over and not healed else [end for end in ends if _failed(end)]
 
 
 def _failed(end: Json) -> bool:

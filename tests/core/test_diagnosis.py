@@ -579,9 +579,29 @@ def test_too_many_restarts_are_told_with_what_failed() -> None:
     cause = limit_passed(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is Category.USER_CODE
     assert cause.summary == (
-        "MPIJob lfail restarted more than 2 times (max_restarts): "
+        "MPIJob lfail was restarted more often than max_restarts=2 allows: "
         "Launcher failed with exit code 1; its last line: launcher fails"
     )
+
+
+@pytest.mark.parametrize(
+    "now",
+    [{"running": {"startedAt": time(9)}}, {"terminated": {"exitCode": 0}}, {"waiting": {"reason": "CrashLoopBackOff"}}],
+    ids=["runs again", "has ended well", "waits"],
+)
+def test_a_restart_too_many_is_told_with_what_failed_before(now: dict[str, Any]) -> None:
+    """The container runs again when its restart is counted."""
+    again = pod("Master", 0, code=1, at=5, restarts=1)
+    (status,) = again["status"]["containerStatuses"]
+    status |= {"lastState": status["state"], "state": now}
+    job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
+    cause = limit_passed(Limit.RESTARTS, 0, job, [again], (), logs(master_0="broken"))
+    assert cause.category is Category.USER_CODE
+    assert cause.summary == (
+        "PyTorchJob train was restarted more often than max_restarts=0 allows: "
+        "Master 0 failed with exit code 1; its last line: broken"
+    )
+    assert "restarted once" in cause.detail
 
 
 def test_a_cause_travels_as_json() -> None:
