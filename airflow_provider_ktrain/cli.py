@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import yaml
 
 from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.checks import ERROR, Problem, check
+from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.source import parse, the_job, unknown, unrendered
@@ -72,7 +73,10 @@ def _check(args: argparse.Namespace) -> int:
         with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
             for file in args.files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge))
-    except (OSError, ClusterError) as e:
+    except OSError as e:
+        print(f"ktrain check: {e.filename} cannot be read: {e.strerror}", file=sys.stderr)
+        return 2
+    except ClusterError as e:
         print(f"ktrain check: {e}", file=sys.stderr)
         return 2
     if args.output == "json":
@@ -112,7 +116,9 @@ def _problems(file: str, judge: Judge) -> Iterator[tuple[int, Problem]]:
     try:
         documents = parse(unrendered(text), file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
-        for document in jobs or [the_job(documents)]:
+        for document in jobs if len(jobs) > 1 else [the_job(documents)]:
+            for text in document.left_out:
+                yield document.line, Problem(Level.WARNING, "beside", "$", text)
             templates = set(unknown(document.content))
             for problem in judge(document.content, rendered=not templates):
                 if problem.path not in templates:
@@ -142,10 +148,14 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.preflight import preflight
 
+    place = args.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    remedy = "give one by --kubeconfig or KUBECONFIG"
+    if not any(os.path.exists(os.path.expanduser(path)) for path in place.split(os.pathsep)):
+        raise ClusterError(f"the kubeconfig {place} does not exist: {remedy}")
     try:
         contexts, current = config.list_kube_config_contexts(args.kubeconfig)
-    except config.ConfigException as e:
-        raise ClusterError(f"the kubeconfig cannot be used: {e}") from None
+    except (config.ConfigException, yaml.YAMLError, TypeError) as e:
+        raise ClusterError(f"the kubeconfig {place} cannot be used: {e}: {remedy}") from None
     chosen = next((c for c in contexts if c["name"] == args.context), None) if args.context else current
     if chosen is None:
         names = ", ".join(c["name"] for c in contexts)

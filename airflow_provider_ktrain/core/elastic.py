@@ -12,6 +12,15 @@ MIN_FLAGS = ("--min-np", "--min-num-proc")
 MAX_FLAGS = ("--max-np", "--max-num-proc")
 
 
+def keeps_world_size(kind: Kind, job: Mapping[str, Any]) -> bool:
+    """Whether scaling leaves pods that do not know of it: WORLD_SIZE is set as a pod is made, where there is a Master.
+
+    An elastic program does not read it; another one waits for the number of peers that it was started with.
+    """
+    said = (job.get("spec") or {}).get("elasticPolicy")
+    return kind.name == "PyTorchJob" and "Master" in kind.replicas(job) and not isinstance(said, Mapping)
+
+
 def bounds(kind: Kind, job: Mapping[str, Any]) -> tuple[int, int | None]:
     """The least and the most Workers; (1, None) where the job says nothing, MPIJobs may go down to 0.
 

@@ -102,9 +102,15 @@ MPIJOB = Kind(
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB)}
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: object) -> Kind:
     """The Kind of that name; UnknownKindError names the ones there are."""
-    try:
+    if isinstance(name, str) and name in KINDS:
         return KINDS[name]
-    except KeyError:
-        raise UnknownKindError(f"kind is {name!r}: expected one of {', '.join(sorted(KINDS))}") from None
+    near = next((known for known in KINDS if known.lower() == str(name).lower()), None)
+    raise UnknownKindError(
+        "no kind of training job",
+        where="kind",
+        found=repr(name) if name else "nothing",
+        expected=f"one of {', '.join(sorted(KINDS))}",
+        remedy=f"did you mean {near}?" if near else "other kinds are not for this provider",
+    )

@@ -199,7 +199,7 @@ def gpus_of(source: object) -> int:
     :raises ManifestError: for what is no training job.
     """
     manifest = load(source)
-    kind = kind_of(str(manifest.get("kind")))
+    kind = kind_of(manifest.get("kind"))
     return sum(kind.count(manifest, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(manifest).items())
 
 

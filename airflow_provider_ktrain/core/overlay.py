@@ -202,7 +202,7 @@ def overlay(manifest: Mapping[str, Json], options: Options) -> Manifest:
         GPUs are given twice.
     """
     result: Manifest = plain(manifest)
-    kind = kind_of(str(result.get("kind")))
+    kind = kind_of(result.get("kind"))
     if options == Options():
         return result
     spec = _dict(result, "spec")

@@ -271,6 +271,8 @@ def _duplicates(items: list[Any], schema: Schema, path: str) -> Iterator[Mismatc
 
 
 def _meant(key: str, properties: Mapping[str, Schema]) -> str:
+    if "/" in key and "limits" in properties:
+        return "an extended resource stands under resources.limits"
     near = next((p for p in properties if p.lower() == key.lower().replace("_", "").replace("-", "")), None)
     near = near or next(iter(difflib.get_close_matches(key, properties, n=1, cutoff=0.75)), None)
     if near:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.elastic import bounds
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.elastic import bounds, keeps_world_size
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.status import Phase, phase_of
@@ -33,6 +33,11 @@ from airflow_provider_ktrain.engine.submit import explain, unreachable
 
 Object = dict[str, Any]
 T = TypeVar("T")
+SUSPENDED = "; it is suspended, they start when it is resumed"
+STALE = (
+    "; it has a Master and no elasticPolicy: pods that ran before keep their WORLD_SIZE, and a program that reads it "
+    "does not grow or shrink"
+)
 
 
 async def find(
@@ -59,30 +64,34 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
 
     A suspended job is not waited for.
 
-    :raises KtrainError: the job has ended, or `workers` is outside its elastic bounds, or they do not run in time.
+    :raises KtrainError: the job has ended, or they do not run in time.
+    :raises ManifestError: `workers` is outside its elastic bounds, or it has no Workers.
     """
     kind = kind_of(ref.kind)
     end = time.monotonic() + timeout
 
-    async def write(job: Object) -> tuple[int, bool]:
+    async def write(job: Object) -> tuple[int, str]:
         _require_unended(ref, job, "scaled")
         if "Worker" not in kind.replicas(job):
-            raise KtrainError(f"{ref} has no Worker replicas: {kind.replica_specs} has {', '.join(kind.replicas(job))}")
+            have = ", ".join(kind.replicas(job))
+            raise ManifestError(
+                f"{ref} has no Worker replicas", found=f"{kind.replica_specs} {have}", expected="Worker"
+            )
         low, high = bounds(kind, job)
         if workers < low or (high is not None and workers > high):
-            raise KtrainError(
-                f"workers: found {workers}, expected {low} to {'any number' if high is None else high}, the elastic "
-                f"bounds of {ref}"
-            )
+            expected = f"at least {low}" if high is None else f"{low} to {high}, the elastic bounds of {ref}"
+            raise ManifestError("the job cannot have so many", where="workers", found=str(workers), expected=expected)
         before = kind.count(job, "Worker")
         if before != workers:
             await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
-        return before, phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED)
+        if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
+            return before, SUSPENDED
+        return before, STALE if before != workers and keeps_world_size(kind, job) else ""
 
-    before, suspended = await _fenced(api, ref, write, end)
-    done = f"{ref} is scaled from {before} to {workers} Workers"
-    if suspended:
-        return f"{done}; it is suspended, they start when it is resumed"
+    before, remark = await _fenced(api, ref, write, end)
+    done = f"{ref} is scaled from {before} to {workers} Workers{remark}"
+    if remark == SUSPENDED:
+        return done
 
     async def there() -> bool:
         pods = [p for p in await job_pods(api, ref) if kind.pod_role(p["metadata"]["labels"])[0] == "Worker"]

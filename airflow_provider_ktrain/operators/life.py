@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -30,6 +31,7 @@ class _JobVerbOperator(BaseOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
     :raises TrainingJobError: there is no such job, it has ended, or the effect does not show in time.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
     template_fields: Sequence[str] = ("job_name", "kind", "namespace", "kubernetes_conn_id", "cluster_context")
@@ -60,6 +62,8 @@ class _JobVerbOperator(BaseOperator):
 
         with as_airflow_errors():
             kind_of(self.kind)
+            for name, value in parameters.read(vars(self)).items():
+                setattr(self, name, value)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             hook.load()
             with WorkerHost(hook, self.log) as host:
@@ -99,14 +103,12 @@ class ScaleTrainingJobOperator(_JobVerbOperator):
 
     def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.workers = workers
+        self.workers: Any = workers  # text of a template, until `execute` reads it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.verbs import scale
 
-        if not str(self.workers).isdigit():
-            raise KtrainError(f"workers: found {self.workers!r}, expected a whole number")
-        return await scale(api, ref, int(self.workers), timeout=timeout)
+        return await scale(api, ref, self.workers, timeout=timeout)
 
 
 class SuspendTrainingJobOperator(_JobVerbOperator):

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
+from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.supervisor import Options, Outcome
-
-CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
 
 
 class TrainingJobSensor(BaseSensorOperator):
@@ -46,6 +45,7 @@ class TrainingJobSensor(BaseSensorOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
     :raises TrainingJobError: the job ended otherwise; a subclass by category of the cause.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
     kind: ClassVar[Kind]
@@ -151,8 +151,7 @@ class TrainingJobSensor(BaseSensorOperator):
 
     def _hook(self) -> TrainingHook:
         check_choice(self.logs, self.kind)
-        if unknown := set(self.conditions) - set(CONDITIONS):
-            raise KtrainError(f"conditions: found {unknown.pop()!r}, expected some of {', '.join(CONDITIONS)}")
+        parameters.read(vars(self))
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         hook.load()
         return hook

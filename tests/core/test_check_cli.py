@@ -58,6 +58,14 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     assert "error launcher at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
 
 
+def test_documents_beside_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{GOOD}")
+    assert main(["check", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"{file}:5: warning beside at $: ConfigMap settings stands beside the job and is not submitted" in out
+
+
 @pytest.mark.parametrize(("text", "line"), [("a: 1\nb: [", 2), ("kind: ConfigMap\n", 1), ("", 1), ("a: 1\na: 2\n", 2)])
 def test_what_is_no_training_job_is_an_error(
     text: str, line: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -99,7 +107,10 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent.yaml")]) == 2
-    assert "absent.yaml" in capsys.readouterr().err
+    assert "absent.yaml cannot be read: No such file or directory" in capsys.readouterr().err
+    nowhere = str(tmp_path / "kubeconfig")
+    assert main(["check", "--server", "--kubeconfig", nowhere, str(DATA / "torchrun-cpu.yaml")]) == 2
+    assert f"the kubeconfig {nowhere} does not exist: give one by --kubeconfig" in capsys.readouterr().err
     assert main(["check", str(DATA / "torchrun-cpu.yaml"), "--namespace", "training"]) == 2
     assert "--server, which is missing" in capsys.readouterr().err
     with pytest.raises(SystemExit) as e:

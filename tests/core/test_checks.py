@@ -31,7 +31,7 @@ def put(path: str, value: Any) -> Change:
     """A change of a manifest: `a.b.0.c` set to a value; None takes it away."""
 
     def change(manifest: dict[str, Any]) -> None:
-        *parents, last = path.split("/")
+        *parents, last = (key.replace("|", "/") for key in path.split("/"))
         here: Any = manifest
         for key in parents:
             here = here[int(key)] if isinstance(here, list) else here.setdefault(key, {})
@@ -110,6 +110,7 @@ def test_each_mistake_is_found_once_and_nothing_else(job: str, name: str, row: d
         put(place(path, specs), value)(manifest)
     expected = [(level, code, json_path(path, specs)) for level, code, path in (f.split() for f in row["found"])]
     assert found(manifest) == expected
+    assert [str(p) for p in check(manifest) if not p.hint] == []
 
 
 def place(path: str, specs: str) -> str:
@@ -147,10 +148,25 @@ MASTER_SPEC, CONTAINER = "spec/pytorchReplicaSpecs/Master", "spec/pytorchReplica
         ([put(f"{CONTAINER}/env", {"A": "b"})], "write each entry as an item of a list: `- name: ...`"),
         ([put(f"{CONTAINER}/command", "python x.py")], 'write it as a list: ["sh", "-c", ...]'),
         ([put("spec/pytorchReplicaSpecs/Worker/replicas", "2")], "write it without quotes"),
+        ([put(f"{CONTAINER}/resources/nvidia.com|gpu", 1)], "an extended resource stands under resources.limits"),
     ],
 )
 def test_hints(changes: list[Change], hint: str) -> None:
     assert hint in [p.hint for p in check(changed(pytorchjob(), *changes))]
+
+
+def test_an_unknown_field_is_told_as_what_it_does() -> None:
+    """A create is strict: the server refuses what it does not know, and does not drop it."""
+    manifest = changed(pytorchjob(), put(f"{CONTAINER}/imagePullPolice", "x"))
+    (ours,) = check(manifest)
+    assert re.match(r"imagePullPolice is no field that we know here: .*created strictly.*refuses the job", ours.message)
+    (servers,) = check(changed(pytorchjob(), put("metadata/nmae", "x")), schema=SERVER)
+    assert servers.message == "the server knows no field nmae here, and refuses the job"
+
+
+def test_a_field_with_dots_in_its_name_is_told_whole() -> None:
+    (problem,) = check(changed(pytorchjob(), put(f"{CONTAINER}/resources/limits", {"nvidia.com/gpu": [1]})))
+    assert problem.message == "nvidia.com/gpu is of the wrong type"
 
 
 def test_another_kind_than_the_wanted_one_is_one_problem() -> None:

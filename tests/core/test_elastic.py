@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.elastic import bounds
+from airflow_provider_ktrain.core.elastic import bounds, keeps_world_size
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+
+from .manifests import mpijob, pytorchjob
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,13 @@ def test_an_mpijob_says_it_in_processes(command: list[str], slots: int, expected
     launcher = {"template": {"spec": {"containers": [{"command": command[:1], "args": command[1:]}]}}}
     job = {"spec": {"slotsPerWorker": slots, "mpiReplicaSpecs": {"Launcher": launcher}}}
     assert bounds(MPIJOB, job) == expected
+
+
+def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> None:
+    job = pytorchjob()
+    assert keeps_world_size(PYTORCHJOB, job)
+    job["spec"]["elasticPolicy"] = {}
+    assert not keeps_world_size(PYTORCHJOB, job)
+    del job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Master"]
+    assert not keeps_world_size(PYTORCHJOB, job)
+    assert not keeps_world_size(MPIJOB, mpijob())

@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
-from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
 from tests.life.jobs import Jobs, Object
 
@@ -163,5 +163,7 @@ def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
 
 
 def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
-    with pytest.raises(TrainingJobError, match="conditions: found 'Done', expected some of Created, Running"):
-        sensor(jobs.build(), conditions=["Done"]).execute({})
+    for wrong, remedy in (("Done", ""), ("running", "; remedy: did you mean 'Running'\\?")):
+        expected = rf"^conditions\[0\]: .*found '{wrong}'; expected some of Created, Running, .*Failed{remedy}$"
+        with pytest.raises(TrainingConfigurationError, match=expected):
+            sensor(jobs.build(), conditions=[wrong]).execute({})

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
 from airflow_provider_ktrain.engine import verbs
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.exceptions import TrainingJobError
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.life import (
     DeleteTrainingJobOperator,
     ResumeTrainingJobOperator,
@@ -62,11 +62,22 @@ def test_scaling_waits_until_just_so_many_run(jobs: Jobs) -> None:
 @pytest.mark.parametrize("workers", [0, 4])
 def test_scaling_beyond_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) -> None:
     job = jobs.submit(elastic(jobs))
-    with pytest.raises(TrainingJobError, match=f"workers: found {workers}, expected 1 to 3, the elastic bounds"):
+    with pytest.raises(
+        TrainingConfigurationError, match=f"^workers: .*found {workers}; expected 1 to 3, the elastic bounds"
+    ):
         run(ScaleTrainingJobOperator, job, workers=workers)
     after = jobs.read(job)
     assert after
     assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+
+
+def test_a_job_with_a_master_is_not_elastic_by_itself(jobs: Jobs) -> None:
+    job = jobs.submit(jobs.build(workers=1))
+    jobs.wait_pods(job, 2)
+    with pytest.raises(TrainingConfigurationError, match=r"found 0; expected at least 1$"):
+        run(ScaleTrainingJobOperator, job, workers=0)
+    assert "from 1 to 2 Workers; it has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert run(ScaleTrainingJobOperator, job, workers=2).endswith("from 2 to 2 Workers")
 
 
 @pytest.mark.embedded
@@ -78,7 +89,7 @@ def test_the_bounds_of_an_mpijob_are_horovodruns(jobs: Jobs) -> None:
     jobs.wait_pods(job, 3)
     assert "from 2 to 3 Workers" in run(ScaleTrainingJobOperator, job, workers=3)
     assert len(jobs.pods(job, "Running")) == 4
-    with pytest.raises(TrainingJobError, match="found 4, expected 1 to 3"):
+    with pytest.raises(TrainingConfigurationError, match="found 4; expected 1 to 3"):
         run(ScaleTrainingJobOperator, job, workers=4)
 
 
@@ -169,10 +180,18 @@ def test_a_job_that_has_ended_has_no_live_owner(jobs: Jobs) -> None:
     assert jobs.read(job) is None
 
 
-def test_an_unknown_kind_and_a_number_that_is_none() -> None:
+def test_wrong_parameters_are_told_before_a_cluster_is_asked_and_never_retried() -> None:
     job = {"kind": "TFJob", "metadata": {"name": "x"}}
-    with pytest.raises(Exception, match="kind is 'TFJob': expected one of MPIJob, PyTorchJob"):
+    with pytest.raises(TrainingConfigurationError, match="found 'TFJob'; expected one of MPIJob, PyTorchJob"):
         run(SuspendTrainingJobOperator, job)
+    job["kind"] = "PyTorchJob"
+    for workers in ("x", -1):
+        with pytest.raises(TrainingConfigurationError, match=f"found {workers!r}; expected a whole number, 0 or more"):
+            run(ScaleTrainingJobOperator, job, workers=workers)
+    with pytest.raises(TrainingConfigurationError, match=r"^timeout: .*found '5m'"):
+        run(SuspendTrainingJobOperator, job, timeout="5m")
+    with pytest.raises(TrainingConfigurationError, match=r"^job_name: .*found ''"):
+        run(DeleteTrainingJobOperator, {"kind": "PyTorchJob", "metadata": {"name": ""}})
 
 
 # ---- fencing: between the look and the write
@@ -244,7 +263,7 @@ async def test_a_change_meanwhile_is_read_before_anything_is_written(jobs: Jobs)
     """The bounds are lowered between the look and the write: the scaling is refused by the new ones."""
     job = jobs.submit(elastic(jobs))
     lower = {"spec": {"elasticPolicy": {"maxReplicas": 1}}}
-    with pytest.raises(KtrainError, match="found 2, expected 1 to 1"):
+    with pytest.raises(KtrainError, match="found 2; expected 1 to 1"):
         await act(jobs, lambda: jobs.patch(job, lower), lambda api: verbs.scale(api, ref_of(job), 2, timeout=240))
     after = jobs.read(job)
     assert after

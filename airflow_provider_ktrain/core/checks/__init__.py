@@ -7,6 +7,7 @@ with a schema (`core/schema.py`, or what the server publishes).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,13 +20,22 @@ from airflow_provider_ktrain.core.kinds import KINDS
 __all__ = ["RULES", "Level", "Problem", "advice", "check", "raise_errors", "refused"]
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
+#: of the schema's mismatches: code, message, and the hint where the mismatch has none
 _CODES = {
-    "unknown": ("unknown-field", "{field} is no field here: the server drops it in silence"),
-    "type": ("type", "{field} is of the wrong type"),
-    "value": ("value", "{field} has a value that is not one of those allowed"),
-    "missing": ("missing", "{field} is missing"),
-    "duplicate": ("duplicate", "an entry of this list stands twice"),
-}
+    "unknown": (
+        "unknown-field",
+        "{field} is no field that we know here: jobs are created strictly, and a server that does not know it either "
+        "refuses the job",
+        "correct it, or leave it out",
+    ),
+    "unknown to the server": (
+        "unknown-field", "the server knows no field {field} here, and refuses the job", "correct it, or leave it out",
+    ),
+    "type": ("type", "{field} is of the wrong type", "write {expected}"),
+    "value": ("value", "{field} has a value that is not one of those allowed", "write {expected}"),
+    "missing": ("missing", "{field} is missing", "add {field}"),
+    "duplicate": ("duplicate", "an entry of this list stands twice", "leave one of them out"),
+}  # fmt: skip
 
 
 def check(
@@ -69,7 +79,7 @@ def _identity(root: At, wanted: str | None) -> Iterator[Problem]:
     kinds = [wanted] if wanted else sorted(KINDS)
     if kind.text not in kinds:
         near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
-        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else ""
+        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "give a training job"
         if kind.text in KINDS:
             hint = f"use {kind.text}Operator for it"
         found = repr(kind.value) if kind.here else "nothing"
@@ -77,16 +87,18 @@ def _identity(root: At, wanted: str | None) -> Iterator[Problem]:
     elif version.text not in KINDS[kind.text].api_versions:
         expected = " or ".join(KINDS[kind.text].api_versions)
         found = repr(version.value) if version.here else "nothing"
-        hint = "" if version.text.endswith(("/v1", "/v2beta1")) else "rewrite the manifest for this version"
+        hint = f"write apiVersion: {expected}" if not version.here else "rewrite the manifest for this version"
         yield Problem(ERROR, "api-version", version.path, "no such API version of this kind", found, expected, hint)
 
 
 def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
-    code, message = _CODES[m.code]
+    code, message, hint = _CODES["unknown to the server" if strict and m.code == "unknown" else m.code]
     lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
     level = WARNING if lenient and not strict else ERROR
-    field = m.path.rpartition(".")[2]
-    return Problem(level, code, m.path, message.format(field=field), m.found, m.expected, m.hint)
+    quoted = re.search(r"\['(.*?)'\]$", m.path)
+    field = quoted[1] if quoted else m.path.rpartition(".")[2]
+    hint = m.hint or hint.format(field=field, expected=m.expected)
+    return Problem(level, code, m.path, message.format(field=field), m.found, m.expected, hint)
 
 
 def _without_echo(found: list[Problem], shape: list[Problem]) -> Iterator[Problem]:

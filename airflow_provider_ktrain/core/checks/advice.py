@@ -47,8 +47,9 @@ def images_have_tags(job: Job) -> Iterator[Found]:
         name = image.text.rpartition("/")[2]
         if name and not re.search(r"[:@<{$]", name):
             yield Found(
-                image, "the image has no tag, so it is whatever latest is today", image.text, f"{image.text}:<tag>"
-            )
+                image, "the image has no tag, so it is whatever latest is today", image.text, f"{image.text}:<tag>",
+                "name a tag or a digest",
+            )  # fmt: skip
 
 
 @rule("nccl-without-gpu", WARNING)
@@ -74,6 +75,7 @@ def gloo_has_no_gpus(job: Job) -> Iterator[Found]:
                 "without real GPUs, slow with them",
                 f"gloo, {gpus} GPUs",
                 "nccl, where the GPUs are real",
+                "use nccl, or leave the GPUs out; nothing on the embedded cluster",
             )
 
 
@@ -97,19 +99,21 @@ def nccl_has_shared_memory(job: Job) -> Iterator[Found]:
 def processes_have_gpus(job: Job) -> Iterator[Found]:
     per_pod = job.spec["slotsPerWorker" if job.kind.name == "MPIJob" else "nprocPerNode"]
     elastic = job.spec["elasticPolicy"]["nProcPerNode"]
-    if per_pod.text and per_pod.number is None and per_pod.text not in ("auto", "gpu", "cpu"):
-        yield Found(per_pod, "torchrun takes no such nprocPerNode", per_pod.text, "a number, auto, gpu or cpu")
+    if per_pod.text and not per_pod.number and per_pod.text not in ("auto", "gpu", "cpu"):
+        expected = "a number from 1, auto, gpu or cpu"
+        yield Found(per_pod, "torchrun takes no such nprocPerNode", per_pod.text, expected, "write auto, or a number")
     for replica in job.trained:
         said = [at for at in (per_pod, elastic) if (at.number or 0) > replica.gpus > 0]
         for at in said:
-            yield Found(
-                at, f"more processes than GPUs in each {replica.role}", f"{at.number} processes, {replica.gpus} GPUs"
-            )
+            yield _more_processes(at, replica, at.number or 0)
         for count, at in _numbers(replica, r"--nproc[-_]per[-_]node"):
             if count > replica.gpus > 0:
-                yield Found(
-                    at, f"more processes than GPUs in {replica.role}", f"{count} processes, {replica.gpus} GPUs"
-                )
+                yield _more_processes(at, replica, count)
+
+
+def _more_processes(at: At, replica: Replica, count: int) -> Found:
+    found, hint = f"{count} processes, {replica.gpus} GPUs", "lower it, or ask for more GPUs"
+    return Found(at, f"more processes than GPUs in each {replica.role}", found, f"at most {replica.gpus}", hint)
 
 
 @rule("world-size", WARNING)
@@ -128,7 +132,7 @@ def world_size_is_the_operators(job: Job) -> Iterator[Found]:
                     "--world-size disagrees with the replicas",
                     str(count),
                     " or ".join(map(str, sorted(right))),
-                    "leave it out: the operator sets WORLD_SIZE" if given else "",
+                    "leave it out: the operator sets WORLD_SIZE" if given else "correct it",
                 )
             elif given:
                 yield Found(
@@ -170,6 +174,7 @@ def workers_alone_meet(job: Job) -> Iterator[Found]:
             "without a Master and without elasticPolicy nobody sets MASTER_ADDR, RANK and WORLD_SIZE",
             "Worker alone",
             "Master and Worker, or spec.elasticPolicy",
+            "add a Master, or an elasticPolicy",
         )
 
 
@@ -198,6 +203,7 @@ def backoff_limit_counts_restarts(job: Job) -> Iterator[Found]:
             f"backoffLimit does nothing under restartPolicy {' and '.join(sorted(policies))}",
             str(limit.number),
             "OnFailure, or no backoffLimit",
+            "leave it out: the task tries again by `retries`",
         )
 
 
@@ -212,15 +218,17 @@ def mpirun_has_slots(job: Job) -> Iterator[Found]:
     low = max([n for n, _ in _numbers(launcher, r"--?min[-_]np")], default=None)
     if low is not None and low > slots:
         at = _numbers(launcher, r"--?min[-_]np")[0][1]
-        yield Found(at, "fewer slots than --min-np", f"{slots} slots", f"at least {low}")
+        yield Found(at, "fewer slots than --min-np", f"{slots} slots", f"at least {low}", "add Workers, or lower it")
     for match in re.finditer(_MPIRUN, launcher.words) if low is None else ():
         if int(match[2]) > slots and "oversubscribe" not in launcher.words:
             at = _word_at(launcher, match[1])
-            yield Found(at, "more processes than slots: mpirun refuses", match[2], f"at most {slots}")
+            hint = "lower it, or add Workers or slotsPerWorker"
+            yield Found(at, "more processes than slots: mpirun refuses", match[2], f"at most {slots}", hint)
     high = max([n for n, _ in _numbers(launcher, r"--?max[-_]np")], default=None)
     if high is not None and high < slots:
         at = _numbers(launcher, r"--?max[-_]np")[0][1]
-        yield Found(at, "more slots than --max-np: some stay idle", f"{slots} slots", f"at most {high}")
+        expected = f"at most {high}"
+        yield Found(at, "more slots than --max-np: some stay idle", f"{slots} slots", expected, "raise it")
 
 
 def _using(job: Job, backend: str) -> list[tuple[Replica, At]]:

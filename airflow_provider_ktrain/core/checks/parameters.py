@@ -69,17 +69,18 @@ def _problems(name: str, value: Any) -> Iterator[Problem]:
     for at, found in wrong:
         told = repr(found) if name != "env" or found is None else type(found).__name__  # secrets may stand there
         shown = told if len(told) <= 120 else f"{told[:117]}..."
-        remedy = _remedy(shape, found)
+        remedy = _remedy(shape, found, whole=not at)
         yield Problem(Level.ERROR, "parameter", name + at, "wrong parameter", shown, shape.expected, remedy)
 
 
-def _remedy(shape: Shape, found: Any) -> str:
+def _remedy(shape: Shape, found: Any, *, whole: bool) -> str:
+    """:param whole: whether `found` is the parameter, and not one of its members."""
     if isinstance(found, str):
         if near := next((c for c in shape.choices if c.lower() == found.lower()), None):
             return f"did you mean {near!r}?"
-        if shape.many and found.lstrip().startswith(("[", "{")):
+        if whole and shape.many and found.lstrip().startswith(("[", "{")):
             return "rendered templates are text: set render_template_as_native_obj=True on the DAG"
-        if shape.many is Sequence and found.strip():
+        if whole and shape.many is Sequence and found.strip():
             return f"write {_words(found)!r}"
     return shape.remedy
 

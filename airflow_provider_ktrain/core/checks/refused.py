@@ -30,7 +30,7 @@ def name_is_a_label(job: Job) -> Iterator[Found]:
             "the name is no DNS-1035 label",
             repr(name.text),
             "lower-case letters, digits and -, a letter first",
-            f"{fixed!r} would do" if fixed else "",
+            f"{fixed!r} would do" if fixed else "give it another name",
         )
 
 
@@ -49,7 +49,38 @@ def name_grows_too_long(job: Job) -> Iterator[Found]:
             "the name grows too long with a replica's suffix",
             f"{len(name.text)} characters, {len(name.text + longest)} with {longest}",
             f"at most {MAX_LABEL - len(longest)} characters",
+            "shorten it",
         )
+
+
+@rule("namespace", ERROR)
+def namespace_is_a_label(job: Job) -> Iterator[Found]:
+    namespace = job.root["metadata"]["namespace"]
+    if namespace.text and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace.text):
+        expected = f"up to {MAX_LABEL} lower-case letters, digits and -"
+        yield Found(namespace, "no namespace can have this name", repr(namespace.text), expected, "correct it")
+
+
+@rule("label", ERROR)
+def labels_are_such(job: Job) -> Iterator[Found]:
+    """As `IsQualifiedName` and `IsValidLabelValue` of Kubernetes' apimachinery; an annotation's value is any text."""
+    holders = [job.root["metadata"], *(r.at["template"]["metadata"] for r in job.replicas.values())]
+    lists = [(h[key], key == "labels") for h in holders for key in ("labels", "annotations")]
+    for entries, are_labels in [*lists, *((r.pod["nodeSelector"], True) for r in job.replicas.values())]:
+        for key, value in entries.members():
+            prefix, slash, name = key.rpartition("/")
+            if not re.fullmatch(_LABEL, name) or (
+                slash and not re.fullmatch(_DOMAIN, prefix if are_labels else prefix.lower())
+            ):
+                yield Found(value, "no such key is allowed", repr(key), "name, or domain.name/name", _LABEL_HINT)
+            elif are_labels and value.text and not re.fullmatch(_LABEL, value.text):
+                expected = f"up to {MAX_LABEL} letters, digits, -, _ and ."
+                yield Found(value, "no label can have this value", repr(value.text), expected, _LABEL_HINT)
+
+
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_LABEL_HINT = "leave out other characters; begin and end with a letter or digit; annotations' values are free"
 
 
 @rule("replica-type", ERROR)
@@ -58,7 +89,7 @@ def replica_types_are_known(job: Job) -> Iterator[Found]:
     for role, at in job.replica_specs.members():
         if role not in known:
             near = next((k for k in known if k.lower() == role.lower()), None)
-            hint = f"did you mean {near}?" if near else ""
+            hint = f"did you mean {near}?" if near else "leave it out"
             yield Found(at, f"{job.kind.name} has no replica type {role}", role, " and ".join(known), hint)
 
 
@@ -66,7 +97,15 @@ def replica_types_are_known(job: Job) -> Iterator[Found]:
 def something_runs(job: Job) -> Iterator[Found]:
     if job.replica_specs.value == {} or not job.replica_specs.here:
         what = " and ".join(job.kind.roles)
-        yield Found(job.replica_specs, "the job has no replicas: nothing would run", "nothing", what)
+        yield Found(job.replica_specs, "the job has no replicas: nothing would run", "nothing", what, f"add {what}")
+
+
+@rule("replicas", ERROR)
+def counts_are_counts(job: Job) -> Iterator[Found]:
+    """Of a Master, a Launcher and elastic Workers other rules tell it."""
+    worker = job.replicas.get("Worker")
+    if worker and worker.count < 0 and not job.spec["elasticPolicy"].here:
+        yield Found(worker.at["replicas"], "replicas are below 0", str(worker.count), "0 or more", "correct the number")
 
 
 @rule("master-replicas", ERROR)
@@ -101,22 +140,33 @@ def one_launcher_some_workers(job: Job) -> Iterator[Found]:
     roles = {role.lower() for role in job.replicas}
     launcher, worker = job.replicas.get("Launcher"), job.replicas.get("Worker")
     if "launcher" not in roles:
-        yield Found(job.replica_specs["Launcher"], "an MPIJob needs a Launcher", "nothing", "one replica")
+        yield Found(
+            job.replica_specs["Launcher"], "an MPIJob needs a Launcher", "nothing", "one replica", "add a Launcher"
+        )
     if launcher and launcher.count != 1:
-        yield Found(launcher.at["replicas"], "an MPIJob has one Launcher", str(launcher.count), "1")
+        yield Found(
+            launcher.at["replicas"],
+            "an MPIJob has one Launcher",
+            str(launcher.count),
+            "1",
+            "set Launcher.replicas to 1",
+        )
     if "worker" not in roles:
-        yield Found(job.replica_specs["Worker"], "there are no Workers: the Launcher runs alone", level=WARNING)
+        message = "there are no Workers: the Launcher runs alone"
+        yield Found(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers", WARNING)
     elif worker and worker.count == 0:
         level = ERROR if job.mpi_v2 else WARNING
         found = str(worker.count) if worker.at["replicas"].here else "nothing, which means 0"
-        yield Found(worker.at["replicas"], "there are no Workers", found, "at least 1", level=level)
+        yield Found(worker.at["replicas"], "there are no Workers", found, "at least 1", "set Worker.replicas", level)
 
 
 @rule("no-container", ERROR)
 def every_pod_has_a_container(job: Job) -> Iterator[Found]:
     for replica in job.replicas.values():
         if not replica.containers:
-            yield Found(replica.pod["containers"], f"{replica.role} has no container", "nothing", "one container")
+            yield Found(
+                replica.pod["containers"], f"{replica.role} has no container", "nothing", "one container", "add one"
+            )
 
 
 @rule("container-name", ERROR)
@@ -143,11 +193,13 @@ def images_can_be_pulled(job: Job) -> Iterator[Found]:
             if not isinstance(image.value, str | None):
                 continue  # the schema says so
             if not image.text:
-                yield Found(image, f"container {container['name'].text} has no image", "nothing", "an image")
+                message = f"container {container['name'].text} has no image"
+                yield Found(image, message, "nothing", "an image", "add image: registry/repository:tag")
             elif re.search(r"<[^>]*>|\{\{.*\}\}|\$\{.*\}", image.text):
                 yield Found(image, "the image is a placeholder", image.text, "an image", "put your image's name there")
             elif not _IMAGE.fullmatch(image.text):
-                yield Found(image, "the image's name is not valid", repr(image.text), "registry/repository:tag")
+                hint = "correct it: a repository is of lower-case letters, digits, ., _ and -"
+                yield Found(image, "the image's name is not valid", repr(image.text), "registry/repository:tag", hint)
 
 
 _IMAGE = re.compile(
@@ -197,6 +249,17 @@ _SHAPES = {
 }
 
 
+@rule("env-name", ERROR)
+def variables_have_names(job: Job) -> Iterator[Found]:
+    """Kubernetes since 1.30 takes any printable ASCII but `=`."""
+    for replica in job.replicas.values():
+        for container in (*replica.pod["initContainers"], *replica.containers):
+            for name in (env["name"] for env in container["env"]):
+                if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
+                    expected = "letters, digits, _, - and ."
+                    yield Found(name, "no variable can have this name", repr(name.text), expected, "rename it")
+
+
 @rule("volume", ERROR)
 def mounts_have_volumes(job: Job) -> Iterator[Found]:
     for replica in job.replicas.values():
@@ -206,7 +269,8 @@ def mounts_have_volumes(job: Job) -> Iterator[Found]:
                 name = mount["name"]
                 if _list_of(mount) == "volumeMounts" and name.text and name.text not in volumes | _OWN_VOLUMES:
                     have = ", ".join(sorted(volumes)) or "no volumes"
-                    yield Found(name, f"{replica.role} has no volume {name.text}", have, f"a volume {name.text}")
+                    message, hint = f"{replica.role} has no volume {name.text}", "add it to the pod's volumes"
+                    yield Found(name, message, have, f"a volume {name.text}", hint)
 
 
 @rule("restart-policy", ERROR)
@@ -221,9 +285,10 @@ def restart_policies_are_known(job: Job) -> Iterator[Found]:
                 "ExitCode does not end an MPIJob: v2beta1 never starts it, v1 restarts it for ever",
                 policy.text,
                 "Never or OnFailure",
+                "write Never: the task tries again by `retries`",
             )
         elif policy.text not in (allowed := RESTART_POLICIES[1:3] if job.mpi_v2 else RESTART_POLICIES):
-            yield Found(policy, "no such restart policy", policy.text, " or ".join(allowed))
+            yield Found(policy, "no such restart policy", policy.text, " or ".join(allowed), "write one of these")
 
 
 @rule("clean-pod-policy", WARNING)
@@ -242,7 +307,7 @@ def clean_pod_policies_are_known(job: Job) -> Iterator[Found]:
             message = "mpi-operator never starts the job" if job.mpi_v2 else "the operator takes it for All"
             expected = " or ".join(CLEAN_POD_POLICIES)
             level = ERROR if job.mpi_v2 else WARNING
-            yield Found(policy, f"no such cleanPodPolicy: {message}", policy.text, expected, level=level)
+            yield Found(policy, f"no such cleanPodPolicy: {message}", policy.text, expected, "write Running", level)
 
 
 @rule("elastic", ERROR)
@@ -253,20 +318,24 @@ def elastic_bounds_hold(job: Job) -> Iterator[Found]:
     worker = job.replicas.get("Worker")
     low, high = elastic["minReplicas"], elastic["maxReplicas"]
     if worker is None:
-        yield Found(
-            job.replica_specs["Worker"], "elasticPolicy scales Workers, and there are none", "nothing", "Worker"
-        )
+        message = "elasticPolicy scales Workers, and there are none"
+        yield Found(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers, or leave it out")
     elif worker.count < 1:
-        yield Found(worker.at["replicas"], "elasticPolicy needs a Worker", str(worker.count), "at least 1")
+        yield Found(worker.at["replicas"], "elasticPolicy needs a Worker", str(worker.count), "at least 1", "raise it")
     if low.number is not None and high.number is not None and low.number > high.number:
-        yield Found(low, "minReplicas is above maxReplicas", str(low.number), f"at most {high.number}")
+        expected = f"at most {high.number}"
+        yield Found(
+            low, "minReplicas is above maxReplicas", str(low.number), expected, "lower it, or raise maxReplicas"
+        )
     elif worker and not (low.number or 0) <= worker.count <= (high.number or worker.count):
         bounds = f"{low.number if low.here else 1} to {high.number if high.here else worker.count}"
         yield Found(
-            worker.at["replicas"], "Workers outside the elastic bounds", str(worker.count), bounds, level=WARNING
-        )
+            worker.at["replicas"], "Workers outside the elastic bounds", str(worker.count), bounds,
+            "set Worker.replicas within them, or move them", WARNING,
+        )  # fmt: skip
     if elastic["nProcPerNode"].here and job.spec["nprocPerNode"].here:
-        yield Found(elastic["nProcPerNode"], "processes per node are given twice", "both", "spec.nprocPerNode alone")
+        message = "processes per node are given twice"
+        yield Found(elastic["nProcPerNode"], message, "both", "spec.nprocPerNode alone", "leave this one out")
 
 
 @rule("resources", ERROR)
@@ -274,6 +343,8 @@ def resources_can_be_granted(job: Job) -> Iterator[Found]:
     for replica in job.replicas.values():
         for container in (*replica.pod["initContainers"], *replica.containers):
             yield from _resources(container["resources"])
+        for size in (volume["emptyDir"]["sizeLimit"] for volume in replica.pod["volumes"]):
+            yield from _quantity("sizeLimit", size)
 
 
 def _resources(resources: At) -> Iterator[Found]:
@@ -281,18 +352,33 @@ def _resources(resources: At) -> Iterator[Found]:
     for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].here)):
         limit, request = quantity(limits[name]), quantity(requests[name])
         extended = "/" in name and not name.startswith("kubernetes.io/")
-        if asked.here and isinstance(asked.value, int | str) and quantity(asked) is None:
-            yield Found(asked, f"{name} is no quantity", repr(asked.value), "a number with a unit, as 4, 500m or 16Gi")
+        if wrong := list(_quantity(name, asked)):
+            yield from wrong
         elif extended and (quantity(asked) or 0) % 1:
-            yield Found(asked, f"{name} cannot be divided", str(asked.value), "a whole number")
+            yield Found(asked, f"{name} cannot be divided", str(asked.value), "a whole number", "ask for whole ones")
         elif extended and not limits[name].here:
-            yield Found(requests[name], f"{name} is requested without a limit", "no limit", f"limits {name}: {request}")
+            hint = "write it under limits; the request follows"
+            yield Found(
+                requests[name], f"{name} is requested without a limit", "no limit", f"limits {name}: {request}", hint
+            )
         elif extended and request is not None and request != limit:
-            yield Found(requests[name], f"{name}: request and limit must be equal", str(request), str(limit))
+            hint = "leave the request out: it follows the limit"
+            yield Found(requests[name], f"{name}: request and limit must be equal", str(request), str(limit), hint)
         elif limit is not None and request is not None and request > limit:
             yield Found(
-                requests[name], f"{name}: the request is above the limit", requests[name].value, limits[name].value
-            )
+                requests[name], f"{name}: the request is above the limit", str(requests[name].value),
+                f"at most {limits[name].value}", "lower it, or raise the limit",
+            )  # fmt: skip
+
+
+def _quantity(name: str, at: At) -> Iterator[Found]:
+    if at.here and isinstance(at.value, int | str):
+        amount = quantity(at)
+        if amount is None:
+            expected = "a number with a unit, as 4, 500m or 16Gi"
+            yield Found(at, f"{name} is no quantity", repr(at.value), expected, "write it without blanks, as 8Gi")
+        elif amount < 0:
+            yield Found(at, f"{name} is below 0", str(at.value), "0 or more", "correct it")
 
 
 _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", *"MGTPE"), -3)} | {
@@ -302,7 +388,7 @@ _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "
 
 def quantity(at: At) -> Decimal | None:
     """A Kubernetes quantity as a number; None for what is none."""
-    match = re.fullmatch(r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", str(at.value))
+    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(at.value))
     try:
         return Decimal(match[1]) * _UNITS[match[2]] if match else None
     except (InvalidOperation, KeyError):
