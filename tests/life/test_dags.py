@@ -48,6 +48,14 @@ def fine(a: int, b: int = 2) -> int:
     return int(math.fsum([a, b]))
 
 
+def wants_the_date(a: int, ds: str | None = None) -> str:
+    return f"{a} {ds}"
+
+
+def wants_the_context(**context: Any) -> str:
+    return str(context)
+
+
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
@@ -55,13 +63,23 @@ def fine(a: int, b: int = 2) -> int:
         (waits, {}, "waits is a generator: return one value"),
         (fine, {"command": ["python"]}, "command is the function itself; leave it out"),
         (fine, {"args": ["x"]}, "args is the function itself; leave it out"),
+        (fine, {"image": None}, "fine has no image to run in: give image=..., or a manifest"),
+        (wants_the_date, {}, "wants_the_date takes 'ds' of Airflow's context, which does not travel: give"),
+        (wants_the_context, {}, r"wants_the_context takes \*\*context, which stays empty"),
     ],
 )
 def test_what_cannot_travel_is_told_when_the_dag_is_parsed(
     function: Callable[..., Any], options: dict[str, Any], said: str
 ) -> None:
     with DAG("functions"), pytest.raises(ValueError, match=f"^@task.pytorchjob: {said}"):
-        pytorchjob_task(image="x", **options)(function)(*[1] * (function is fine))
+        pytorchjob_task(**{"image": "x", **options})(function)(*[1] * (function in (fine, wants_the_date)))
+
+
+def test_what_is_passed_travels_whatever_its_name() -> None:
+    with DAG("functions") as dag:
+        pytorchjob_task(image="x")(wants_the_date)(1, ds="{{ ds }}")
+        pytorchjob_task(manifest="train.yaml")(wants_the_context)(a=1)
+    assert len(dag.tasks) == 2
 
 
 def test_a_function_becomes_a_task() -> None:
