@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.local import cluster
+from airflow_provider_ktrain.local import cluster, quantity
 from airflow_provider_ktrain.local.cluster import ClusterError, Config
 
 NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
@@ -101,6 +101,10 @@ def _pair(text: str) -> tuple[str, str]:
     name, _, count = text.partition("=")
     if not name or not count:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME=COUNT")
+    try:
+        quantity.parse(count)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{name} is {e}") from None
     return name, count
 
 

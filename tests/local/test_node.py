@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.local import node
 from airflow_provider_ktrain.local.node import Gpus, node_objects
 
@@ -45,3 +48,10 @@ def test_real_gpus_are_given_one_by_one() -> None:
 def test_pretended_gpus_are_not_visible() -> None:
     assert Gpus([]).take("a", 8) == ""
     assert Gpus(["0"]).take("a", 0) == ""
+
+
+def test_a_resource_that_is_no_quantity_starts_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cluster", "start", "--resource", "cpu=abc"])
+    assert ended.value.code == 2
+    assert "--resource: cpu is not a quantity: 'abc'; expected a number" in capsys.readouterr().err
