@@ -156,6 +156,10 @@ def _node_status(node: Obj) -> str:
     return f"{state},SchedulingDisabled" if at(node, "spec.unschedulable") else state
 
 
+def _ports(service: Obj) -> str:
+    return ",".join(f"{p['port']}/{p.get('protocol', 'TCP')}" for p in at(service, "spec.ports", [])) or "<none>"
+
+
 def _event_object(event: Obj) -> str:
     return f"{at(event, 'involvedObject.kind', '').lower()}/{at(event, 'involvedObject.name', '')}"
 
@@ -173,6 +177,10 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.POD: (
         NAME, Column("Ready", _pod_ready), Column("Status", _pod_status), Column("Restarts", _pod_restarts), AGE,
         Column("IP", "status.podIP", wide=True), Column("Node", "spec.nodeName", wide=True),
+    ),
+    r.SERVICE: (
+        NAME, Column("Type", "spec.type"), Column("Cluster-IP", "spec.clusterIP"),
+        Column("External-IP", lambda _: "<none>"), Column("Port(s)", _ports), AGE,
     ),
     r.NAMESPACE: (NAME, Column("Status", "status.phase"), AGE),
     r.NODE: (

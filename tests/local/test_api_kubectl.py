@@ -88,6 +88,9 @@ def test_a_job_from_create_to_delete(kubectl: Kubectl, workshop: Path) -> None:
     listed = kubectl("get", "pytorchjobs").split()
     assert listed[:3] == ["NAME", "STATE", "AGE"]
     assert listed[3:5] == ["simple", "Succeeded"]
+    services = kubectl("get", "services").splitlines()
+    assert services[0].split() == ["NAME", "TYPE", "CLUSTER-IP", "EXTERNAL-IP", "PORT(S)", "AGE"]
+    assert services[1].split()[:5] == ["simple-master-0", "ClusterIP", "None", "<none>", "23456/TCP"]
     kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/simple-worker-0", "--timeout=240s")
     pods = kubectl("get", "pods", "-l", "training.kubeflow.org/job-name=simple").splitlines()
     assert pods[0].split() == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
