@@ -1,6 +1,7 @@
 """Trainings over data intervals, never more at a time than the cluster has GPUs for.
 
     airflow pools set gpus 8 "GPUs of the training cluster" --include-deferred
+    airflow dags unpause ktrain_backfill
     airflow backfill create --dag-id ktrain_backfill --from-date 2026-01-01 --to-date 2026-01-20 --max-active-runs 20
 
 Airflow's max_active_tasks does not count deferred tasks; a pool with include_deferred does, and each task takes as

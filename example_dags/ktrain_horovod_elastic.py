@@ -20,7 +20,8 @@ with DAG(
         manifest="manifests/tensorflow-mnist-elastic.yaml",
         env={"STAND_IN_SIZES": "2 3 1"},  # for examples/horovod: train until there were so many Workers
     )
-    runs = MPIJobSensor(task_id="runs", job_name=train.job_name, conditions=["Running"])
+    # with a timeout: it would wait for a job that `train` could not submit
+    runs = MPIJobSensor(task_id="runs", job_name=train.job_name, conditions=["Running"], timeout=600)
     grow = ScaleTrainingJobOperator(task_id="grow", job_name=train.job_name, kind="MPIJob", workers=3)
     shrink = ScaleTrainingJobOperator(task_id="shrink", job_name=train.job_name, kind="MPIJob", workers=1)
     runs >> grow >> shrink
