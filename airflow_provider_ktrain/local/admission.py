@@ -121,6 +121,9 @@ def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
     if resource == r.POD and new:
         yield from _pod_spec(obj.get("spec", NO_CONTAINERS), "spec", RESTART_POLICIES)
     elif resource == r.BATCH_JOB and new:
+        for key in ("completions", "parallelism"):
+            if (number := obj.get("spec", {}).get(key)) not in (None, 1):
+                yield _wrong(f"spec.{key}", number, "the embedded cluster runs Jobs of one pod, as launchers are")
         spec = obj.get("spec", {}).get("template", {}).get("spec", NO_CONTAINERS)
         yield from _pod_spec(spec, "spec.template.spec", RESTART_POLICIES[1:])
     elif resource in (r.ROLE_BINDING, r.CLUSTER_ROLE_BINDING):

@@ -88,6 +88,8 @@ def test_bodies(api: Client, body: Any, headers: dict[str, str], code: int, reas
 
 
 RBAC, REVIEWS = "/apis/rbac.authorization.k8s.io/v1/namespaces/fuzz", "/apis/authorization.k8s.io/v1"
+BATCH = "/apis/batch/v1/namespaces/fuzz/jobs"
+ONE = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
 TOKEN = "/api/v1/namespaces/fuzz/serviceaccounts/default/token"
 OBJECTS: list[tuple[str, dict[str, Any], int]] = [
     (PODS, {"metadata": {"name": "p"}}, 422),
@@ -97,6 +99,7 @@ OBJECTS: list[tuple[str, dict[str, Any], int]] = [
     (MAPS, {"metadata": {"name": "m", "ownerReferences": [{"kind": "Pod", "name": "p"}]}}, 422),
     (JOBS, {**job("owned"), "metadata": {"name": "owned", "ownerReferences": [None]}}, 422),
     (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], "volumes": [{}]}}, 422),
+    (BATCH, {"metadata": {"name": "j"}, "spec": {"template": {"spec": ONE}, "completions": 2}}, 422),
     (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}}, 422),
     (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}, "roleRef": {"kind": "Pod", "name": "r"}}, 422),
     (f"{RBAC}/roles", {"metadata": {"name": "r"}, "rules": "all"}, 400),
