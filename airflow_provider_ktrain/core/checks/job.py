@@ -13,6 +13,9 @@ from airflow_provider_ktrain.core.manifest import is_gpu
 from airflow_provider_ktrain.core.overlay import trains
 from airflow_provider_ktrain.core.source import join
 
+NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+NAMESPACE_IS = "up to 63 lower-case letters, digits and -"
+
 
 class Level(enum.StrEnum):
     ERROR = "error"  #: the cluster or the operator would refuse the job or never run it

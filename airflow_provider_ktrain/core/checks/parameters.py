@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core import schema as schemas
 from airflow_provider_ktrain.core.checks import raise_errors
-from airflow_provider_ktrain.core.checks.job import Level, Problem
+from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, Level, Problem
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.overlay import Volume
 from airflow_provider_ktrain.core.source import plain
@@ -149,8 +149,8 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("command", "args"), _WORDS),
     **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
     "namespace": Shape(
-        "the name of a namespace: up to 63 lower-case letters, digits and -",
-        lambda value: _text(value) and re.fullmatch(r"([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?", value) is not None,
+        f"the name of a namespace: {NAMESPACE_IS}",
+        lambda value: value == "" or (_text(value) and re.fullmatch(NAMESPACE, value) is not None),
     ),
     "job_name": Shape(
         "the name of a job: lower-case letters, digits and -",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 
-from airflow_provider_ktrain.core.checks.job import At, Found, Job, Level, rule
+from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, At, Found, Job, Level, rule
 from airflow_provider_ktrain.core.schema import TYPES
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
@@ -56,9 +56,9 @@ def name_grows_too_long(job: Job) -> Iterator[Found]:
 @rule("namespace", ERROR)
 def namespace_is_a_label(job: Job) -> Iterator[Found]:
     namespace = job.root["metadata"]["namespace"]
-    if namespace.text and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", namespace.text):
-        expected = f"up to {MAX_LABEL} lower-case letters, digits and -"
-        yield Found(namespace, "no namespace can have this name", repr(namespace.text), expected, "correct it")
+    if namespace.text and not re.fullmatch(NAMESPACE, namespace.text):
+        message = "no namespace can have this name"
+        yield Found(namespace, message, repr(namespace.text), NAMESPACE_IS, "correct it")
 
 
 @rule("label", ERROR)

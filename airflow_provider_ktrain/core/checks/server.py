@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.checks.job import At, Level, Problem
+from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, At, Level, Problem
 from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
@@ -62,8 +63,10 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
 
 def _namespace(at: At, name: str, answer: Answer) -> Iterator[Problem]:
     if answer.status == 404:
-        hint = f"create it: kubectl create namespace {name}"
-        yield Problem(ERROR, "namespace", at.path, "the cluster has no such namespace", name, "", hint)
+        possible = re.fullmatch(NAMESPACE, name) is not None
+        hint = f"create it: kubectl create namespace {name}" if possible else "correct it"
+        expected = "" if possible else NAMESPACE_IS
+        yield Problem(ERROR, "namespace", at.path, "the cluster has no such namespace", name, expected, hint)
     elif ((answer.body.get("status") or {}).get("phase")) == "Terminating":
         hint = "wait until it is gone and create it anew, or use another one"
         yield Problem(ERROR, "namespace", at.path, "the namespace is being deleted", name, "", hint)
@@ -103,10 +106,13 @@ def _held(at: At, queue: Mapping[str, Any]) -> Iterator[Problem]:
     policy = (queue.get("spec") or {}).get("stopPolicy") or "None"
     if policy != "None":
         message = f"the LocalQueue is stopped (stopPolicy {policy}): the job waits until it is resumed"
-        yield Problem(WARNING, "queue", at.path, message, at.text)
+        yield Problem(
+            WARNING, "queue", at.path, message, at.text, "stopPolicy None", "resume the queue, or use another one"
+        )
         return
     for condition in (queue.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "Active" and condition.get("status") == "False":
             said = condition.get("message") or condition.get("reason") or "no reason given"
             message = f"the LocalQueue admits nothing now: {said}"
-            yield Problem(WARNING, "queue", at.path, message, at.text, "an active one")
+            hint = "wait until it does, or use another one"
+            yield Problem(WARNING, "queue", at.path, message, at.text, "an active one", hint)
