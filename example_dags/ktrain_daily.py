@@ -1,16 +1,19 @@
 """A training a day, each with checkpoints of its own; a retry resumes where the last try stood."""
 
 import os
+import tempfile
 from datetime import timedelta
 
 import pendulum
 from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule
 
+from airflow_provider_ktrain.core.manifest import ClaimVolume, HostPath
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
-CHECKPOINTS = os.environ.get("KTRAIN_CHECKPOINTS", "/checkpoints")  # on a volume that all nodes see
+CLAIM = os.environ.get("KTRAIN_CHECKPOINTS_CLAIM")  # a PersistentVolumeClaim, ReadWriteMany: what every node sees
+HOST = os.environ.get("KTRAIN_CHECKPOINTS", f"{tempfile.gettempdir()}/ktrain-checkpoints")  # else: for a single node
 
 with DAG(
     "ktrain_daily",
@@ -27,10 +30,13 @@ with DAG(
         image=IMAGE,
         command=["python3", "train.py"],
         args=["--epochs", "4"],
-        env={"DATA_DATE": "{{ ds }}"},
+        env={"DATA_DATE": "{{ dag_run.run_after | ds }}"},  # a run that is triggered may have no logical date
         workers=1,
         gpus=1,
-        checkpoint_dir=CHECKPOINTS,
+        checkpoint_dir="/checkpoints",
+        volumes=[
+            ClaimVolume(CLAIM, "/checkpoints") if CLAIM else HostPath(HOST, "/checkpoints", type="DirectoryOrCreate")
+        ],
         execution_timeout=timedelta(hours=6),
         retries=2,
         retry_policy=ExceptionRetryPolicy(rules=[RetryRule(TrainingUserCodeError, action=RetryAction.FAIL)]),

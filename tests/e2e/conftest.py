@@ -37,6 +37,7 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         (dags / folder.parent.name / folder.name).symlink_to(folder)
     settings = {
         "TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints")),
+        "KTRAIN_CHECKPOINTS": str(tmp_path_factory.mktemp("ktrain") / "daily"),
         "KTRAIN_REAPER_DRY_RUN": "false",
         "KTRAIN_REAPER_CONFIRM_AFTER": "2",
     }

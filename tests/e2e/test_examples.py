@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubernetes import watch
 
-from tests.e2e.airflow import Airflow
+from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
 pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e")]
@@ -105,7 +105,7 @@ def test_sixteen_pods_on_the_chosen_hosts_and_nowhere_else(
     assert "/dev/shm" in [mount.mount_path for mount in spec.containers[0].volume_mounts]
     assert "NCCL_DEBUG" in [entry.name for entry in spec.containers[0].env]
     assert "[Master 0] epoch 0 iteration 400: the sum over 16 ranks is right" in log
-    assert any("its 16 pods are gone, 16 GPUs are free" in line for line in log)
+    assert any("its 16 pods have ended, 16 GPUs are free" in line for line in log)
     assert kube.gpus_held() == 0
     assert not kube.pods()
 
@@ -131,6 +131,16 @@ def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube
     rounds = [int(line.split("round of ")[1][0]) for line in log if "horovodrun: round of" in line]
     assert rounds == [2, 3, 1]
     assert any(line.startswith("[Launcher 0] trained: y = 3.0") or "trained: y = 2.9" in line for line in log)
+    assert not kube.pods()
+
+
+def test_a_daily_training_leaves_its_checkpoints_on_the_node(airflow: Airflow, kube: Kube) -> None:
+    dag = "ktrain_daily"
+    wait_for("the DAG is known", lambda: airflow.known(dag))
+    airflow.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+    run_id = wait_for("the day's run", lambda: airflow.runs(dag))[0]["dag_run_id"]
+    airflow.wait_state(dag, run_id, "train", "success")
+    assert list(pathlib.Path(airflow.env["KTRAIN_CHECKPOINTS"]).glob("train-*/last.pt"))
     assert not kube.pods()
 
 
