@@ -61,6 +61,16 @@ ALWAYS = [
         "no DNS; addresses of a job are rewritten to loopback when a container starts",
     ),
     ("Images", "pulled from a registry", "a name mapped to a directory; other names get the registry's error"),
+    (
+        "PersistentVolumeClaims",
+        'found and bound, else the pod stays Pending: `persistentvolumeclaim "x" not found`',
+        "not served: the volume is an empty directory of the pod's own, whatever the claim",
+    ),
+    (
+        "PriorityClasses",
+        "found, else the pod is refused: `no PriorityClass with name x was found`",
+        "not served: any name is taken, and means nothing; `spec.priority` is kept",
+    ),
     ("What is stored", "etcd", "memory: a restart begins anew, versions expire by a fault switch instead of by time"),
 ]
 
