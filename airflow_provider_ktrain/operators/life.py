@@ -62,7 +62,7 @@ class _JobVerbOperator(BaseOperator):
 
         with as_airflow_errors():
             kind_of(self.kind)
-            for name, value in parameters.read(vars(self)).items():
+            for name, value in parameters.read(vars(self), "workers").items():
                 setattr(self, name, value)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             hook.load()

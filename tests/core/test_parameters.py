@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import V1Toleration
 
-from airflow_provider_ktrain.core.checks.parameters import PARAMETERS, read
+from airflow_provider_ktrain.core.checks.parameters import PARAMETERS, REQUIRED, read
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest import SharedMemory
 
@@ -65,7 +65,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
 def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
     with pytest.raises(ManifestError) as error:
         read({name: value})
-    assert [word for word in (name, *said) if word not in str(error.value)] == [], str(error.value)
+    assert [word for word in (name, "; remedy: ", *said) if word not in str(error.value)] == [], str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,21 @@ RIGHT: dict[str, Any] = {
 
 def test_what_is_right_stays_as_it_is() -> None:
     assert read(RIGHT) == RIGHT
-    nothing = dict.fromkeys(PARAMETERS)
+    nothing = dict.fromkeys(PARAMETERS.keys() - REQUIRED)
     assert read(nothing) == nothing
     assert read({"task_id": object()}) == {}
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_what_is_needed_cannot_be_none(name: str) -> None:
+    with pytest.raises(ManifestError, match=f"^{name}: .*found None"):
+        read({name: None})
+
+
+def test_some_need_more() -> None:
+    assert read({"workers": None}) == {"workers": None}
+    with pytest.raises(ManifestError, match=r"^workers: .*found None"):
+        read({"workers": None}, "workers")
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:

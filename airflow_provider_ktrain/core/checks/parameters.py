@@ -26,7 +26,7 @@ Fits = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a parameter may be; None is "not given" for all of them.
+    """What a parameter may be, beside None for "not given".
 
     :param expected: in words.
     :param fits: whether a value is so; of a list or a mapping, whether each member is.
@@ -44,15 +44,17 @@ class Shape:
     numbers: bool = False
 
 
-def read(given: Mapping[str, Any]) -> dict[str, Any]:
+def read(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
     """The parameters that the table knows, whole numbers of rendered text as numbers.
 
     :param given: by name; others than the table's are left out.
+    :param required: those that may not be None, beside the table's REQUIRED.
     :raises ManifestError: telling all that are wrong, each with what was found, what was expected and a remedy.
     """
     known = {name: value for name, value in given.items() if name in PARAMETERS}
     values = {name: _number(value) if PARAMETERS[name].numbers else value for name, value in known.items()}
-    raise_errors(p for name, value in values.items() if value is not None for p in _problems(name, value))
+    asked = {k: v for k, v in values.items() if v is not None or k in REQUIRED or k in required}
+    raise_errors(problem for name, value in asked.items() for problem in _problems(name, value))
     return values
 
 
@@ -129,16 +131,19 @@ def _like(name: str) -> Fits:
 
 
 def _one_of(*choices: str, many: type[Sequence[Any]] | None = None) -> Shape:
-    return Shape(f"{'some' if many else 'one'} of {', '.join(choices)}", choices.__contains__, many, choices=choices)
+    what = f"{'some' if many else 'one'} of {', '.join(choices)}"
+    return Shape(what, choices.__contains__, many, "write it as it stands here", choices)
 
 
-_TEXT = Shape("text", _text)
-_SWITCH = Shape("True or False", lambda value: isinstance(value, bool))
-_COUNT = Shape("a whole number, 0 or more", _whole, numbers=True)
+_TEXT = Shape("text", _text, remedy="write it in quotes, or leave it out")
+_SWITCH = Shape("True or False", lambda value: isinstance(value, bool), remedy="write it without quotes")
+_COUNT = Shape("a whole number, 0 or more", _whole, remedy="write 2, or a template that gives it", numbers=True)
 _DURATION = Shape("seconds or a timedelta, 0 or more", _duration, remedy="write timedelta(minutes=10), or 600")
-_WORDS = Shape("a list of words", _scalar, Sequence)
+_WORDS = Shape("a list of words", _scalar, Sequence, 'write ["--epochs", "3"]')
 _LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "value"}')
 
+#: of the parameters those that may not be None
+REQUIRED = {"job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions"}
 PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
     **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
@@ -151,10 +156,12 @@ PARAMETERS: Mapping[str, Shape] = {
     "namespace": Shape(
         f"the name of a namespace: {NAMESPACE_IS}",
         lambda value: value == "" or (_text(value) and re.fullmatch(NAMESPACE, value) is not None),
+        remedy="correct it, or leave it out: the connection may name one",
     ),
     "job_name": Shape(
         "the name of a job: lower-case letters, digits and -",
         lambda value: _text(value) and re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value) is not None,
+        remedy="kubectl get pytorchjobs, or mpijobs, shows them; of a task of this DAG it is train.job_name",
     ),
     "env": Shape(
         "a mapping of names to text, or to what stands under valueFrom",
@@ -162,18 +169,26 @@ PARAMETERS: Mapping[str, Shape] = {
         Mapping,
         'write {"NAME": "value"}; leave out what has no value',
     ),
-    "hosts": Shape("a list of names of nodes", lambda value: _text(value) and value != "", Sequence),
+    "hosts": Shape(
+        "a list of names of nodes", lambda value: _text(value) and value != "", Sequence, 'write ["node-1"]',
+    ),
     "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
     "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),
     "nproc_per_node": Shape(
         "a whole number from 1, or auto, gpu or cpu",
         lambda value: _whole(value, 1) or value in ("auto", "gpu", "cpu"),
+        remedy="write one of these, or leave it out for one process in each replica",
         numbers=True,
     ),
     "tolerations": Shape(
-        "a list of mappings with key, operator, value, effect and tolerationSeconds", _like("Toleration"), Sequence
+        "a list of mappings with key, operator, value, effect and tolerationSeconds", _like("Toleration"), Sequence,
+        'write [{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     ),
-    "affinity": Shape("nodeAffinity, podAffinity and podAntiAffinity as in a pod's spec", _like("Affinity")),
+    "affinity": Shape(
+        "nodeAffinity, podAffinity and podAntiAffinity as in a pod's spec",
+        _like("Affinity"),
+        remedy="kubectl explain pod.spec.affinity shows them",
+    ),
     "volumes": Shape(
         "a list of ClaimVolume, HostPath and SharedMemory",
         lambda value: isinstance(value, Volume) and not isinstance(value, type),

@@ -66,8 +66,12 @@ def labels_are_such(job: Job) -> Iterator[Found]:
     """As `IsQualifiedName` and `IsValidLabelValue` of Kubernetes' apimachinery; an annotation's value is any text."""
     holders = [job.root["metadata"], *(r.at["template"]["metadata"] for r in job.replicas.values())]
     lists = [(h[key], key == "labels") for h in holders for key in ("labels", "annotations")]
+    told = set()  # what an option puts everywhere is told once
     for entries, are_labels in [*lists, *((r.pod["nodeSelector"], True) for r in job.replicas.values())]:
         for key, value in entries.members():
+            if (key, value.text) in told:
+                continue
+            told.add((key, value.text))
             prefix, slash, name = key.rpartition("/")
             if not re.fullmatch(_LABEL, name) or (
                 slash and not re.fullmatch(_DOMAIN, prefix if are_labels else prefix.lower())
