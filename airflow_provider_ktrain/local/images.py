@@ -16,6 +16,12 @@ from airflow_provider_ktrain.local.store import Obj
 OPERATORS = ("alpine", "kubectl-delivery")
 ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"]}
 BINARIES = ("usr/local/bin", "usr/bin", "bin")  # of an image's directory, in the order of a PATH
+_HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
+#: what containerd takes as the name of an image (github.com/distribution/reference)
+REFERENCE = re.compile(
+    rf"({_HOST}(\.{_HOST})*(:[0-9]+)?/)?{_PART}(/{_PART})*(:\w[\w.-]{{0,127}})?(@[a-zA-Z][\w+.-]*:[0-9a-fA-F]{{32,}})?",
+    re.ASCII,
+)
 
 
 class ImageNotFound(Exception):

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.environment import ConfigError, Paths, Ports
 from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.exec import REPLACED, install, open_mpi
-from airflow_provider_ktrain.local.images import ImageNotFound
+from airflow_provider_ktrain.local.images import REFERENCE, ImageNotFound
 from airflow_provider_ktrain.local.node import GPU, Gpus
 from airflow_provider_ktrain.local.podstatus import ContainerFacts
 from airflow_provider_ktrain.local.quantity import parse
@@ -226,11 +226,18 @@ class PodWorker:
     async def _pull(self, fact: ContainerFacts, why: str) -> NoReturn:
         """Try again and again, as a real kubelet does, though no name is mapped while the cluster runs."""
         image, timing, tries = fact.spec["image"], self._kubelet.timing, 1
-        never = f'Container image "{image}" is not present with pull policy of Never'
-        while fact.spec.get("imagePullPolicy") == "Never":
-            self._event("Warning", "ErrImageNeverPull", never, fact)
-            self._event("Warning", "Failed", "Error: ErrImageNeverPull", fact)
-            self._wait_for(fact, "ErrImageNeverPull", never)
+        event = reason = message = ""
+        if not REFERENCE.fullmatch(image):
+            event, reason = "InspectFailed", "InvalidImageName"
+            why = f'couldn\'t parse image name "{image}": invalid reference format'
+            message = f'Failed to apply default image tag "{image}": {why}'
+        elif fact.spec.get("imagePullPolicy") == "Never":
+            event = reason = "ErrImageNeverPull"
+            message = f'Container image "{image}" is not present with pull policy of Never'
+        while reason:  # nothing is pulled
+            self._event("Warning", event, message, fact)
+            self._event("Warning", "Failed", f"Error: {reason}", fact)
+            self._wait_for(fact, reason, message)
             await asyncio.sleep(timing.sync)
         backing_off = f'Back-off pulling image "{image}"'
         while True:

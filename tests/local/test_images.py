@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_ktrain.local.images import ImageNotFound, Images, binaries
+from airflow_provider_ktrain.local.images import REFERENCE, ImageNotFound, Images, binaries
 
 DOCKERFILE = """\
 FROM python:3.11-slim AS base
@@ -47,6 +47,28 @@ def test_a_directory_without_dockerfile_runs_nothing(tmp_path: Path) -> None:
 def test_programs_of_an_image(tmp_path: Path) -> None:
     (tmp_path / "usr/local/bin").mkdir(parents=True)
     assert binaries(tmp_path) == [str(tmp_path / "usr/local/bin")]
+
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("image", "valid"),
+    [
+        *(
+            (name, True)
+            for name in ("train", "train:1", "a/b__c/d-e.f:V1.2-x", "localhost:5000/train", f"train@{DIGEST}")
+        ),
+        *((name, True) for name in (f"Registry.Example:443/a/b:1@{DIGEST}", "docker.io/library/python:3.11-slim")),
+        *(
+            (name, False)
+            for name in ("Train", "train:", "train:a:b", "a b", "a//b", "/a", "-a", "a@sha256:12", "a/B:1")
+        ),
+        *((name, False) for name in ("{{ params.image }}", "https://registry.example/train", "train:ä")),
+    ],
+)
+def test_what_is_the_name_of_an_image(image: str, valid: bool) -> None:
+    assert bool(REFERENCE.fullmatch(image)) is valid
 
 
 def test_names(tmp_path: Path) -> None:

@@ -246,6 +246,16 @@ async def test_an_image_that_is_never_pulled(tmp_path: Path) -> None:
         assert cluster.events("one")[1:3] == [("ErrImageNeverPull", message), ("Failed", "Error: ErrImageNeverPull")]
 
 
+async def test_an_image_whose_name_is_none(tmp_path: Path) -> None:
+    async with small(tmp_path) as cluster:
+        cluster.create("one", "exit 0", container={"image": "team/My Trainer:1"})
+        await cluster.until(lambda: "waiting/InvalidImageName" in str(steps(cluster, "one")))
+        why = 'couldn\'t parse image name "team/My Trainer:1": invalid reference format'
+        message = f'Failed to apply default image tag "team/My Trainer:1": {why}'
+        assert container(cluster, "one")["state"]["waiting"]["message"] == message
+        assert cluster.events("one")[1:3] == [("InspectFailed", message), ("Failed", "Error: InvalidImageName")]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
