@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from airflow_provider_ktrain.core import diagnosis
-from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit, log_key
+from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit
 from airflow_provider_ktrain.core.evidence import failures, moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -23,22 +21,19 @@ from airflow_provider_ktrain.core.podhistory import PodHistory
 from airflow_provider_ktrain.core.result import find_result, marked_line
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
-from airflow_provider_ktrain.core.text import clean, clipped
+from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.evidence import Evidence
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]
-TAIL = 50  # last lines kept of every container: operators delete pods with their logs
-TAIL_BYTES = 64 * 1024  # of them, where they were not followed
 EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
 PATIENCE = 600.0  # seconds that a refused watch (401, 403) is borne once the job is followed
 FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, before a deadline decides alone
-EVIDENCE = 10.0  # seconds for what is read of events and of logs that were not followed: the GPUs wait for it
-FAILED_LOGS = 10  # of these, the containers whose logs are read: those that failed first
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
@@ -205,20 +200,19 @@ class _Supervisor:
         self.phase_since = time.monotonic()
         self.metrics = dict(metrics or {})
         self.watches_before = api.stats["watches"]
-        self.tails: dict[str, deque[str]] = {}  # by log_key
         self.marked = ""  # the last result line of the primary
         self.impatient = self.shared = False
         self.releasing = False
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
-        self.heard = True  # whether there are events of the job; believed until they were looked at
         self.looked = time.monotonic()
         self.look_after = LOOK_EVERY
         self.obstacle = ""  # what was last said to keep it from starting
         self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
         self.cursor = Cursor.from_dict(cursor)
+        self.evidence = Evidence(api, self.kind, self.cursor, log)
         self.logs = LogFollower(
             api, self._line, kind=self.kind, cursor=self.cursor, tail=tail, chosen=lambda pod, _: self.chosen(dict(pod))
         )
@@ -443,7 +437,7 @@ class _Supervisor:
                 options.limits,
                 deadline=options.deadline,
                 last_line=self.last_line,
-                heard=self.heard,
+                heard=self.evidence.heard,
             )
         )
 
@@ -461,7 +455,7 @@ class _Supervisor:
         if limit is None:
             return None
         await self._drain(min(self.options.drain_timeout, 5))
-        return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._evidence())
+        return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._why())
 
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
@@ -472,8 +466,7 @@ class _Supervisor:
         self.looked = time.monotonic()
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
-        events: list[Object] = []
-        await self._read_events(events)
+        events = await self.evidence.events(self.ref, self.pods.uids)
         cause = diagnosis.hopeless(self.job or {}, self.pods.all, events, waited)
         if cause is None:
             self._say_obstacle(events)
@@ -491,7 +484,7 @@ class _Supervisor:
 
     def _line(self, line: LogLine) -> None:
         self.last_line = time.time()
-        self.tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(clipped(line.text))
+        self.evidence.keep(line)
         if line.index == 0 and line.role == self.kind.primary(self.job or {}):
             self.marked = marked_line(line.text) or self.marked
         container = "" if self._is_main(line.container) else f" {line.container}"
@@ -512,9 +505,11 @@ class _Supervisor:
             return await self._release(None)
         if self.phase is Phase.SUCCEEDED:
             return Outcome(self.phase, False)
-        evidence = await self._evidence()
-        cause = diagnosis.diagnose(self.job or {}, self.pods.all, *evidence, gone=self.phase is Phase.GONE)
+        cause = diagnosis.diagnose(self.job or {}, self.pods.all, *await self._why(), gone=self.phase is Phase.GONE)
         return await self._release(cause)
+
+    async def _why(self) -> tuple[list[Object], dict[str, list[str]]]:
+        return await self.evidence.gather(self.ref, self.pods.all, self.pods.uids)
 
     async def _drain(self, timeout: float) -> None:
         """Read what is left of the logs, and say what is missing of them."""
@@ -582,77 +577,6 @@ class _Supervisor:
             metrics=self.metrics,
         )
 
-    async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
-        """Events, and the last lines of each container; what cannot be read in time is left out."""
-        events: list[Object] = []
-        try:
-            async with asyncio.timeout(EVIDENCE):
-                await asyncio.gather(self._read_events(events), self._read_tails())
-        except TimeoutError:
-            self.log.warning(f"Not all events and logs of {self.ref} could be read within {EVIDENCE:.0f} s")
-        return events, {key: list(lines) for key, lines in self.tails.items()}
-
-    async def _read_events(self, found: list[Object]) -> None:
-        """Events about the job and its pods; none where they cannot be read: a cause is better than none."""
-        for uid in [self.ref.uid, *self.pods.uids][:20]:
-            try:
-                answer = await self.api.request(
-                    "GET",
-                    paths.core(self.ref.namespace, "events"),
-                    query={"fieldSelector": f"involvedObject.uid={uid}"},
-                )
-            except (ApiStatusError, ApiUnavailable) as e:
-                self.log.warning(f"The events of {self.ref} cannot be read: {e}")
-                break
-            found += answer.get("items") or []
-        else:
-            self.heard = bool(found)
-
-    async def _read_tails(self) -> None:
-        """The last lines of containers that failed and were not followed."""
-        missing = [
-            (str(_ended_at(status)), pod, status["name"])
-            for pod in self.pods.all
-            for status in (pod.get("status") or {}).get("containerStatuses") or ()
-            if _failed(status) and log_key(pod["metadata"]["name"], status["name"]) not in self.tails
-        ]
-        first = sorted(missing, key=itemgetter(0))[:FAILED_LOGS]
-        await asyncio.gather(*(self._read_tail(pod, container) for _, pod, container in first))
-
-    async def _read_tail(self, pod: Mapping[str, Any], container: str) -> None:
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        lines = await self._tail(name, container)
-        self.tails[log_key(name, container)] = deque(map(clipped, lines), maxlen=TAIL)
-        role, index = self.kind.pod_role(pod["metadata"].get("labels") or {})
-        for line in () if self.cursor.has(uid, container) else lines:  # told already
-            self.log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
-
-    async def _tail(self, pod: str, container: str) -> list[str]:
-        path = f"{paths.core(self.ref.namespace, 'pods', pod)}/log"
-        try:
-            async with self.api.stream(
-                path,
-                query={"container": container, "tailLines": str(TAIL), "limitBytes": str(TAIL_BYTES)},
-                pool="logs",
-                read_timeout=10,
-            ) as answer:
-                return (await answer.text(errors="replace")).splitlines()
-        except (ApiStatusError, ApiUnavailable):
-            return []
-
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-def _failed(container_status: Mapping[str, Any]) -> bool:
-    return any(end.get("exitCode") for end in _ends(container_status))
-
-
-def _ended_at(container_status: Mapping[str, Any]) -> str:
-    return min((str(end.get("finishedAt")) for end in _ends(container_status) if end.get("exitCode")), default="")
-
-
-def _ends(container_status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    states = (container_status.get("state") or {}, container_status.get("lastState") or {})
-    return [state["terminated"] for state in states if state.get("terminated")]

@@ -1,0 +1,107 @@
+"""What tells why a job failed: its events, and the last lines of its containers, followed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis import log_key
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.logs import LogLine
+from airflow_provider_ktrain.engine.submit import Log
+
+Object = dict[str, Any]
+Pod = Mapping[str, Any]
+TAIL = 50  # last lines kept of every container: operators delete pods with their logs
+TAIL_BYTES = 128 * 1024  # of them, where they were not followed
+PATIENCE = 10.0  # seconds for all that is read in the end: the GPUs wait for it
+OBJECTS = 20  # of which events are read: the job, and the pods that are there first
+CONTAINERS = 10  # whose logs are read in the end: those that failed first
+
+
+class Evidence:
+    """:param cursor: which containers' lines have been told already."""
+
+    def __init__(self, api: Api, kind: Kind, cursor: Cursor, log: Log) -> None:
+        self._api, self._kind, self._cursor, self._log = api, kind, cursor, log
+        self._tails: dict[str, deque[str]] = {}  # by log_key
+        self.heard = True  #: whether there are events of the job; believed until they were looked at
+
+    def keep(self, line: LogLine) -> None:
+        """A line that was followed."""
+        self._tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(clipped(line.text))
+
+    async def gather(
+        self, ref: JobRef, pods: Sequence[Pod], uids: Sequence[str]
+    ) -> tuple[list[Object], dict[str, list[str]]]:
+        """Events, and the last lines of each container by `log_key`; what cannot be read in time is left out.
+
+        :param uids: of the pods, in the order in which their events matter.
+        """
+        events: list[Object] = []
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(self._read_events(ref, uids, events), self._read_tails(ref, pods))
+        except TimeoutError:
+            self._log.warning(f"Not all events and logs of {ref} could be read within {PATIENCE:.0f} s")
+        return events, {key: list(lines) for key, lines in self._tails.items()}
+
+    async def events(self, ref: JobRef, uids: Sequence[str]) -> list[Object]:
+        """Events about the job and its pods; none where they cannot be read: a cause is better than none."""
+        found: list[Object] = []
+        await self._read_events(ref, uids, found)
+        return found
+
+    async def _read_events(self, ref: JobRef, uids: Sequence[str], found: list[Object]) -> None:
+        path = paths.core(ref.namespace, "events")
+        for uid in [ref.uid, *uids][:OBJECTS]:
+            try:
+                answer = await self._api.request("GET", path, query={"fieldSelector": f"involvedObject.uid={uid}"})
+            except (ApiStatusError, ApiUnavailable) as e:
+                self._log.warning(f"The events of {ref} cannot be read: {e}")
+                return
+            found += answer.get("items") or []
+        self.heard = bool(found)
+
+    async def _read_tails(self, ref: JobRef, pods: Sequence[Pod]) -> None:
+        """The last lines of containers that failed and were not followed."""
+        missing = [
+            (ended_at, pod, status["name"])
+            for pod in pods
+            for status in (pod.get("status") or {}).get("containerStatuses") or ()
+            if (ended_at := _failed_at(status)) and log_key(pod["metadata"]["name"], status["name"]) not in self._tails
+        ]
+        first = sorted(missing, key=itemgetter(0))[:CONTAINERS]
+        await asyncio.gather(*(self._read_tail(ref, pod, container) for _, pod, container in first))
+
+    async def _read_tail(self, ref: JobRef, pod: Pod, container: str) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        path = f"{paths.core(ref.namespace, 'pods', name)}/log"
+        query, end = {"container": container, "tailLines": str(TAIL)}, bytearray()
+        try:
+            async with self._api.stream(path, query=query, pool="logs", read_timeout=PATIENCE) as answer:
+                async for block in answer.content.iter_any():
+                    end += block
+                    del end[:-TAIL_BYTES]
+        except (ApiStatusError, ApiUnavailable):
+            return
+        lines = end.decode(errors="replace").splitlines()
+        self._tails[log_key(name, container)] = deque(map(clipped, lines), maxlen=TAIL)
+        role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
+        for line in () if self._cursor.has(uid, container) else lines:  # told already
+            self._log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
+
+
+def _failed_at(container_status: Mapping[str, Any]) -> str:
+    """When a container failed first, as far as its status tells; empty where it did not."""
+    states = (container_status.get("state") or {}, container_status.get("lastState") or {})
+    ends = [end for state in states if (end := state.get("terminated")) and end.get("exitCode")]
+    return min((str(end.get("finishedAt")) for end in ends), default="")
