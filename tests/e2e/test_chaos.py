@@ -219,7 +219,7 @@ def test_mark_success_while_deferred(begin: Begin) -> None:
     stage.wait_followed()
     stage.set_state("success")
     check_end(stage, "success")
-    assert stage.job() is None
+    wait_for("the job is gone", lambda: stage.job() is None)
 
 
 def test_mark_failed_while_deferred_with_keep_job(begin: Begin) -> None:

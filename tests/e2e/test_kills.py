@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clusters import TestCluster
-from tests.e2e.airflow import Airflow
+from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.stage import Begin, beginning
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
@@ -36,7 +36,7 @@ def test_mark_failed_while_deferred(begin: Begin) -> None:
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
-    assert stage.job() is None
+    wait_for("the job is gone", lambda: stage.job() is None)
     stage.wait_line("2 GPUs are free")
 
 
