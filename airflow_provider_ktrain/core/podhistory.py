@@ -29,6 +29,7 @@ class PodHistory:
         self._kind = kind
         self._known: dict[str, Pod] = {}
         self._live: set[str] = set()
+        self._gone = 0  # how many are kept of those that are gone
         given = past or {}
         self._restarts = int(given.get("restarts", 0))  # of what is forgotten
         asked, queued, held, wasted = (given.get(what, 0.0) for what in SECONDS)
@@ -38,8 +39,9 @@ class PodHistory:
         """These pods, by uid, are there now, and no others."""
         self._known |= pods
         self._live = set(pods)
-        if len(self._known) - len(self._live) > KEPT:
+        if len(self._known) - len(self._live) > max(KEPT, self._gone):
             self._forget(now)
+            self._gone = len(self._known) - len(self._live)
 
     def lost(self, pod: Pod) -> None:
         """A pod that was deleted, as it was in the end."""
