@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.errors import (
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import Mode, Released, ReleaseError, mode_of, read, release
+from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log, Submitted
 from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingKilledError
@@ -179,7 +179,7 @@ class WorkerHost:
             self._log.warning(f"{ref} cannot be followed any more: {e}")
             try:
                 self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
-            except ReleaseError as unreleased:
+            except KtrainError as unreleased:
                 self._log.warning(str(unreleased))
                 e.add_note(str(unreleased))
             raise
