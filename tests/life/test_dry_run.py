@@ -45,8 +45,8 @@ def test_all_that_is_wrong_is_told_at_once(jobs: Jobs) -> None:
         dry_run(image="scratch:1", namespace="nowhere")
     with pytest.raises(TrainingConfigurationError, match=r"(?s)container-name.*NCCL_DEBUG stands under volumeMounts"):
         dry_run(manifest=str(DATA / "practitioner-nccl.yaml"))
-    with pytest.raises(TrainingConfigurationError, match=r"the API server refused the manifest .*not/a/label/value"):
-        dry_run(image="scratch:1", labels={"a": "not/a/label/value"})
+    with pytest.raises(TrainingConfigurationError, match=r"the API server refused the manifest .*managedBy: "):
+        dry_run(manifest=jobs.build(command=["true"], spec={"runPolicy": {"managedBy": "somebody"}}))
 
 
 def test_the_name_of_a_manifest_is_not_the_jobs(jobs: Jobs) -> None:
