@@ -7,6 +7,7 @@ import inspect
 import pathlib
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -198,6 +199,14 @@ def test_every_parameter_is_documented() -> None:
         own = {name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "kwargs")}
         told = set(re.findall(r":param (\w+):", cls.__doc__ or ""))
         assert own <= told | known, f"{cls.__name__}: {sorted(own - told - known)}"
+
+
+def test_extras_that_are_named_exist() -> None:
+    project = ROOT / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    texts = [file.read_text() for file in (project, *PAGES, *ROOT.glob("airflow_provider_ktrain/**/*.py"))]
+    named = {extra for text in texts for extra in re.findall(r"(?:airflow-provider-ktrain|'\.)\[(\w+)", text)}
+    assert {"local", "demo"} <= named <= set(extras)
 
 
 def script(path: pathlib.Path) -> Any:

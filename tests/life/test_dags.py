@@ -12,6 +12,7 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.decorators.pytorchjob import pytorchjob_task
 from airflow_provider_ktrain.operators.training import TrainingJobOperator
+from airflow_provider_ktrain.sensors.training import TrainingJobSensor
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "example_dags"
 OUTSIDE = 3
@@ -29,6 +30,13 @@ def test_each_file_is_one_dag_of_its_name_with_its_docs(examples: dict[str, DAG]
     for dag in examples.values():
         assert dag.doc_md
         assert "ktrain" in dag.tags
+
+
+def test_sensors_do_not_wait_for_a_week(examples: dict[str, DAG]) -> None:
+    """Airflow's default, for a job that may never be submitted."""
+    sensors = [task for dag in examples.values() for task in dag.tasks if isinstance(task, TrainingJobSensor)]
+    assert sensors
+    assert all(sensor.timeout <= 3600 for sensor in sensors)
 
 
 # ---- functions as tasks
