@@ -163,7 +163,7 @@ def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
 
 
 def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
-    for wrong, remedy in (("Done", ""), ("running", "; remedy: did you mean 'Running'\\?")):
+    for wrong, remedy in (("Done", "; remedy: write it .*"), ("running", "; remedy: did you mean 'Running'\\?")):
         expected = rf"^conditions\[0\]: .*found '{wrong}'; expected some of Created, Running, .*Failed{remedy}$"
         with pytest.raises(TrainingConfigurationError, match=expected):
             sensor(jobs.build(), conditions=[wrong]).execute({})
