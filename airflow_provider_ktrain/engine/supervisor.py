@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,19 +15,19 @@ from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit
 from airflow_provider_ktrain.core.evidence import failures, moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.limits import Clock, Limits, clocks
+from airflow_provider_ktrain.core.limits import Clock, clocks
 from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.podhistory import PodHistory
 from airflow_provider_ktrain.core.result import find_result, marked_line
-from airflow_provider_ktrain.core.selection import LogChoice, chooser
+from airflow_provider_ktrain.core.selection import chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
-from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.evidence import Evidence
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
+from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]
@@ -37,105 +37,6 @@ FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, 
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a job is followed; travels in trigger kwargs.
-
-    :param logs: whose logs to bring: see `core.selection`.
-    :param deadline: epoch seconds at which the execution is over, or None.
-    :param on_finish_action: delete_job, keep_job or delete_succeeded_job; whatever is kept, GPUs are not.
-    :param drain_timeout: seconds that logs may take after the end before the pods are deleted.
-    :param release_timeout: seconds until pods must be seen to be gone; their own grace and 30 s where that is longer.
-    :param release: False for jobs that others submitted: nothing is ever deleted.
-    :param conditions: following ends, with success, as soon as one of these is True.
-    """
-
-    logs: LogChoice = "auto"
-    limits: Limits = field(default_factory=Limits)
-    deadline: float | None = None
-    on_finish_action: str = "delete_job"
-    drain_timeout: float = 30
-    release_timeout: float = 90
-    release: bool = True
-    conditions: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Options:
-        return cls(**{**data, "limits": Limits(**data["limits"]), "conditions": tuple(data["conditions"])})
-
-
-class Stop:
-    """A request to end early, from a signal handler or another task."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self._wake: Callable[[], object] | None = None
-
-    def request(self, reason: str) -> None:
-        """Ask for the end; safe in a signal handler while the loop runs."""
-        self.reason = reason
-        if self._wake is not None:
-            self._wake()
-
-    def attach(self, event: asyncio.Event) -> None:
-        """From now on, a request sets `event` in the running loop."""
-        loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.is_running() and loop.call_soon_threadsafe(event.set)
-        if self.reason is not None:
-            event.set()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How following ended; travels as the trigger's event.
-
-    :param phase: the job's last phase.
-    :param succeeded: True where the training did.
-    :param superseded: True where another try owns the job by now: nothing was touched.
-    :param cause: why it failed, of `core.diagnosis.Cause`, as a dict.
-    :param released: the release's line for the log; empty where nothing was released.
-    :param release_error: why the release failed, or empty; the caller must try again.
-    :param kept: the `JobRef`, as a dict, of a job that has ended and that the caller deletes when all else is done: its
-        status is the one proof of how it ended, for whoever follows it next if this outcome never arrives.
-    :param usage: GPU-seconds, of `core.usage`.
-    :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
-    :param metrics: seconds per phase, log lines and bytes, watch requests, over all hosts that followed the job.
-    """
-
-    phase: str
-    succeeded: bool
-    superseded: bool = False
-    cause: dict[str, Any] | None = None
-    released: str = ""
-    release_error: str = ""
-    kept: dict[str, str] | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
-    result: Any = None
-    result_error: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without what Airflow's processes and its database cannot carry."""
-        return clean(asdict(self))
-
-
-@dataclass(frozen=True)
-class Handover:
-    """The job goes on; somebody else follows it from this cursor, and adds to these metrics (see `Outcome`)."""
-
-    cursor: dict[str, Any]
-    metrics: dict[str, float]
-    marked: str = ""  #: the primary's last result line so far
-    past: dict[str, float] = field(default_factory=dict)  #: `PodHistory.past`
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without what Airflow's processes and its database cannot carry."""
-        return clean(asdict(self))
 
 
 async def follow(

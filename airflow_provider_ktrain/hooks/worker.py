@@ -21,7 +21,8 @@ from airflow_provider_ktrain.core.status import Phase, phase_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log, Submitted
-from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
+from airflow_provider_ktrain.engine.supervisor import follow
+from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 

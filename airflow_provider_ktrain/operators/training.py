@@ -40,7 +40,7 @@ from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome
+    from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome
     from airflow_provider_ktrain.hooks.worker import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
@@ -341,7 +341,7 @@ class TrainingJobOperator(BaseOperator):
 
     def _defer_again(self, error: str, trigger: Mapping[str, Any]) -> NoReturn:
         """A trigger that failed is no reason to end a training that goes on."""
-        from airflow_provider_ktrain.engine.supervisor import Options
+        from airflow_provider_ktrain.engine.terms import Options
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         self.log.warning("The trigger failed (%s); another one follows the job", error)
@@ -359,7 +359,7 @@ class TrainingJobOperator(BaseOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: result, or the exception of the cause."""
-        from airflow_provider_ktrain.engine.supervisor import Outcome
+        from airflow_provider_ktrain.engine.terms import Outcome
         from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
@@ -481,7 +481,7 @@ class TrainingJobOperator(BaseOperator):
         return whole - min(30.0, whole / 10)
 
     def _options(self, job: Mapping[str, Any]) -> Options:
-        from airflow_provider_ktrain.engine.supervisor import Options
+        from airflow_provider_ktrain.engine.terms import Options
 
         deadline = (job["metadata"].get("annotations") or {}).get(DEADLINE_ANNOTATION)
         return Options(

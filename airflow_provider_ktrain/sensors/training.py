@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.supervisor import Options, Outcome
+    from airflow_provider_ktrain.engine.terms import Options, Outcome
 
 
 class TrainingJobSensor(BaseSensorOperator):
@@ -127,7 +127,7 @@ class TrainingJobSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
-        from airflow_provider_ktrain.engine.supervisor import Outcome
+        from airflow_provider_ktrain.engine.terms import Outcome
         from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
@@ -169,7 +169,7 @@ class TrainingJobSensor(BaseSensorOperator):
         return ref, job
 
     def _options(self) -> Options:
-        from airflow_provider_ktrain.engine.supervisor import Options
+        from airflow_provider_ktrain.engine.terms import Options
 
         return Options(logs=self.logs, conditions=tuple(self.conditions), release=False)
 

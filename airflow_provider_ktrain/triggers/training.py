@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.engine.supervisor import Outcome
+    from airflow_provider_ktrain.engine.terms import Outcome
 
 HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
@@ -34,7 +34,7 @@ class TrainingJobTrigger(BaseTrigger):
     Its arguments hold no manifest and no credentials.
 
     :param job: `core.identity.JobRef` as a dict.
-    :param options: `engine.supervisor.Options` as a dict.
+    :param options: `engine.terms.Options` as a dict.
     :param cursor: where each container's log stands.
     :param metrics: what the worker has counted.
     :param marked: the result line that the worker has seen.
@@ -104,7 +104,8 @@ class TrainingJobTrigger(BaseTrigger):
         yield TriggerEvent(event)
 
     async def _follow(self, ref: JobRef) -> Outcome:
-        from airflow_provider_ktrain.engine.supervisor import Handover, Options, Stop, follow
+        from airflow_provider_ktrain.engine.supervisor import follow
+        from airflow_provider_ktrain.engine.terms import Handover, Options, Stop
 
         async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
             outcome = await follow(

@@ -28,7 +28,8 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import job_pods, release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
-from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop, follow
+from airflow_provider_ktrain.engine.supervisor import follow
+from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from tests import clusters
 from tests.clusters import TestCluster
 

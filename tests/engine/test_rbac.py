@@ -18,7 +18,8 @@ from airflow_provider_ktrain.core.manifest import Options as Overlay
 from airflow_provider_ktrain.core.manifest import build, stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.submit import Submitted, served_version, submit
-from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
+from airflow_provider_ktrain.engine.supervisor import follow
+from airflow_provider_ktrain.engine.terms import Options, Outcome, Stop
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, api_of

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.engine import supervisor
 from airflow_provider_ktrain.engine.release import set_suspended
-from airflow_provider_ktrain.engine.supervisor import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, soon, until
 

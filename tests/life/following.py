@@ -12,7 +12,8 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owne
 from airflow_provider_ktrain.core.manifest import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
 from airflow_provider_ktrain.engine.release import release
-from airflow_provider_ktrain.engine.supervisor import Options, Outcome, Stop, follow
+from airflow_provider_ktrain.engine.supervisor import follow
+from airflow_provider_ktrain.engine.terms import Options, Outcome, Stop
 from tests.life.jobs import Jobs, Object
 
 

@@ -75,7 +75,7 @@ def gloo_has_no_gpus(job: Job) -> Iterator[Found]:
                 "without real GPUs, slow with them",
                 f"gloo, {gpus} GPUs",
                 "nccl, where the GPUs are real",
-                "use nccl, or leave the GPUs out; nothing on the embedded cluster",
+                "use nccl, or leave the GPUs out; for a trial let it be",
             )
 
 
