@@ -74,18 +74,20 @@ class Evidence:
     async def _read_tails(self, ref: JobRef, pods: Sequence[Pod]) -> None:
         """The last lines of containers that failed and were not followed."""
         missing = [
-            (ended_at, pod, status["name"])
+            (ended_at, pod, status)
             for pod in pods
             for status in (pod.get("status") or {}).get("containerStatuses") or ()
             if (ended_at := _failed_at(status)) and log_key(pod["metadata"]["name"], status["name"]) not in self._tails
         ]
         first = sorted(missing, key=itemgetter(0))[:CONTAINERS]
-        await asyncio.gather(*(self._read_tail(ref, pod, container) for _, pod, container in first))
+        await asyncio.gather(*(self._read_tail(ref, pod, status) for _, pod, status in first))
 
-    async def _read_tail(self, ref: JobRef, pod: Pod, container: str) -> None:
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    async def _read_tail(self, ref: JobRef, pod: Pod, status: Mapping[str, Any]) -> None:
+        name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{paths.core(ref.namespace, 'pods', name)}/log"
         query, end = {"container": container, "tailLines": str(TAIL)}, bytearray()
+        if (status.get("state") or {}).get("running"):  # again: it is the run before that failed
+            query["previous"] = "true"
         try:
             async with self._api.stream(path, query=query, pool="logs", read_timeout=PATIENCE) as answer:
                 async for block in answer.content.iter_any():
