@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import pytest
+from hypothesis import settings
 
 from tests.clusters import REAL
+
+# the same examples in each run, however slow the machine: HYPOTHESIS_PROFILE=explore looks for others
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 LOCAL = pathlib.Path(__file__).parent / "local"  # tests of the embedded cluster itself
 

@@ -558,7 +558,7 @@ class Story:
 
 
 # a seed does not shrink
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_nothing_missed_and_nothing_told_twice(seed: int, actions: int) -> None:
     asyncio.run(Story(seed).run(actions))

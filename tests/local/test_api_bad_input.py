@@ -261,7 +261,7 @@ operations = st.fixed_dictionaries(
 bodies = (mutated() | values | st.lists(operations, max_size=2)).map(json.dumps) | st.binary(max_size=40) | st.none()
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]), paths, queries, media, bodies)
 def test_anything(api: Client, method: str, path: str, query: dict[str, str], kind: str, body: Any) -> None:
     encoded = urlencode(query, errors="surrogatepass")
@@ -275,7 +275,7 @@ def test_anything(api: Client, method: str, path: str, query: dict[str, str], ki
         assert status["message"]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(mutated())
 def test_any_job(api: Client, body: Any) -> None:
     """What is let in, the controllers bear; what is not, is refused with a reason."""
