@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from kubernetes_asyncio import client as aio
-from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import paths
@@ -21,6 +19,7 @@ from airflow_provider_ktrain.engine.release import patiently
 from airflow_provider_ktrain.engine.watch import Listener, by_label, hub
 from tests import clusters
 from tests.clusters import TestCluster
+from tests.engine.tasks import api_of
 
 from .fakekube import until
 
@@ -48,20 +47,6 @@ sys.exit(code)
 def cluster() -> Iterator[TestCluster]:
     with clusters.cluster(gpus=0) as reached:
         yield reached
-
-
-@contextlib.asynccontextmanager
-async def api_of(cluster: TestCluster) -> AsyncIterator[Api]:
-    async def make_client() -> aio.ApiClient:
-        configuration = aio.Configuration()
-        await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-        return aio.ApiClient(configuration)
-
-    api = Api(make_client)
-    try:
-        yield api
-    finally:
-        await api.close()
 
 
 class Told:

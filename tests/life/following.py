@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
@@ -14,19 +13,8 @@ from airflow_provider_ktrain.engine.api import Api, MakeClient
 from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.supervisor import follow
 from airflow_provider_ktrain.engine.terms import Options, Outcome, Stop
+from tests.engine.tasks import Lines
 from tests.life.jobs import Jobs, Object
-
-
-class Lines:
-    """A log that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def info(self, event: Any, *args: Any, **kw: Any) -> None:
-        self.said.append(str(event))
-
-    warning = info
 
 
 def connect(jobs: Jobs) -> MakeClient:
