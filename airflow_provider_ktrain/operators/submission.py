@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
@@ -48,8 +47,7 @@ class Submission:
     ) -> None:
         self._operator = operator
         self._source = source
-        owner, self.first_try = operator.job_owner(context)
-        self.owner = replace(owner, max_tries=context["ti"].max_tries)
+        self.owner, self.first_try = operator.job_owner(context)
         if compat.is_common_deployment_id():
             operator.log.warning(
                 "[ktrain] deployment_id is not set, and [api] base_url tells this Airflow from no other one: where "

@@ -93,7 +93,7 @@ class TrainingJobOperator(BaseOperator):
     `checkpoint_dir` and the connection are templated. A template gives text: that of a whole number is read as the
     number, a list or a mapping needs `render_template_as_native_obj=True` on the DAG.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
-    time is counted from the job's submission, over retries that go on with it.
+    time is counted from the job's submission, over retries that go on with it, and anew where a kept one is resumed.
 
     :raises TrainingJobError: the job did not succeed; a subclass by category of the cause (see `exceptions`).
     :raises TrainingConfigurationError: the manifest or a parameter is wrong; never retried.
@@ -461,7 +461,7 @@ class TrainingJobOperator(BaseOperator):
         index = -1 if ti.map_index is None else ti.map_index
         key = TaskKey(compat.deployment_id(), ti.dag_id, ti.task_id, ti.run_id, index)
         first = first_try_since_clear(ti.max_tries, self.retries or 0)
-        return Owner(key, ti.try_number, str(ti.id)), min(first, ti.try_number)
+        return Owner(key, ti.try_number, str(ti.id), ti.max_tries), min(first, ti.try_number)
 
     def stamped(
         self, built: Manifest, owner: Owner, name: str, namespace: str, submission: str, hashed: str
