@@ -25,7 +25,7 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.evidence import Evidence
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
-from airflow_provider_ktrain.engine.release import ReleaseError, belongs, mode_of, passing, read, release
+from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
@@ -104,6 +104,7 @@ class _Supervisor:
         self.marked = ""  # the last result line of the primary
         self.impatient = self.shared = False
         self.releasing = False
+        self.behind = False  # the watch of the pods, as the job ended
         self.last_line = time.time()
         self.began = time.monotonic()
         self.refused_since: float | None = None
@@ -181,7 +182,8 @@ class _Supervisor:
             self.log.info(f"{self.ref} has the condition {' and '.join(sorted(met))}")
             return Outcome(self.phase, True)
         if self.phase.ended:
-            return None if self._unsettled else await self._ended()
+            self.behind = await self._is_behind()
+            return None if self.behind else await self._ended()
         cause = await self._overdue() or await self._hopeless()
         if cause is None:
             return None
@@ -197,7 +199,7 @@ class _Supervisor:
             due = min(due, 1.0)
         if until is not None:
             due = min(due, until - time.monotonic())
-        if self._unsettled:
+        if self.behind:
             due = min(due, self.phase_since + SETTLE - time.monotonic())
         if self._not_started:
             due = min(due, self.looked + self.look_after - time.monotonic())
@@ -314,17 +316,28 @@ class _Supervisor:
     def _not_started(self) -> bool:
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
-    @property
-    def _unsettled(self) -> bool:
-        """Whether the job has ended and the pod that made it end has not: two watches, of which one may be behind."""
-        if self.phase not in (Phase.SUCCEEDED, Phase.FAILED) or time.monotonic() >= self.phase_since + SETTLE:
+    async def _is_behind(self) -> bool:
+        """Whether the job has ended, no pod is known that made it end, and the API server knows more of its pods.
+
+        Jobs and pods come by two watches, of which one may be behind.
+        """
+        if time.monotonic() >= self.phase_since + SETTLE or self._pods_tell_the_end():
             return False
+        known = {pod["metadata"]["uid"]: _phase_of_pod(pod) for pod in self.pods.live}
+        try:
+            there = {pod["metadata"]["uid"]: _phase_of_pod(pod) for pod in await job_pods(self.api, self.ref)}
+        except (ApiUnavailable, ApiStatusError):
+            return True
+        return there != known
+
+    def _pods_tell_the_end(self) -> bool:
         if self.phase is Phase.FAILED:
-            return not any(failure.final for failure in failures(self.kind, self.pods.all, {}))
+            return any(failure.final for failure in failures(self.kind, self.pods.all, {}))
+        if self.phase is not Phase.SUCCEEDED:
+            return True
         primary = self.kind.primary(self.job or {}), 0
-        return not any(
-            (pod.get("status") or {}).get("phase") == "Succeeded"
-            and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
+        return any(
+            _phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
             for pod in self.pods.all
         )
 
@@ -477,6 +490,10 @@ class _Supervisor:
             result_error=result_error,
             metrics=self.metrics,
         )
+
+
+def _phase_of_pod(pod: Mapping[str, Any]) -> str:
+    return str((pod.get("status") or {}).get("phase"))
 
 
 def _now() -> datetime.datetime:
