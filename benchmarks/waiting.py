@@ -54,9 +54,7 @@ async def ours(told: Json, name: str, uid: str, fired: Fired) -> None:
 
     ref = JobRef("PyTorchJob", "v1", NAMESPACE, name, uid, owner=name, deployment="bench", submission=name)
     options = Options(on_finish_action=told["finish"])
-    trigger = TrainingJobTrigger(
-        job=ref.to_dict(), options=options.to_dict(), cursor={}, kubernetes_conn_id="kubernetes_default"
-    )
+    trigger = TrainingJobTrigger(job=ref.to_dict(), options=options.to_dict(), kubernetes_conn_id="kubernetes_default")
     await first(trigger.run())
     fired(name)
 

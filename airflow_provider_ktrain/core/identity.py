@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
 from airflow_provider_ktrain.core.status import Phase, phase_of
 
@@ -228,7 +229,7 @@ class JobRef:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> JobRef:
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
     def owned_by(self, ti_id: str) -> JobRef:
         return replace(self, owner=ti_id)

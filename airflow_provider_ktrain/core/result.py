@@ -26,13 +26,15 @@ def marked_line(line: str) -> str:
     return line[: len(RESULT_MARKER) + MAX_BYTES + 1] if line.startswith(RESULT_MARKER) else ""
 
 
-def find_result(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], marked: str) -> tuple[Any, str]:
+def find_result(
+    kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], result_line: str
+) -> tuple[Any, str]:
     """The result (None without one), and what is wrong with it: a bad result never loses the training.
 
-    :param marked: the primary's last line that begins with RESULT_MARKER, or an empty string.
+    :param result_line: the primary's last line that begins with RESULT_MARKER, or an empty string.
     """
-    if marked:
-        return _parsed(marked.removeprefix(RESULT_MARKER), "the line that begins with KTRAIN_RESULT")
+    if result_line:
+        return _parsed(result_line.removeprefix(RESULT_MARKER), "the line that begins with KTRAIN_RESULT")
     message = _termination_message(kind, job, pods)
     if not message.lstrip().startswith(("{", "[")):
         return None, ""  # a message for people

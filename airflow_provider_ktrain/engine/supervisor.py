@@ -46,10 +46,7 @@ async def follow(
     *,
     log: Log,
     stop: Stop,
-    cursor: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    marked: str = "",
-    past: Mapping[str, float] | None = None,
+    handover: Handover | None = None,
     until: float | None = None,
     tail: int | None = None,
     impatient: bool = False,
@@ -57,7 +54,7 @@ async def follow(
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
-    :param cursor: where each container's log stands, of an earlier `Handover`; `metrics`, `marked` and `past` likewise.
+    :param handover: of the process that followed the job before.
     :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
     :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
         is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
@@ -66,8 +63,8 @@ async def follow(
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, cursor, metrics, past, tail)
-    supervisor.marked, supervisor.impatient, supervisor.shared = marked, impatient, shared
+    supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), tail)
+    supervisor.impatient, supervisor.shared = impatient, shared
     try:
         return await supervisor.run(until)
     finally:
@@ -82,9 +79,7 @@ class _Supervisor:
         options: Options,
         log: Log,
         stop: Stop,
-        cursor: Mapping[str, Any] | None,
-        metrics: Mapping[str, float] | None,
-        past: Mapping[str, float] | None,
+        handover: Handover,
         tail: int | None,
     ) -> None:
         self.ref = ref
@@ -97,11 +92,11 @@ class _Supervisor:
         self.gone = False
         self.unsure = False  # whether it is there could not be asked
         self.job: Object | None = None  # as last seen; kept when it is gone
-        self.pods = PodHistory(self.kind, past)
+        self.pods = PodHistory(self.kind, handover.pod_history)
         self.phase_since = time.monotonic()
-        self.metrics = dict(metrics or {})
+        self.metrics = dict(handover.metrics)
         self.watches_before = api.stats["watches"]
-        self.marked = ""  # the last result line of the primary
+        self.result_line = handover.result_line  # the last one of the primary
         self.impatient = self.shared = False
         self.releasing = False
         self.behind = False  # the watch of the pods, as the job ended
@@ -113,7 +108,7 @@ class _Supervisor:
         self.obstacle = ""  # what was last said to keep it from starting
         self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
-        self.cursor = Cursor.from_dict(cursor)
+        self.cursor = Cursor.from_dict(handover.cursor)
         self.evidence = Evidence(api, self.kind, self.cursor, log)
         self.logs = LogFollower(
             api, self._line, kind=self.kind, cursor=self.cursor, tail=tail, chosen=lambda pod, _: self.chosen(dict(pod))
@@ -149,7 +144,7 @@ class _Supervisor:
                 if until is not None and time.monotonic() >= until:
                     await self.logs.close()
                     self._count()
-                    return Handover(self.cursor.to_dict(), self.metrics, self.marked, self.pods.past(_now()))
+                    return Handover(self.cursor.to_dict(), self.metrics, self.result_line, self.pods.past(_now()))
                 await self._wait(jobs, pods, stopped, until)
 
     async def _decide_unless(self, stopped: asyncio.Event) -> Outcome | None:
@@ -400,7 +395,7 @@ class _Supervisor:
         self.last_line = time.time()
         self.evidence.keep(line)
         if line.index == 0 and line.role == self.kind.primary(self.job or {}):
-            self.marked = marked_line(line.text) or self.marked
+            self.result_line = marked_line(line.text) or self.result_line
         container = "" if self._is_main(line.container) else f" {line.container}"
         self.log.info(
             f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod
@@ -477,7 +472,7 @@ class _Supervisor:
         spent = self.pods.usage(_now(), moment(ended_at))
         self.log.info(str(spent))
         self._count()
-        result, result_error = find_result(self.kind, self.job or {}, self.pods.all, self.marked)
+        result, result_error = find_result(self.kind, self.job or {}, self.pods.all, self.result_line)
         return Outcome(
             self.phase or Phase.PENDING,
             succeeded,

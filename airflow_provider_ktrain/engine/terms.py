@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from airflow_provider_ktrain.core.formats import VERSION, known_fields
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.core.selection import LogChoice
 from airflow_provider_ktrain.core.text import clean
@@ -39,7 +40,9 @@ class Options:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Options:
-        return cls(**{**data, "limits": Limits(**data["limits"]), "conditions": tuple(data["conditions"])})
+        limits = Limits(**known_fields(Limits, data.get("limits")))
+        conditions = tuple(data.get("conditions") or ())
+        return cls(**{**known_fields(cls, data), "limits": limits, "conditions": conditions})
 
 
 class Stop:
@@ -99,13 +102,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Handover:
-    """The job goes on; somebody else follows it from this cursor, and adds to these metrics (see `Outcome`)."""
+    """What the next process that follows the job needs to know; travels in trigger kwargs and in the task's state.
 
-    cursor: dict[str, Any]
-    metrics: dict[str, float]
-    marked: str = ""  #: the primary's last result line so far
-    past: dict[str, float] = field(default_factory=dict)  #: `PodHistory.past`
+    :param cursor: where each container's log stands, of `core.logcursor`.
+    :param metrics: as in `Outcome`, so far.
+    :param result_line: the primary's result line so far; empty where there is none.
+    :param pod_history: what was counted of pods that are gone, of `core.podhistory`.
+    """
+
+    cursor: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    result_line: str = ""
+    pod_history: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Without what Airflow's processes and its database cannot carry."""
-        return clean(asdict(self))
+        return clean({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Handover:
+        return cls(**known_fields(cls, data))

@@ -63,7 +63,7 @@ class WorkerHost:
     """
 
     def __init__(self, hook: TrainingHook, log: Log) -> None:
-        self.handover = Handover({}, {})
+        self.handover = Handover()
         self._impatient = False  # of refusals: with a job that was just created
         self._hook = hook
         self._log = log
@@ -199,7 +199,7 @@ class WorkerHost:
                 options,
                 log=self._log,
                 stop=self._stop,
-                metrics=self.handover.metrics,
+                handover=self.handover,
                 until=until,
                 impatient=self._impatient or not options.release,
             )

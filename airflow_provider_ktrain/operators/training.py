@@ -333,7 +333,7 @@ class TrainingJobOperator(BaseOperator):
                 options=options.to_dict(),
                 kubernetes_conn_id=self.kubernetes_conn_id,
                 cluster_context=self.cluster_context,
-                **handover.to_dict(),
+                handover=handover.to_dict(),
             ),
             method_name="execute_complete",
             timeout=self._until_timeout(options),

@@ -86,7 +86,6 @@ class TrainingJobSensor(BaseSensorOperator):
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
                 options=self._options().to_dict(),
-                cursor={},
                 kubernetes_conn_id=self.kubernetes_conn_id,
                 cluster_context=self.cluster_context,
             ),

@@ -35,10 +35,7 @@ class TrainingJobTrigger(BaseTrigger):
 
     :param job: `core.identity.JobRef` as a dict.
     :param options: `engine.terms.Options` as a dict.
-    :param cursor: where each container's log stands.
-    :param metrics: what the worker has counted.
-    :param marked: the result line that the worker has seen.
-    :param past: what the worker has counted of pods that are gone.
+    :param handover: `engine.terms.Handover` of the worker as a dict.
     :param failures: how many triggers have failed to follow this job before.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig.
@@ -49,21 +46,15 @@ class TrainingJobTrigger(BaseTrigger):
         *,
         job: Mapping[str, str],
         options: Mapping[str, Any],
-        cursor: Mapping[str, Any],
+        handover: Mapping[str, Any] | None = None,
         kubernetes_conn_id: str,
         cluster_context: str | None = None,
-        metrics: Mapping[str, float] | None = None,
-        marked: str = "",
-        past: Mapping[str, float] | None = None,
         failures: int = 0,
     ) -> None:
         super().__init__()
         self.job = dict(job)
         self.options = dict(options)
-        self.cursor = dict(cursor)
-        self.metrics = dict(metrics or {})
-        self.marked = marked
-        self.past = dict(past or {})
+        self.handover = dict(handover or {})
         self.failures = failures
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
@@ -73,17 +64,7 @@ class TrainingJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments()
 
     def _arguments(self) -> dict[str, Any]:
-        names = (
-            "job",
-            "options",
-            "cursor",
-            "kubernetes_conn_id",
-            "cluster_context",
-            "metrics",
-            "marked",
-            "past",
-            "failures",
-        )
+        names = ("job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
         return {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -114,10 +95,7 @@ class TrainingJobTrigger(BaseTrigger):
                 Options.from_dict(self.options),
                 log=self.log,
                 stop=Stop(),
-                cursor=self.cursor,
-                metrics=self.metrics,
-                marked=self.marked,
-                past=self.past,
+                handover=Handover.from_dict(self.handover),
                 impatient=not self.options["release"],
                 shared=True,
                 tail=HANDOVER_LINES,

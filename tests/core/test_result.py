@@ -25,12 +25,12 @@ def pod(message: str, role: str = "master", exit_code: int = 0) -> dict[str, Any
     }
 
 
-def result(*pods: dict[str, Any], marked: str = "") -> tuple[Any, str]:
-    return find_result(PYTORCHJOB, JOB, pods, marked)
+def result(*pods: dict[str, Any], line: str = "") -> tuple[Any, str]:
+    return find_result(PYTORCHJOB, JOB, pods, line)
 
 
 def test_the_marked_line_wins_over_the_termination_message() -> None:
-    assert result(pod('{"a": 1}'), marked=f'{RESULT_MARKER}{{"a": 2}}') == ({"a": 2}, "")
+    assert result(pod('{"a": 1}'), line=f'{RESULT_MARKER}{{"a": 2}}') == ({"a": 2}, "")
     assert result(pod('{"a": 1}')) == ({"a": 1}, "")
     assert result(pod("[1, 2]")) == ([1, 2], "")
 
@@ -44,7 +44,7 @@ def test_no_result() -> None:
 
 @pytest.mark.parametrize("text", ["{", '{"loss": NaN}', '{"loss": Infinity}', '"' + "x" * MAX_BYTES + '"'])
 def test_a_bad_result_is_said_and_does_not_raise(text: str) -> None:
-    found, why = result(marked=RESULT_MARKER + text)
+    found, why = result(line=RESULT_MARKER + text)
     assert found is None
     assert "KTRAIN_RESULT" in why
 
@@ -65,7 +65,7 @@ REFUSED = {
 @pytest.mark.parametrize(("text", "why"), REFUSED.items(), ids=[text[:20] for text in REFUSED])
 def test_what_airflow_could_not_carry_is_no_result(text: str, why: str) -> None:
     """It would end the triggerer, and with it every task that waits there."""
-    by_line, by_message = result(marked=RESULT_MARKER + text), result(pod(text))
+    by_line, by_message = result(line=RESULT_MARKER + text), result(pod(text))
     assert (by_line[0], by_message[0]) == (None, None)
     assert by_line[1].startswith(f"the line that begins with KTRAIN_RESULT cannot be stored: {why}: ")
     assert by_message[1].startswith(f"the termination message cannot be stored: {why}: ")
@@ -74,7 +74,7 @@ def test_what_airflow_could_not_carry_is_no_result(text: str, why: str) -> None:
 def test_what_airflow_can_carry_is_a_result() -> None:
     deep = "[" * MAX_DEPTH + "0" + "]" * MAX_DEPTH
     for text in (f"[{2**64 - 1}, {-(2**63)}]", '{"x": 1e308, "ok": true, "é": null}', r'"\ud83d\ude00"', deep):
-        assert result(marked=RESULT_MARKER + text) == (json.loads(text), "")
+        assert result(line=RESULT_MARKER + text) == (json.loads(text), "")
 
 
 JSON = st.recursive(
@@ -86,7 +86,7 @@ JSON = st.recursive(
 @given(JSON | st.text(st.characters(exclude_categories=())))
 def test_whatever_a_job_writes_can_be_carried(value: Any) -> None:
     for text in [json.dumps(value), *([value] if isinstance(value, str) else [])]:
-        found = result(marked=RESULT_MARKER + text), result(pod(text))
+        found = result(line=RESULT_MARKER + text), result(pod(text))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == [list(f) for f in found]
 
 
@@ -96,4 +96,4 @@ def test_a_line_that_is_too_long_is_not_handed_over_whole() -> None:
     assert marked_line("epoch 1") == ""
     kept = marked_line(f"{RESULT_MARKER}{'1' * 10**6}")
     assert len(kept) < 2 * MAX_BYTES
-    assert "more than 49,152 bytes" in result(marked=kept)[1]
+    assert "more than 49,152 bytes" in result(line=kept)[1]

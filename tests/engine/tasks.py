@@ -145,13 +145,11 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
-        cursor: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None, marked: str = "",
-        past: Mapping[str, float] | None = None, impatient: bool = False, shared: bool = False,
-        **options: Any,
+        handover: Handover | None = None, impatient: bool = False, shared: bool = False, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), cursor=cursor, metrics=metrics,
-            marked=marked, past=past, until=until, impatient=impatient, shared=shared,
+            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), handover=handover, until=until,
+            impatient=impatient, shared=shared,
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:

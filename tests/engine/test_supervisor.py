@@ -237,9 +237,9 @@ async def test_silence_counts_from_when_it_runs(task: Task) -> None:
 async def test_a_result_survives_a_handover(task: Task) -> None:
     program = """trap 'exit 143' TERM; echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""
     ref = (await task.submit(1, program)).ref
-    outcome: Handover | Outcome = Handover({}, {})
+    outcome: Handover | Outcome = Handover()
     while isinstance(outcome, Handover):  # again and again: one of them has the line and not the end
-        outcome = await task.follow(ref, **outcome.to_dict(), until=soon(0.5))
+        outcome = await task.follow(ref, handover=outcome, until=soon(0.5))
     assert outcome.result == {"loss": 0.5}
 
 
@@ -433,12 +433,12 @@ async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, clu
 async def test_handed_over_with_its_logs(task: Task) -> None:
     """The next one goes on from the cursor: no line is lost, and none repeated."""
     ref = (await task.submit(1, COUNTS)).ref
-    cursor, metrics, hands = None, None, 0
+    handover, hands = Handover(), 0
     while True:
-        ended = await task.follow(ref, cursor=cursor, metrics=metrics, until=soon(0.8) if hands < 2 else None)
+        ended = await task.follow(ref, handover=handover, until=soon(0.8) if hands < 2 else None)
         if not isinstance(ended, Handover):
             break
-        cursor, metrics, hands = ended.cursor, ended.metrics, hands + 1
+        handover, hands = ended, hands + 1
     assert hands == 2
     assert ended.succeeded
     assert lines(task) == [str(i) for i in range(10)]
