@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos bench docs test-kind clean
+.PHONY: demo test lint chaos soak bench docs test-kind clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python scripts/demo.py
@@ -17,8 +17,18 @@ lint: $(VENV)/.test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# on SQLite with one triggerer, then on PostgreSQL with two (skipped where there is no server)
 chaos: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -m chaos tests/e2e
+	@failed=0; for database in sqlite postgresql; do echo "== $$database"; \
+		KTRAIN_TEST_DATABASE=$$database $(BIN)/python -m pytest -q -rs -m chaos tests/e2e || failed=1; \
+	done; exit $$failed
+
+# TRAININGS=20 for a quick run; SEED=N repeats the disturbances of an earlier run
+TRAININGS ?= 200
+soak: $(VENV)/.test
+	@failed=0; for database in sqlite postgresql; do KTRAIN_TEST_DATABASE=$$database \
+		$(BIN)/python -m tests.e2e.soak --trainings $(TRAININGS) $(if $(SEED),--seed $(SEED)) || failed=1; \
+	done; exit $$failed
 
 bench: $(VENV)/.test
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

@@ -1,4 +1,7 @@
-"""Airflow's own processes for end-to-end tests: scheduler, triggerers, API server, DAG processor, on sqlite."""
+"""Airflow's own processes for end-to-end tests: scheduler, triggerers, API server, DAG processor.
+
+They use SQLite and one triggerer, or PostgreSQL and two triggerers, as production does: see `tests.e2e.database`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +20,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from tests.clusters import IMAGE, TestCluster
+from tests.e2e import database
+from tests.e2e.database import free_port
 
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.2  # seconds between looks at a condition
+COMPONENTS = ("api-server", "scheduler", "dag-processor")
+# each component has an address of its own on loopback, so that Airflow's jobs and log servers can be told apart
+HOSTNAME = """import os
+
+
+def own():
+    return os.environ.get("TEST_HOSTNAME", "127.0.0.1")
+"""
 
 
 def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T:
@@ -36,17 +48,22 @@ def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T
         time.sleep(TICK)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 class Airflow:
     """One Airflow in its own home. Components are process groups that can be stopped and killed by name."""
 
-    def __init__(self, home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, **settings: str) -> None:
+    def __init__(
+        self, home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, sql: str = "", **settings: str
+    ) -> None:
+        """
+        :param home: AIRFLOW_HOME, an empty directory.
+        :param dags: the directory of the DAGs.
+        :param sql: URL of an empty database. Default: SQLite in `home`.
+        :param settings: environment variables of all components.
+        """
         self.home = home
+        self.sql = sql or f"sqlite:///{home}/airflow.db"
+        self.triggerers = ("triggerer",) if self.sql.startswith("sqlite") else ("triggerer", "triggerer-2")
+        self.hosts: dict[str, str] = {}  # a component's name -> its host name
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,7 +84,8 @@ class Airflow:
             "AIRFLOW__API_AUTH__JWT_SECRET": "of-a-test-that-runs-on-loopback-only-and-ends-soon",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.sql,
+            "AIRFLOW__CORE__HOSTNAME_CALLABLE": "hostname_of_test.own",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
@@ -89,23 +107,48 @@ class Airflow:
     # processes
 
     def start(self) -> None:
+        (self.home / "config").mkdir()  # Airflow adds it to the import path of each component
+        (self.home / "config" / "hostname_of_test.py").write_text(HOSTNAME)
         subprocess.run(
             [sys.executable, "-m", "airflow", "db", "migrate"], env=self.env, check=True, capture_output=True
         )
-        for component in ("api-server", "scheduler", "dag-processor", "triggerer"):
+        for component in COMPONENTS:
             self.run(component)
+        for name in self.triggerers:
+            self.run("triggerer", name)
         wait_for("the API server answers", self._healthy)
 
     def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
-        """Start one more component, called `name`."""
+        """Start a component, called `name` (default: its own name). Call it from the main thread, with which it ends.
+
+        :param env: environment variables of this component alone.
+        """
         name = name or component
+        if name in self.processes:  # the caller has ended it
+            self.processes[name].wait(10)
+        host = self.hosts.setdefault(name, f"127.0.1.{len(self.hosts) + 1}")
         with (self.home / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "airflow", component],
-                env={**self.env, **env}, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**self.env, "TEST_HOSTNAME": host, **env}, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                start_new_session=True, preexec_fn=database.ends_with_parent(signal.SIGTERM),
             )  # fmt: skip
         self.processes[name] = process
         return process
+
+    def set_triggerers(self, *names: str) -> None:
+        """Restart triggerers: afterwards exactly these run and nobody counts another one as alive."""
+        before = {job["id"] for job in self._triggerer_jobs()}
+        for name in [name for name in self.processes if name.startswith("triggerer")]:
+            self.end(name)
+        for name in names:
+            self.run("triggerer", name)
+
+        def restarted() -> bool:
+            now = {job["id"] for job in self._triggerer_jobs()}
+            return len(now) == len(names) and not now & before
+
+        wait_for(f"the triggerers {', '.join(names)} work and no other", restarted)
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """To the component and all its children, those in sessions of their own included."""
@@ -121,11 +164,10 @@ class Airflow:
     def wait_triggerers(self, number: int) -> None:
         """Until so many triggerers work."""
 
-        def alive() -> bool:
-            jobs = self.call("GET", "/api/v2/jobs?job_type=TriggererJob&is_alive=true")["jobs"]
-            return len(jobs) == number
+        wait_for(f"{number} triggerers work", lambda: len(self._triggerer_jobs()) == number)
 
-        wait_for(f"{number} triggerers work", alive)
+    def _triggerer_jobs(self) -> list[dict[str, Any]]:
+        return list(self.call("GET", "/api/v2/jobs?job_type=TriggererJob&is_alive=true")["jobs"])
 
     def stop(self) -> None:
         pids = [p for process in self.processes.values() for p in (process.pid, *descendants(process.pid))]
@@ -221,9 +263,19 @@ class Airflow:
         found: dict[str, Any] = self.call("GET", self._ti(dag_id, run_id, task_id))
         return found
 
+    def triggerer_of(self, dag_id: str, run_id: str, task_id: str) -> str:
+        """The name of the triggerer that has the task's trigger; empty where none has it."""
+        job = self.task(dag_id, run_id, task_id)["triggerer_job"] or {}
+        return next((name for name, host in self.hosts.items() if host == job.get("hostname")), "")
+
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}/taskInstances?limit=100"
-        return list(self.call("GET", path)["task_instances"])
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.call("GET", f"{path}&offset={len(found)}")
+            found += page["task_instances"]
+            if len(found) >= page["total_entries"] or not page["task_instances"]:
+                return found
 
     def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 240) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
@@ -302,9 +354,11 @@ def title(pid: int) -> str:
 
 @contextlib.contextmanager
 def running(home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, **settings: str) -> Iterator[Airflow]:
-    airflow = Airflow(home, cluster, dags, **settings)
-    try:
-        airflow.start()
-        yield airflow
-    finally:
-        airflow.stop()
+    """An Airflow on the selected database for the length of a `with`; skips the test where there is none."""
+    with database.database(home) as sql:
+        airflow = Airflow(home, cluster, dags, sql, **settings)
+        try:
+            airflow.start()
+            yield airflow
+        finally:
+            airflow.stop()

@@ -26,10 +26,12 @@ LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
 
 
 class Watcher:
-    """Every job that was ever created, by uid: a watch of its own, which outlives the API server's absences."""
+    """Every job that was ever created, as it was last, by uid: by a watch that outlives the API server's absences."""
 
     def __init__(self, kube: Kube) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.order: list[str] = []  # the uids, as they were created
+        self.deleted: set[str] = set()  # uids
         self._kube = kube
         self._version = ""  # seen so far
         self._over = threading.Event()
@@ -53,8 +55,19 @@ class Watcher:
                     "pytorchjobs", resource_version=self._version, timeout_seconds=5,
                 ):  # fmt: skip
                     job = event["object"]
-                    self.jobs[job["metadata"]["uid"]] = job
+                    uid = job["metadata"]["uid"]
+                    if uid not in self.jobs:
+                        self.order.append(uid)
+                    self.jobs[uid] = job
+                    if event["type"] == "DELETED":
+                        self.deleted.add(uid)
                     self._version = job["metadata"]["resourceVersion"]
+
+
+def terminal(job: dict[str, Any]) -> str:
+    """`Succeeded` or `Failed`, as the job's conditions say; empty while it has not ended."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return next((c["type"] for c in conditions if c["type"] in ("Succeeded", "Failed") and c["status"] == "True"), "")
 
 
 @dataclass
@@ -91,6 +104,10 @@ class Stage:
         """The one that is there."""
         mine = {c["metadata"]["uid"] for c in self.created()}
         return next((j for j in self.kube.jobs() if j["metadata"]["uid"] in mine), None)
+
+    def ended(self) -> bool:
+        """Whether a job of this run has succeeded or failed."""
+        return any(terminal(job) for job in self.created())
 
     def gpus(self) -> int:
         return self.kube.gpus_held(self.selector)
@@ -130,6 +147,10 @@ class Stage:
         """Until a triggerer runs the task's trigger; before that, nobody hears of what is done to the task."""
         self.wait_state("deferred")
         self.wait_line(f"trigger {self.dag}/", try_number)
+
+    def triggerer(self) -> str:
+        """The name of the triggerer that has the task's trigger."""
+        return wait_for("a triggerer has it", lambda: self.airflow.triggerer_of(self.dag, self.run, TASK))
 
     def set_state(self, state: str) -> None:
         self.airflow.set_state(self.dag, self.run, TASK, state)

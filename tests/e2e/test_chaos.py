@@ -7,86 +7,24 @@ After each: as many jobs as there should be were ever created, no pod of a finis
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from tests import clusters
 from tests.clusters import TestCluster
-from tests.e2e.airflow import ROOT, Airflow, running, wait_for
-from tests.e2e.conftest import DAGS
-from tests.e2e.stage import Begin, Stage, beginning
+from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
+from tests.e2e.stage import Begin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.embedded, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+needs_faults = pytest.mark.embedded  # sets fault switches, which only the embedded cluster has
 AWAY = 60  # seconds without an API server
 JOBS = "/pytorchjobs"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    with clusters.cluster(gpus=64) as reached:
-        yield reached
-
-
-@pytest.fixture(scope="module")
-def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """Its own, which notices within seconds what Airflow notices within minutes by default."""
-    dags = tmp_path_factory.mktemp("dags")
-    for dag in (DAGS / "chaos.py", ROOT / "example_dags" / "ktrain_reaper.py"):
-        (dags / dag.name).symlink_to(dag)
-    with running(
-        tmp_path_factory.mktemp("airflow"), cluster, dags,
-        KTRAIN_REAPER_DRY_RUN="false",
-        KTRAIN_REAPER_CONFIRM_AFTER="2",
-        AIRFLOW__KTRAIN__WORKER_SECONDS="2",
-        AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD="8",
-        AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC="2",
-        AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL="2",
-        AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT="20",
-        AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL="5",
-    ) as started:  # fmt: skip
-        yield started
-
-
-@pytest.fixture
-def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """Afterwards nothing is out of order any more."""
-    with beginning(airflow, cluster) as function:
-        try:
-            yield function
-        finally:
-            cluster.admin("clear")
-
-
-@pytest.fixture
-def triggerers(airflow: Airflow) -> Iterator[Airflow]:
-    """Whatever is done to triggerers, afterwards there is one, and it works."""
-    yield airflow
-    for name in [name for name in airflow.processes if name.startswith("triggerer")]:
-        airflow.end(name)
-    airflow.run("triggerer")
-    airflow.wait_triggerers(1)
-
-
-def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
-    """The task's state is right, nothing of it holds a GPU, and there was no job too many."""
-    assert stage.wait_state(state, timeout=240)["try_number"] == try_number
-    stage.check_freed()
-    stage.check_created(jobs)
-
-
-def check_reaped(stage: Stage) -> None:
-    """Nobody was left to act: the next run of the reaper frees the GPUs."""
-    assert stage.gpus() == 2
-    run = stage.airflow.trigger("ktrain_reaper")
-    stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")
-    assert stage.gpus() == 0
-    stage.check_created(1)
 
 
 # the worker
 
 
+@needs_faults
 def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
     """It had asked, and the API server would not have it."""
     cluster.admin("status", status=503, verb="create", path=JOBS)
@@ -101,6 +39,7 @@ def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, air
     stage.check_lines(5, try_number=2)
 
 
+@needs_faults
 def test_worker_killed_after_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
     """Before it knew: the job was created, and whatever it asks next is not answered."""
     cluster.admin("status", status=503, verb="get,list,watch", path=JOBS)
@@ -159,10 +98,10 @@ def test_triggerer_killed_with_a_second_one_beside(begin: Begin, triggerers: Air
 def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers: Airflow) -> None:
     """It withholds the event until it has run for ten seconds: the job has ended, and Airflow does not know."""
     stage = begin("chaos_deferred_retries", seconds=6, wait=0)
-    stage.wait_line("GPUs: 2;")
-    stage.wait_state("deferred", timeout=0)
+    wait_for("the job has ended", stage.ended)
+    wait_for("its pods have ended", lambda: not stage.gpus())
     triggerers.signal("triggerer", signal.SIGKILL)
-    assert not stage.gpus()
+    stage.wait_state("deferred", timeout=0)
     triggerers.run("triggerer", "triggerer-2")
     check_end(stage, "success")
     assert not stage.job()
@@ -246,6 +185,7 @@ def test_clear_while_running(begin: Begin) -> None:
 # the cluster
 
 
+@needs_faults
 def test_api_server_away_while_waiting(begin: Begin, cluster: TestCluster) -> None:
     stage = begin("chaos_deferred", seconds=AWAY + 30)
     stage.wait_followed()
@@ -254,6 +194,7 @@ def test_api_server_away_while_waiting(begin: Begin, cluster: TestCluster) -> No
     stage.check_lines(AWAY + 30)
 
 
+@needs_faults
 def test_api_server_away_while_releasing(begin: Begin, cluster: TestCluster) -> None:
     """The deletion is refused until the API server is gone altogether."""
     stage = begin("chaos_deferred", seconds=8)
@@ -266,6 +207,7 @@ def test_api_server_away_while_releasing(begin: Begin, cluster: TestCluster) -> 
     stage.check_lines(8)
 
 
+@needs_faults
 def test_api_server_away_while_marked_failed(begin: Begin, cluster: TestCluster) -> None:
     """The triggerer goes on asking, for longer than Airflow gives a kill."""
     stage = begin("chaos_deferred", seconds=600)

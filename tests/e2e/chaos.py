@@ -1,0 +1,80 @@
+"""Fixtures and checks of the chaos tests, for modules `test_chaos_*.py`; each module has an Airflow of its own.
+
+They are imported by name: `from tests.e2e.chaos import airflow, begin, check_end, cluster, triggerers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.e2e.airflow import ROOT, Airflow, running
+from tests.e2e.conftest import DAGS
+from tests.e2e.stage import Begin, Stage, beginning
+
+QUICK = {  # Airflow notices within seconds what it notices within minutes by default
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+    "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+    "AIRFLOW__KTRAIN__WORKER_SECONDS": "2",
+    "KTRAIN_REAPER_DRY_RUN": "false",
+    "KTRAIN_REAPER_CONFIRM_AFTER": "2",
+}
+CHAOS_DAGS = (*sorted(DAGS.glob("chaos*.py")), ROOT / "example_dags" / "ktrain_reaper.py")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with clusters.cluster(gpus=64) as reached:
+        yield reached
+
+
+@pytest.fixture(scope="module")
+def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """An Airflow with the DAGs `dags/chaos*.py` and the reaper."""
+    dags = tmp_path_factory.mktemp("dags")
+    for dag in CHAOS_DAGS:
+        (dags / dag.name).symlink_to(dag)
+    with running(tmp_path_factory.mktemp("airflow"), cluster, dags, **QUICK) as started:
+        yield started
+
+
+@pytest.fixture
+def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
+    """A function that starts a run of a DAG. All fault switches are off afterwards."""
+    with beginning(airflow, cluster) as function:
+        try:
+            yield function
+        finally:
+            if cluster.embedded:
+                cluster.admin("clear")
+
+
+@pytest.fixture
+def triggerers(airflow: Airflow) -> Iterator[Airflow]:
+    """For tests that end or stop triggerers: begins with one, named `triggerer`; the usual ones run afterwards."""
+    if len(airflow.triggerers) > 1:
+        airflow.set_triggerers("triggerer")
+    yield airflow
+    airflow.set_triggerers(*airflow.triggerers)
+
+
+def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
+    """The task has ended in this state and try, holds no GPU, and created no more jobs than expected."""
+    assert stage.wait_state(state, timeout=240)["try_number"] == try_number
+    stage.check_freed()
+    stage.check_created(jobs)
+
+
+def check_reaped(stage: Stage) -> None:
+    """Nobody was left to release the job: the next run of the reaper does."""
+    assert stage.gpus() == 2
+    run = stage.airflow.trigger("ktrain_reaper")
+    stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")
+    assert stage.gpus() == 0
+    stage.check_created(1)
