@@ -13,6 +13,8 @@ DEFAULT_WORKER_SECONDS = 10.0
 #: seconds a trigger keeps its event: 3.3 fails a task whose event comes while its worker still reports the deferral (2
 #: of 20 within 5 s)
 EARLIEST_EVENT = 10.0
+#: remote log storage to which Airflow uploads a log file when its process or trigger ends
+UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
 
 
 def deployment_id() -> str:
@@ -92,3 +94,40 @@ def gauge(name: str, value: float, **tags: str) -> None:
     from airflow.sdk.observability.stats import Stats
 
     Stats.gauge(name, value, tags=tags)
+
+
+def trigger_log_hint(ti: Any) -> str:
+    """Where the log lines of a trigger will be visible; empty where Airflow shows them like those of a worker.
+
+    It follows from Airflow's own limits: a trigger's log file is uploaded when the trigger ends, and until then only
+    the triggerer's log server has it; with CloudWatch, Airflow reads the worker's stream alone (apache/airflow#70317).
+
+    :param ti: the task instance that defers.
+    """
+    from airflow.sdk.configuration import conf
+
+    if not conf.getboolean("logging", "remote_logging", fallback=False):
+        return ""
+    folder = str(conf.get("logging", "remote_base_log_folder", fallback="") or "")
+    if folder.startswith("cloudwatch://"):
+        stream = _log_path(ti).replace(":", "_")
+        return (
+            "Airflow does not show a trigger's log lines from CloudWatch after the trigger has ended "
+            "(apache/airflow#70317). They stay in the log stream of this name, with the triggerer's job id:\n"
+            f"{stream}.trigger.<id>.log"
+        )
+    if folder.startswith(UPLOADED_LOGS):
+        return (
+            "Log lines from the trigger appear here when the trigger ends. "
+            "They appear live only if the API server can reach the triggerer's log server."
+        )
+    return ""
+
+
+def _log_path(ti: Any) -> str:
+    """The path of a task's log below the log folder, by `[logging] log_filename_template`."""
+    from airflow.sdk.configuration import conf
+    from jinja2 import Template
+
+    template = str(conf.get("logging", "log_filename_template"))
+    return str(Template(template).render(ti=ti, try_number=ti.try_number))

@@ -314,6 +314,8 @@ class TrainingJobOperator(BaseOperator):
             if outcome is not None:
                 return self._finish(outcome, context)
             host.check()  # a kill while this worker was about to defer
+            if hint := compat.trigger_log_hint(context["ti"]):
+                self.log.info(hint)
             self._defer(submitted.ref, options, host.handover)
 
     def _tell(self, ti: Any, ref: JobRef) -> None:
