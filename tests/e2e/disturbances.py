@@ -1,0 +1,171 @@
+"""What `make soak` does to Airflow's processes and to the API server, chosen at random by a seed."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.clusters import TestCluster
+from tests.e2e.airflow import Airflow, descendants, title
+
+T = TypeVar("T")
+PAUSE = (2.0, 8.0)  # seconds between two disturbances
+AWAY = (2.0, 20.0)  # seconds that a process or the API server is away
+
+
+class Disturbances:
+    """One disturbance at a time; call `next` often, and from the main thread alone.
+
+    :param random: decides what is disturbed, when, and for how long.
+    """
+
+    def __init__(self, airflow: Airflow, cluster: TestCluster, random: random.Random) -> None:
+        self.done: collections.Counter[str] = collections.Counter()
+        self.last = ""
+        self._airflow = airflow
+        self._cluster = cluster
+        self._random = random
+        self._next = time.monotonic()
+        self._undo: list[tuple[float, Callable[[], object]]] = []  # when, and how a disturbance is ended
+        self._kinds: dict[str, Callable[[], bool]] = {
+            "worker killed": self._kill_worker,
+            "worker terminated": self._terminate_worker,
+            "triggerer killed": lambda: self._end_triggerer(signal.SIGKILL),
+            "triggerer terminated": lambda: self._end_triggerer(signal.SIGTERM),
+            "triggerer stalled": self._stall_triggerer,
+            "Airflow's API server killed": self._kill_api_server,
+        }
+        if cluster.embedded:
+            self._kinds |= {
+                "Kubernetes API server away": lambda: self._fault("refuse"),
+                "its connections cut": lambda: self._fault("drop"),
+                "it answers 500": lambda: self._fault("status", status=500),
+                "it answers 429": lambda: self._fault("status", status=429),
+                "it answers 401": lambda: self._fault("status", status=401),
+                "its log streams cut": lambda: self._fault("cut_logs", bytes=64),
+            }
+
+    def next(self) -> None:
+        """End what is to be ended by now, and disturb something if it is time to."""
+        now = time.monotonic()
+        for due in [entry for entry in self._undo if entry[0] <= now]:
+            self._undo.remove(due)
+            due[1]()
+        if now < self._next:
+            time.sleep(min(0.5, self._next - now))
+            return
+        self._next = now + self._random.uniform(*PAUSE)
+        kind = self._random.choice(list(self._kinds))
+        if self._kinds[kind]():
+            self.done[kind] += 1
+            self.last = kind
+
+    def end(self) -> None:
+        """Bring back what is away."""
+        for _, undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _away(self, undo: Callable[[], object]) -> float:
+        seconds = self._random.uniform(*AWAY)
+        self._undo.append((time.monotonic() + seconds, undo))
+        return seconds
+
+    def _is_away(self, name: str) -> bool:
+        return self._airflow.processes[name].poll() is not None
+
+    def _choice(self, among: list[T]) -> T | None:
+        return self._random.choice(among) if among else None
+
+    # workers
+
+    def _kill_worker(self) -> bool:
+        """A task's process and its supervisor: nobody is left to report it."""
+        scheduler = self._airflow.processes["scheduler"].pid
+        busy = [p for p in descendants(scheduler) if "LocalExecutor" in title(p) and "<idle>" not in title(p)]
+        worker = self._choice(sorted(busy))
+        if worker is None:
+            return False
+        for pid in (worker, *descendants(worker)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _terminate_worker(self) -> bool:
+        """SIGTERM to a task's process, as when its worker is replaced by a deployment."""
+        task = self._choice(sorted(self._airflow.task_processes()))
+        if task is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(task, signal.SIGTERM)
+        return True
+
+    # triggerers
+
+    def _triggerer(self) -> str | None:
+        return self._choice([name for name in self._airflow.triggerers if not self._is_disturbed(name)])
+
+    def _is_disturbed(self, name: str) -> bool:
+        return self._is_away(name) or name in self._stalled
+
+    @property
+    def _stalled(self) -> set[str]:
+        return {undo.name for _, undo in self._undo if isinstance(undo, Waking)}
+
+    def _end_triggerer(self, number: signal.Signals) -> bool:
+        if (name := self._triggerer()) is None:
+            return False
+        if number == signal.SIGKILL:
+            self._airflow.signal(name, number)
+        else:
+            self._airflow.processes[name].terminate()
+        self._away(lambda: self._start_again("triggerer", name))
+        return True
+
+    def _start_again(self, component: str, name: str) -> None:
+        try:
+            self._airflow.processes[name].wait(20)
+        except subprocess.TimeoutExpired:  # its graceful end takes too long
+            self._airflow.signal(name, signal.SIGKILL)
+        self._airflow.run(component, name)
+
+    def _stall_triggerer(self) -> bool:
+        if (name := self._triggerer()) is None:
+            return False
+        self._airflow.signal(name, signal.SIGSTOP)
+        self._away(Waking(self._airflow, name))
+        return True
+
+    # API servers
+
+    def _kill_api_server(self) -> bool:
+        name = "api-server"
+        if self._is_away(name):
+            return False
+        self._airflow.signal(name, signal.SIGKILL)
+        self._away(lambda: self._start_again(name, name))
+        return True
+
+    def _fault(self, fault: str, **how: int) -> bool:
+        with contextlib.suppress(Exception):  # it may be away already
+            self._cluster.admin(fault, seconds=round(self._random.uniform(*AWAY), 1), **how)
+            return True
+        return False
+
+
+class Waking:
+    """Lets a stalled component go on."""
+
+    def __init__(self, airflow: Airflow, name: str) -> None:
+        self._airflow = airflow
+        self.name = name
+
+    def __call__(self) -> None:
+        self._airflow.signal(self.name, signal.SIGCONT)

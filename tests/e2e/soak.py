@@ -1,0 +1,187 @@
+"""`make soak`: short trainings through a real Airflow while its processes and the API server are killed at random.
+
+    python -m tests.e2e.soak --trainings 200 --seed 7
+
+Nobody kills a task, so each training must succeed, be trained once, and leave nothing. What happened is counted from
+outside, by a watch of all jobs. Exits with 1 where a training was repeated, a job was deleted alive, a GPU is still
+held, or a task has not succeeded; logs and the processes' output are then kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import datetime
+import pathlib
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import PREFIX
+from tests import clusters
+from tests.e2e import database
+from tests.e2e.airflow import ROOT, Airflow, running
+from tests.e2e.chaos import QUICK
+from tests.e2e.conftest import DAGS
+from tests.e2e.disturbances import Disturbances
+from tests.e2e.kube import Kube
+from tests.e2e.stage import NOT_NOW, Watcher, terminal
+
+DAG_IDS = ("soak_deferred", "soak_worker")
+FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
+LOOK = 3.0  # seconds between two looks at the tasks
+SETTINGS = {**QUICK, "AIRFLOW__CORE__PARALLELISM": "6"}
+LABELS = tuple(f"{PREFIX}/{name}" for name in ("dag-id", "run-id", "task-id", "map-index"))
+
+
+@dataclass
+class Count:
+    """What came of the trainings; `repeated`, `deleted_alive` and `failed` name the jobs and tasks."""
+
+    created: int = 0
+    repeated: list[str] = field(default_factory=list)
+    deleted_alive: list[str] = field(default_factory=list)
+    gpus: int = 0
+    states: collections.Counter[str] = field(default_factory=collections.Counter)
+    tries: int = 0
+
+    def clean(self) -> bool:
+        only_successes = set(self.states) == {"success"}
+        return not self.repeated and not self.deleted_alive and not self.gpus and only_successes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainings", type=int, default=200, help="how many, half of them deferrable; default: 200")
+    parser.add_argument("--seed", type=int, default=None, help="of the random disturbances; default: a new one")
+    parser.add_argument("--minutes", type=float, default=None, help="limit; default: 5 + half a minute per training")
+    options = parser.parse_args()
+    if reason := database.missing():
+        print(f"skipped: {reason}")
+        return 0
+    seed = random.randrange(10**6) if options.seed is None else options.seed
+    minutes = options.minutes or 5 + options.trainings / 2
+    print(f"soak: {options.trainings} trainings on {database.version()}, seed {seed}", flush=True)
+    home = pathlib.Path(tempfile.mkdtemp(prefix="ktrain-soak-"))
+    count, disturbances, seconds = soak(home, options.trainings, seed, minutes * 60)
+    print(table(options.trainings, seed, seconds, count, disturbances.done))
+    for title, names in (("trained twice", count.repeated), ("deleted alive", count.deleted_alive)):
+        for name in names:
+            print(f"{title}: {name}")
+    if count.clean():
+        shutil.rmtree(home, ignore_errors=True)
+        return 0
+    print(f"FAILED. Logs and the output of all processes: {home}")
+    return 1
+
+
+def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[Count, Disturbances, float]:
+    """Run all trainings to their end; returns the counts, what was disturbed, and how many seconds it took."""
+    dags = home / "dags"
+    dags.mkdir()
+    (dags / "soak.py").symlink_to(DAGS / "soak.py")
+    (home / "airflow").mkdir()
+    settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // 2)}
+    with clusters.cluster(gpus=64) as cluster, running(home / "airflow", cluster, dags, **settings) as airflow:
+        kube = Kube(str(cluster.kubeconfig), cluster.namespace)
+        with Watcher(kube) as watcher:
+            started = time.monotonic()
+            runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAG_IDS}
+            disturbances = Disturbances(airflow, cluster, random.Random(seed))
+            tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
+            seconds = time.monotonic() - started
+            disturbances.end()
+            count = counted(watcher, tasks)
+            count.gpus = gpus_left(kube)
+            return count, disturbances, seconds
+
+
+def _disturb_until_ended(
+    airflow: Airflow, runs: dict[str, str], trainings: int, disturbances: Disturbances, end: float
+) -> list[dict[str, Any]]:
+    """Disturb at random until each task has ended or the time is up; returns the tasks."""
+    look = report = time.monotonic()
+    tasks: list[dict[str, Any]] = []
+    while time.monotonic() < end:
+        disturbances.next()
+        if time.monotonic() < look:
+            continue
+        look = time.monotonic() + LOOK
+        with contextlib.suppress(OSError, AssertionError):  # Airflow's API server was killed, or does not serve yet
+            tasks = [task for dag_id, run in runs.items() for task in airflow.tasks(dag_id, run)]
+        states = collections.Counter(str(task["state"]) for task in tasks)
+        if time.monotonic() > report:
+            print(f"  {time.strftime('%H:%M:%S')} {dict(states)}; last: {disturbances.last}", flush=True)
+            report = time.monotonic() + 30
+        if len(tasks) >= trainings // 2 * 2 and states["success"] + states["failed"] == len(tasks):
+            break
+    return tasks
+
+
+def counted(watcher: Watcher, tasks: list[dict[str, Any]]) -> Count:
+    """The counts that the jobs and tasks give."""
+    count = Count(created=len(watcher.jobs))
+    by_training = collections.defaultdict(list)
+    for uid in watcher.order:
+        job = watcher.jobs[uid]
+        labels = job["metadata"].get("labels") or {}
+        by_training[tuple(labels.get(name) for name in LABELS)].append(job)
+        if uid in watcher.deleted and not terminal(job):
+            count.deleted_alive.append(_described(job))
+    for jobs in by_training.values():
+        succeeded = [terminal(job) == "Succeeded" for job in jobs]
+        # any job that comes after one that had succeeded trains again what was trained
+        count.repeated += [_described(job) for n, job in enumerate(jobs) if any(succeeded[:n])]
+    count.states.update(str(task["state"]) for task in tasks)
+    count.tries = sum(task["try_number"] for task in tasks)
+    return count
+
+
+def _described(job: dict[str, Any]) -> str:
+    labels = job["metadata"].get("labels") or {}
+    return f"{job['metadata']['name']} of {'/'.join(str(labels.get(name)) for name in LABELS)}"
+
+
+def gpus_left(kube: Kube) -> int:
+    """GPUs that pods still hold when they have had their time to end."""
+    end = time.monotonic() + FREED_WITHIN
+    held = 0
+    while time.monotonic() < end:
+        try:
+            held = kube.gpus_held()
+        except NOT_NOW:
+            held = -1
+        if held == 0:
+            return 0
+        time.sleep(1)
+    return held
+
+
+def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
+    """The report, as docs/guarantees.md shows it."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    rows = {
+        "date, commit": f"{datetime.date.today()}, {commit.strip() or 'unknown'}",
+        "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
+        "trainings, seed, minutes": f"{trainings // 2} deferrable and {trainings // 2} in workers, {seed}, "
+        f"{seconds / 60:.0f} (Python {platform.python_version()})",
+        "disturbances": f"{sum(done.values())}: " + ", ".join(f"{n} × {what}" for what, n in sorted(done.items())),
+        "tasks by state": ", ".join(f"{n} {state}" for state, n in sorted(count.states.items())),
+        "tries": str(count.tries),
+        "jobs created": str(count.created),
+        "**trained twice**": str(len(count.repeated)),
+        "**deleted alive**": str(len(count.deleted_alive)),
+        "**GPUs left**": str(count.gpus),
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
