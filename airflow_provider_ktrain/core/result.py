@@ -1,8 +1,8 @@
 """The result of a training: JSON that the primary replica hands over, by its log or its termination message.
 
-A line `KTRAIN_RESULT {"accuracy": 0.97}` of the primary's log (index 0, the last such line), or, where there is none,
-the termination message of its container (what the program writes to /dev/termination-log; the kubelet keeps 4,096
-bytes). No sidecar and no exec.
+A line with `KTRAIN_RESULT {"accuracy": 0.97}` in the log of the primary (index 0; the last such line), or, if there is
+none, the termination message of its container (what the program writes to /dev/termination-log; the kubelet keeps
+4,096 bytes). No sidecar and no exec.
 """
 
 from __future__ import annotations
@@ -17,13 +17,47 @@ from airflow_provider_ktrain.core.text import UNFIT
 
 RESULT_MARKER = "KTRAIN_RESULT "
 MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
+MAX_MARKERS = 8  #: markers in one line that are tried
 MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
 INTEGERS = range(-(2**63), 2**64)  #: what msgpack has, in which Airflow's processes talk
 
 
-def marked_line(line: str) -> str:
-    """A line that may be the result, as it is kept and handed over: of one that is too long enough to tell that."""
-    return line[: len(RESULT_MARKER) + MAX_BYTES + 1] if line.startswith(RESULT_MARKER) else ""
+def keep_result_line(held: str, line: str) -> str:
+    """The result line to hold after one more line of the primary's log.
+
+    The marker may stand anywhere in a line: `print(..., end="")` puts text before it, and `set -x` repeats the command
+    that prints it. The last line whose text after a marker is JSON wins. A line without JSON is held only as long as
+    there is none with JSON, so that it can be reported.
+
+    :param held: what this function returned for the lines before; an empty string at first.
+    :param line: the text of the line.
+    :return: an empty string, or text that begins with RESULT_MARKER and is at most a little longer than MAX_BYTES.
+    """
+    first = ""
+    start = line.find(RESULT_MARKER)
+    for _ in range(MAX_MARKERS):
+        if start < 0:
+            break
+        found = line[start : start + len(RESULT_MARKER) + MAX_BYTES + 1]
+        if _has_json(found):
+            return found
+        first = first or found
+        start = line.find(RESULT_MARKER, start + len(RESULT_MARKER))
+    return held if not first or _has_json(held) else first
+
+
+def _has_json(result_line: str) -> bool:
+    """Whether JSON follows the marker. Text over MAX_BYTES has been cut, so its first character decides."""
+    text = result_line.removeprefix(RESULT_MARKER)
+    if len(text) > MAX_BYTES:
+        return text.lstrip().startswith(("{", "[", '"'))
+    try:
+        json.loads(text)
+    except RecursionError:
+        return True  # too deep to be read: the report says so
+    except ValueError:
+        return False
+    return True
 
 
 def find_result(
@@ -31,10 +65,10 @@ def find_result(
 ) -> tuple[Any, str]:
     """The result (None without one), and what is wrong with it: a bad result never loses the training.
 
-    :param result_line: the primary's last line that begins with RESULT_MARKER, or an empty string.
+    :param result_line: what `keep_result_line` held after the primary's last line.
     """
     if result_line:
-        return _parsed(result_line.removeprefix(RESULT_MARKER), "the line that begins with KTRAIN_RESULT")
+        return _parsed(result_line.removeprefix(RESULT_MARKER), "the line with KTRAIN_RESULT")
     message = _termination_message(kind, job, pods)
     if not message.lstrip().startswith(("{", "[")):
         return None, ""  # a message for people

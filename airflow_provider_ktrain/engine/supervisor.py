@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.limits import Clock, clocks
 from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.podhistory import PodHistory
-from airflow_provider_ktrain.core.result import find_result, marked_line
+from airflow_provider_ktrain.core.result import find_result, keep_result_line
 from airflow_provider_ktrain.core.selection import chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.engine import paths
@@ -395,7 +395,7 @@ class _Supervisor:
         self.last_line = time.time()
         self.evidence.keep(line)
         if line.index == 0 and line.role == self.kind.primary(self.job or {}):
-            self.result_line = marked_line(line.text) or self.result_line
+            self.result_line = keep_result_line(self.result_line, line.text)
         container = "" if self._is_main(line.container) else f" {line.container}"
         self.log.info(
             f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod

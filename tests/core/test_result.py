@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.result import MAX_BYTES, MAX_DEPTH, RESULT_MARKER, find_result, marked_line
+from airflow_provider_ktrain.core.result import MAX_BYTES, MAX_DEPTH, RESULT_MARKER, find_result, keep_result_line
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 
@@ -67,7 +68,7 @@ def test_what_airflow_could_not_carry_is_no_result(text: str, why: str) -> None:
     """It would end the triggerer, and with it every task that waits there."""
     by_line, by_message = result(line=RESULT_MARKER + text), result(pod(text))
     assert (by_line[0], by_message[0]) == (None, None)
-    assert by_line[1].startswith(f"the line that begins with KTRAIN_RESULT cannot be stored: {why}: ")
+    assert by_line[1].startswith(f"the line with KTRAIN_RESULT cannot be stored: {why}: ")
     assert by_message[1].startswith(f"the termination message cannot be stored: {why}: ")
 
 
@@ -90,10 +91,48 @@ def test_whatever_a_job_writes_can_be_carried(value: Any) -> None:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == [list(f) for f in found]
 
 
-def test_a_line_that_is_too_long_is_not_handed_over_whole() -> None:
-    """A trigger's arguments are in Airflow's database."""
-    assert marked_line(f"{RESULT_MARKER}[1]") == f"{RESULT_MARKER}[1]"
-    assert marked_line("epoch 1") == ""
-    kept = marked_line(f"{RESULT_MARKER}{'1' * 10**6}")
+def held(*lines: str) -> str:
+    kept = ""
+    for line in lines:
+        kept = keep_result_line(kept, line)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["epoch 1", "KTRAIN_RESULT"], None),
+        (["KTRAIN_RESULT [1]", "epoch 2", "KTRAIN_RESULT [2]", "done"], [2]),
+        (["epoch 1 of 1...KTRAIN_RESULT [1]"], [1]),
+        (["+ echo 'KTRAIN_RESULT [1]'", "KTRAIN_RESULT [1]"], [1]),
+        (["KTRAIN_RESULT [1]", "+ echo 'KTRAIN_RESULT [1]'"], [1]),
+        (["KTRAIN_RESULT [1]", "KTRAIN_RESULT {broken"], [1]),
+        (["wrote KTRAIN_RESULT KTRAIN_RESULT [1]"], [1]),
+        (['KTRAIN_RESULT {"a": "KTRAIN_RESULT 1"}'], {"a": "KTRAIN_RESULT 1"}),
+        (["KTRAIN_RESULT [1]  \r"], [1]),
+        (["KTRAIN_RESULT null", "KTRAIN_RESULT"], None),
+    ],
+)
+def test_last_line_with_json_after_the_marker_is_held(lines: list[str], expected: Any) -> None:
+    assert result(line=held(*lines)) == (expected, "")
+
+
+def test_line_without_json_is_reported_if_no_line_has_json() -> None:
+    kept = held("KTRAIN_RESULT {first", "x KTRAIN_RESULT {second")
+    assert kept == "KTRAIN_RESULT {second"
+    assert "{second" in result(line=kept)[1]
+
+
+def test_held_result_line_is_bounded() -> None:
+    """It travels in a trigger's arguments, which are in Airflow's database."""
+    kept = held(f"{RESULT_MARKER}[1]", f"{RESULT_MARKER}[{'1,' * 10**6}1]")
     assert len(kept) < 2 * MAX_BYTES
     assert "more than 49,152 bytes" in result(line=kept)[1]
+    assert len(held(f"{RESULT_MARKER}{'x' * 10**6}")) < 2 * MAX_BYTES
+
+
+def test_line_with_many_markers_is_read_quickly() -> None:
+    line = f'{RESULT_MARKER}["' * 100_000
+    started = time.process_time()
+    held(line)
+    assert time.process_time() - started < 1

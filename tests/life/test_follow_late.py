@@ -41,9 +41,11 @@ async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
     ("program", "result", "error"),
     [
         ("""echo 'KTRAIN_RESULT {"accuracy": 0.97}'""", {"accuracy": 0.97}, ""),
+        ("""printf 'epoch 1...'; echo 'KTRAIN_RESULT {"loss": 1}'""", {"loss": 1}, ""),
+        ("""set -x; echo 'KTRAIN_RESULT {"loss": 1}'""", {"loss": 1}, ""),
         ("""echo 'KTRAIN_RESULT {"loss": 1}'; echo 'KTRAIN_RESULT {"loss": 0.5}'""", {"loss": 0.5}, ""),
         ("""echo '{"from": "message"}' > /dev/termination-log""", {"from": "message"}, ""),
-        ("echo 'KTRAIN_RESULT {broken'", None, "the line that begins with KTRAIN_RESULT is no JSON"),
+        ("echo 'KTRAIN_RESULT {broken'", None, "the line with KTRAIN_RESULT is no JSON"),
         ("echo KTRAIN_RESULT [$(seq -s, 20000)]", None, "more than 49,152 bytes. Store the result elsewhere"),
         ("echo done", None, ""),
     ],
