@@ -7,6 +7,7 @@ none, the termination message of its container (what the program writes to /dev/
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from airflow_provider_ktrain.core.text import UNFIT
 
 RESULT_MARKER = "KTRAIN_RESULT "
 MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
+TERMINATION_MESSAGE_BYTES = 4096  #: that the kubelet keeps
 MAX_MARKERS = 8  #: markers in one line that are tried
 MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
 INTEGERS = range(-(2**63), 2**64)  #: what msgpack has, in which Airflow's processes talk
@@ -70,6 +72,8 @@ def find_result(
     if result_line:
         return _parsed(result_line.removeprefix(RESULT_MARKER), "the line with KTRAIN_RESULT")
     message = _termination_message(kind, job, pods)
+    if marked := functools.reduce(keep_result_line, message.splitlines(), ""):
+        return _parsed(marked.removeprefix(RESULT_MARKER), "the termination message")
     if not message.lstrip().startswith(("{", "[")):
         return None, ""  # a message for people
     return _parsed(message, "the termination message")

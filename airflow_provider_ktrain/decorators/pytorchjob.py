@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
-from airflow_provider_ktrain.core.program import cannot_travel, command, environment, program
+from airflow_provider_ktrain.core.program import Definition, cannot_travel, command, environment, program
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+_REMEDY = "Decorators below @task.pytorchjob don't reach the pod: decorate a function inside of this one, and call it"
 
 
 class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
@@ -29,7 +36,13 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
         if taken := {"command", "args"} & kwargs.keys():
             raise ValueError(f"@task.pytorchjob: {taken.pop()} is the function itself; leave it out")
         super().__init__(python_callable=python_callable, **kwargs)
-        problems = [*cannot_travel(self.get_python_source(), python_callable.__name__), *self._of_the_context()]
+        self._definition = _definition(python_callable)
+        problems = [*cannot_travel(self._definition, python_callable.__name__), *self._of_the_context()]
+        if self.do_xcom_push and _returns_nothing(self.logs):
+            problems.append(
+                f"logs={self.logs!r} leaves out replica 0, whose log has the return value of "
+                f"{python_callable.__name__}: follow that one too, or set do_xcom_push=False"
+            )
         if self.image is None and self.manifest is None:
             problems.append(f"{python_callable.__name__} has no image to run in: give image=..., or a manifest")
         if problems:
@@ -50,16 +63,69 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
                     'another name and pass what it needs, as in day="{{ ds }}"'
                 )
 
+    def get_python_source(self) -> str:
+        """The definition of the function as it was written, without decorators."""
+        return self._definition.text
+
     def execute(self, context: Context) -> Any:
         from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
             name = self.python_callable.__name__
-            text = program(self.get_python_source(), name, list(self.op_args), dict(self.op_kwargs))
+            text = program(self._definition, name, list(self.op_args), dict(self.op_kwargs))
         self.command = command(torchrun=self.nproc_per_node not in (None, 1, "1"))
         self.args = []
         self.env = {**(self.env or {}), **environment(text)}
         return PyTorchJobOperator.execute(self, context)
+
+
+def _definition(function: Callable[..., Any]) -> Definition:
+    """The definition of the function that is decorated.
+
+    :raises ValueError: it has none: it is no plain function, its source can't be read, or it has decorators below ours.
+    """
+    if not isinstance(function, FunctionType):
+        raise ValueError(f"@task.pytorchjob: found {type(function).__name__}, expected a function. {_REMEDY}")
+    name = function.__name__
+    try:
+        definition = Definition(inspect.getsource(function))
+    except (OSError, SyntaxError) as e:
+        raise ValueError(f"@task.pytorchjob: the source of {name} can't be read ({e}): define it in a file") from None
+    lost = ", ".join(f"@{text}" for text in _decorators_below_ours(definition, function))
+    if lost or hasattr(function, "__wrapped__"):
+        raise ValueError(f"@task.pytorchjob: {name} has other decorators below it{lost and f': {lost}'}. {_REMEDY}")
+    return definition
+
+
+def _decorators_below_ours(definition: Definition, function: FunctionType) -> list[str]:
+    """Those between ours and `def`. The last one is ours if none can be recognized: `@mine` of a local variable."""
+    decorators = definition.decorators
+    ours = [i for i, (node, _) in enumerate(decorators) if _is_ours(_value(node, function.__globals__))]
+    return [text for _, text in decorators[ours[-1] + 1 :]] if ours else []
+
+
+def _value(decorator: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """What a decorator's name stands for, without its call; None if it isn't a dotted name known in the module."""
+    match decorator:
+        case ast.Call(func=called):
+            return _value(called, scope)
+        case ast.Attribute(value=owner, attr=name):
+            with contextlib.suppress(Exception):
+                return getattr(_value(owner, scope), name)
+        case ast.Name(id=name):
+            return scope.get(name)
+    return None
+
+
+def _is_ours(value: Any) -> bool:
+    while isinstance(value, functools.partial):
+        value = value.func
+    return value is pytorchjob_task or value is _decorate
+
+
+def _returns_nothing(logs: Any) -> bool:
+    """Whether this choice of logs leaves out replica 0 of every role."""
+    return logs == "none" or (isinstance(logs, Mapping) and not any(0 in indexes for indexes in logs.values()))
 
 
 def pytorchjob_task(
@@ -67,20 +133,26 @@ def pytorchjob_task(
 ) -> TaskDecorator:
     """Run a function in every replica of a PyTorchJob; rank 0's return value is the task's.
 
-    The function's source travels alone: it imports what it needs inside. Its arguments and its return value are JSON.
-    With `nproc_per_node` over 1 torchrun starts it, else it runs once in each replica. What it uses of the module
-    around it, or takes of Airflow's context, is an error when the DAG is parsed.
+    The function's source travels alone, as it was written: it imports what it needs inside. Its arguments and its
+    return value are JSON. With `nproc_per_node` over 1 torchrun starts it, else it runs once in each replica. What it
+    uses of the module around it, or takes of Airflow's context, is an error when the DAG is parsed. Decorators above
+    this one, such as `@setup` and `@task.run_if`, are Airflow's; those below it are refused.
 
     :param python_callable: the function.
     :param multiple_outputs: unroll a returned dict into several XComs.
     :param kwargs: of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
-    :raises ValueError: when the DAG is parsed: the function needs what does not travel; `command` or `args` is given;
-        there is neither `image` nor `manifest`.
+    :raises ValueError: when the DAG is parsed: the function needs what does not travel; it has decorators below this
+        one; `command` or `args` is given; there is neither `image` nor `manifest`; `logs` leaves out replica 0.
     :raises TrainingConfigurationError: when the task runs: the arguments are no JSON, or over 96 KiB with the program.
     """
+    decorate = functools.partial(_decorate, {"multiple_outputs": multiple_outputs, **kwargs})
+    return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))
+
+
+def _decorate(options: Mapping[str, Any], python_callable: Callable[..., Any]) -> TaskDecorator:
+    """Decorate the function; refused here already, so that `.expand()` is refused when the DAG is parsed, too."""
+    if callable(python_callable):  # else Airflow says what is wrong
+        _definition(python_callable)
     return task_decorator_factory(
-        python_callable=python_callable,
-        multiple_outputs=multiple_outputs,
-        decorated_operator_class=_PyTorchJobDecoratedOperator,
-        **kwargs,
+        python_callable=python_callable, decorated_operator_class=_PyTorchJobDecoratedOperator, **options
     )

@@ -4,12 +4,22 @@ import base64
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.program import PROGRAM_VARIABLE, cannot_travel, command, environment, program
+from airflow_provider_ktrain.core.program import (
+    NOT_JSON,
+    PROGRAM_VARIABLE,
+    TERMINATION_LOG_VARIABLE,
+    Definition,
+    cannot_travel,
+    command,
+    environment,
+    program,
+)
 from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
 
 
@@ -25,7 +35,7 @@ from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
     ],
 )
 def test_what_cannot_travel(source: str, said: str) -> None:
-    assert said in "; ".join(cannot_travel(source, "f"))
+    assert said in "; ".join(cannot_travel(Definition(source), "f"))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +49,7 @@ def test_what_cannot_travel(source: str, said: str) -> None:
     ],
 )
 def test_what_can(source: str) -> None:
-    assert list(cannot_travel(source, "f")) == []
+    assert list(cannot_travel(Definition(source), "f")) == []
 
 
 def run(text: str, **env: str) -> str:
@@ -51,40 +61,85 @@ def run(text: str, **env: str) -> str:
 
 def test_arguments_and_result_travel() -> None:
     source = "@task.pytorchjob(\n    image='x'\n)\ndef f(a, b=None):\n    return {'a': a, 'b': b, 'rank': '$(X) $$'}"
-    said = run(program(source, "f", ["ü\n'\""], {"b": [1, None]}))
+    said = run(program(Definition(source), "f", ["ü\n'\""], {"b": [1, None]}))
     result, error = find_result(PYTORCHJOB, {}, [], said.strip())
     assert (result, error) == ({"a": "ü\n'\"", "b": [1, None], "rank": "$(X) $$"}, "")
 
 
 def test_only_rank_0_hands_over() -> None:
-    assert run(program("def f():\n    return 1", "f", [], {}), RANK="1") == ""
+    assert run(program(Definition("def f():\n    return 1"), "f", [], {}), RANK="1") == ""
 
 
 def test_a_result_that_is_no_json_is_said() -> None:
-    said = run(program("def f():\n    return {1, 2}", "f", [], {})).strip()
+    said = run(program(Definition("def f():\n    return {1, 2}"), "f", [], {})).strip()
     assert said.startswith(RESULT_MARKER)
     result, error = find_result(PYTORCHJOB, {}, [], said)
     assert result is None
-    assert "cannot travel" in error
+    assert f"{NOT_JSON}Object of type set is not JSON serializable" in error
 
 
 def test_a_failure_shows_the_line() -> None:
-    said = run(program("def f(n):\n    return 1 / n", "f", [0], {}))
+    said = run(program(Definition("def f(n):\n    return 1 / n"), "f", [0], {}))
     assert "return 1 / n" in said
     assert "ZeroDivisionError" in said
 
 
 def test_arguments_that_are_no_json() -> None:
     with pytest.raises(ManifestError, match="arguments of f cannot travel"):
-        program("def f(x): pass", "f", [object()], {})
+        program(Definition("def f(x): pass"), "f", [object()], {})
 
 
 def test_too_large() -> None:
     with pytest.raises(ManifestError, match="too large"):
-        program("def f(x): pass", "f", ["x" * 100_000], {})
+        program(Definition("def f(x): pass"), "f", ["x" * 100_000], {})
 
 
 def test_it_is_encoded() -> None:
-    text = program("def f():\n    return '$$'", "f", [], {})
+    text = program(Definition("def f():\n    return '$$'"), "f", [], {})
     assert base64.b64decode(environment(text)[PROGRAM_VARIABLE]).decode() == text
     assert json.dumps(command(torchrun=True)).count("torch.distributed.run") == 1
+
+
+@pytest.mark.parametrize(("length", "written"), [(10, True), (5000, False)])
+def test_result_is_written_to_the_termination_log_if_it_fits(tmp_path: Path, length: int, written: bool) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    said = run(
+        program(Definition("def f(n): return 'x' * n"), "f", [length], {}), **{TERMINATION_LOG_VARIABLE: str(log)}
+    )
+    assert said == f'{RESULT_MARKER}"{"x" * length}"\n'
+    assert log.read_text() == (said.strip() if written else "")
+
+
+def test_termination_log_is_not_created_outside_of_kubernetes(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    run(program(Definition("def f(): return 1"), "f", [], {}), **{TERMINATION_LOG_VARIABLE: str(log)})
+    assert not log.exists()
+
+
+WRITTEN = """\
+def f(x=1,  # one
+      y="a"):
+    '''Text.
+
+# no comment
+    \u2028  it\x0c stays'''
+    # a comment
+    return f"{x!r:>{ 4 }}" '$$' "{y}"
+"""
+
+
+@pytest.mark.parametrize("decorators", ["", "@a\n", "@a(\n    b=1,\n)\n# a comment\n\n@c.d\n"])
+def test_definition_is_shipped_as_written(decorators: str) -> None:
+    definition = Definition(decorators + WRITTEN)
+    assert definition.text == WRITTEN
+    assert WRITTEN in program(definition, "f", [], {})
+
+
+def test_indented_definition_is_shipped_as_written() -> None:
+    """Dedenting would change the strings in it, or fail where a string has a line without indentation."""
+    source = '    @a(\n        1)\n    def f():\n        return """x\n      y\nz"""\n'
+    definition = Definition(source)
+    assert [text for _, text in definition.decorators] == ["a(\n        1)"]
+    assert list(cannot_travel(definition, "f")) == []
+    assert run(program(definition, "f", [], {})) == RESULT_MARKER + json.dumps("x\n      y\nz") + "\n"
