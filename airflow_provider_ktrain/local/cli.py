@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.local import cluster, quantity
+from airflow_provider_ktrain.local import cluster
 from airflow_provider_ktrain.local.cluster import ClusterError, Config
+from airflow_provider_ktrain.local.objects import quantity
 
 NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 FAULTS = {

@@ -6,8 +6,8 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.store import Obj, Store, now
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 REMEMBERED = 4096  # objects that a recorder keeps in mind
 BUDGET, REFILL = 25.0, 1 / 300  # events about one object at once; then so many a second

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.podstatus import ended
-from airflow_provider_ktrain.local.quantity import parse
-from airflow_provider_ktrain.local.store import Change, Obj, Store, now
+from airflow_provider_ktrain.local.node.podstatus import ended
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.quantity import parse
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 
 NAME = "default-scheduler"
 UNHELPFUL = "Preemption is not helpful for scheduling"

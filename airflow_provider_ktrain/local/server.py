@@ -23,15 +23,16 @@ from typing import Any
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import controllers, crds, credentials, scheduler
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.apiserver import ApiServer
+from airflow_provider_ktrain.local import controllers, credentials, scheduler
+from airflow_provider_ktrain.local.apiserver.app import ApiServer
+from airflow_provider_ktrain.local.apiserver.faults import Faults
 from airflow_provider_ktrain.local.cluster import Config
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.faults import Faults
-from airflow_provider_ktrain.local.kubelet import Kubelet
-from airflow_provider_ktrain.local.node import node_objects
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.node.kubelet import Kubelet
+from airflow_provider_ktrain.local.node.nodes import node_objects
+from airflow_provider_ktrain.local.objects import crds
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers.common import timestamp
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 NAMESPACE = "ns"
 LATE = 0.2  # seconds that a controller needs to get to what is due

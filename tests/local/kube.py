@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.local import node, scheduler
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.kubelet import Kubelet
-from airflow_provider_ktrain.local.podworker import Timing
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local import scheduler
+from airflow_provider_ktrain.local.node import nodes as node
+from airflow_provider_ktrain.local.node.kubelet import Kubelet
+from airflow_provider_ktrain.local.node.podworker import Timing
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 FAST = Timing(
     backoff=0.1, backoff_max=0.4, sync=0.2, mount=0.05, mount_max=0.2, pull_error=0.05, cleanup=0.05, keep_logs=0.2

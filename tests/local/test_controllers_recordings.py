@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
 from airflow_provider_ktrain.local.controllers.common import timestamp
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
+from airflow_provider_ktrain.local.objects import resources as r
 from tests.local.controller_play import NAMESPACE, Play
 
 DATA = Path(__file__).parent / "data" / "recordings"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import all_controllers
 from airflow_provider_ktrain.local.controllers.namespace import NamespaceController
 from airflow_provider_ktrain.local.controllers.runtime import Controller, Key, itself
-from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import BUDGET, EventRecorder
-from airflow_provider_ktrain.local.store import Change, Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.store import Change, Store
 from tests.local.controller_play import NAMESPACE, Play
 
 JOB = {"metadata": {"name": "job", "namespace": NAMESPACE}, "spec": {}}

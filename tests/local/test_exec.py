@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.exec import resolve
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.node.exec import resolve
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 from tests.local.kube import Small, small
 from tests.local.test_shim import command_line, survivors, until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_ktrain.local.images import REFERENCE, ImageNotFound, Images, binaries
+from airflow_provider_ktrain.local.node.images import REFERENCE, ImageNotFound, Images, binaries
 
 DOCKERFILE = """\
 FROM python:3.11-slim AS base

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.local import logapi, shim
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.podworker import Timing, backoff
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.apiserver import logapi
+from airflow_provider_ktrain.local.node import shim
+from airflow_provider_ktrain.local.node.podworker import Timing, backoff
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj
 from tests.local.kube import FAST, SLEEP, Small, small
 
 PRESENT = ("Pulled", 'Container image "demo" already present on machine and can be accessed by the pod')

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_ktrain.cli import main
-from airflow_provider_ktrain.local import node
-from airflow_provider_ktrain.local.node import Gpus, node_objects
+from airflow_provider_ktrain.local.node import nodes as node
+from airflow_provider_ktrain.local.node.nodes import Gpus, node_objects
 
 
 def test_nodes_have_names_and_capacity() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.local import podstatus
-from airflow_provider_ktrain.local.podstatus import ContainerFacts, PodFacts
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.node import podstatus
+from airflow_provider_ktrain.local.node.podstatus import ContainerFacts, PodFacts
+from airflow_provider_ktrain.local.objects.store import Obj
 
 DATA = Path(__file__).parent / "data" / "podstatuses.jsonl"
 RECORDED = [json.loads(line) for line in DATA.read_text().splitlines()]

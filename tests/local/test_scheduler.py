@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local import scheduler
-from airflow_provider_ktrain.local.node import node_objects
+from airflow_provider_ktrain.local.node.nodes import node_objects
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 from airflow_provider_ktrain.local.scheduler import Host, decide
-from airflow_provider_ktrain.local.store import Obj, Store
 from tests.local.kube import SLEEP, small
 
 GPU = "nvidia.com/gpu"

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.local import shim
-from airflow_provider_ktrain.local.runtime import Ended, Run, RunSpec, StartError
+from airflow_provider_ktrain.local.node import shim
+from airflow_provider_ktrain.local.node.runtime import Ended, Run, RunSpec, StartError
 from tests.local.kube import small
 
 RECORD = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [FP] ")
@@ -237,7 +237,7 @@ async def test_nothing_survives_a_kill_of_the_shim(tmp_path: Path) -> None:
 
 KUBELET = """
 import asyncio, json, sys
-from airflow_provider_ktrain.local.runtime import Run, RunSpec
+from airflow_provider_ktrain.local.node.runtime import Run, RunSpec
 
 async def main():
     await Run(RunSpec(**json.loads(sys.argv[1]))).ended()

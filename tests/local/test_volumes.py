@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.environment import Paths, expand
-from airflow_provider_ktrain.local.store import Obj, Store
-from airflow_provider_ktrain.local.volumes import MountError, Volumes
+from airflow_provider_ktrain.local.node.environment import Paths, expand
+from airflow_provider_ktrain.local.node.volumes import MountError, Volumes
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 from tests.local.kube import small
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.namespace import NamespaceController
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
-from airflow_provider_ktrain.local.store import Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Store
 
 
 def all_controllers(store: Store, mpi_api: str, root_ca: str = "") -> list[Callable[[], Awaitable[None]]]:

@@ -6,10 +6,10 @@ import copy
 import time
 from collections.abc import Iterable
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Key, ObjectController, controlled_by
-from airflow_provider_ktrain.local.store import Obj, Objects, Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Objects, Store
 
 TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
 BATCH_PERIOD = 1.0  # seconds in which changes of pods are gathered

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.objects.store import Obj
 
 PREFIX = "training.kubeflow.org/"
 JOB_NAME, OPERATOR_NAME = f"{PREFIX}job-name", f"{PREFIX}operator-name"

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from airflow_provider_ktrain.local.controllers.common import is_terminating
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Controller
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Change, Obj, Objects, Store
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Objects, Store
 
 Ref = tuple[Resource, str, str]  # resource, namespace, name
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"

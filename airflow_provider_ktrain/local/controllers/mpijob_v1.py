@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers import mpi_common as mpi
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
-from airflow_provider_ktrain.local.store import Obj, Objects
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 KUBECTL_DIR = "/opt/kube"
 KUBECTL_MOUNT = {"name": "mpi-job-kubectl", "mountPath": KUBECTL_DIR}

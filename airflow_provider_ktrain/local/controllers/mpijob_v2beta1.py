@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers import mpi_common as mpi
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Key, controlled_by
-from airflow_provider_ktrain.local.store import Obj, Objects, Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Objects, Store
 
 TEMPLATE_RESTART_POLICY = "Restart policy in pod template overridden by restart policy in replica spec"
 CLEAN_POLICIES, RESTART_POLICIES = ("All", "None", "Running"), ("Never", "OnFailure")

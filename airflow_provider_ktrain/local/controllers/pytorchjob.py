@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Objects
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
 NO_EXIT_CODE = 0xBEEF  # of a pod whose container has no terminated state: retryable

@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import ClassVar, Generic, TypeVar
 
 from airflow_provider_ktrain.local.controllers.common import controller_of
-from airflow_provider_ktrain.local.errors import ApiError
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Change, Obj, Store
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Store
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import abc
 import copy
 from typing import ClassVar
 
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers.runtime import Key, ObjectController, ReconcileError
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Objects
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 TEMPLATE_RESTART_POLICY = "Restart policy in pod template will be overwritten by restart policy in replica spec"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
-from airflow_provider_ktrain.local import negotiation, protobuf, schema
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import invalid
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, at
+from airflow_provider_ktrain.local.apiserver import negotiation, protobuf
+from airflow_provider_ktrain.local.apiserver.listing import invalid
+from airflow_provider_ktrain.local.objects import schema
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, at
 
 GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}

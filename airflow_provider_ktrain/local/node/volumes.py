@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 Files = dict[str, tuple[bytes, int]]  # path below the volume -> content and mode
 Token = Callable[[str, str], str]  # (namespace, service account) -> token

@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from airflow_provider_ktrain.local import environment, podstatus
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.environment import ConfigError, Paths, Ports
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.exec import REPLACED, install, open_mpi
-from airflow_provider_ktrain.local.images import REFERENCE, ImageNotFound
-from airflow_provider_ktrain.local.node import GPU, Gpus
-from airflow_provider_ktrain.local.podstatus import ContainerFacts
-from airflow_provider_ktrain.local.quantity import parse
-from airflow_provider_ktrain.local.runtime import Ended, Run, RunSpec, StartError
+from airflow_provider_ktrain.local.node import environment, podstatus
+from airflow_provider_ktrain.local.node.environment import ConfigError, Paths, Ports
+from airflow_provider_ktrain.local.node.exec import REPLACED, install, open_mpi
+from airflow_provider_ktrain.local.node.images import REFERENCE, ImageNotFound
+from airflow_provider_ktrain.local.node.nodes import GPU, Gpus
+from airflow_provider_ktrain.local.node.podstatus import ContainerFacts
+from airflow_provider_ktrain.local.node.runtime import Ended, Run, RunSpec, StartError
+from airflow_provider_ktrain.local.node.volumes import MountError, Volumes
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.quantity import parse
+from airflow_provider_ktrain.local.objects.store import Obj, now
 from airflow_provider_ktrain.local.scheduler import requests
-from airflow_provider_ktrain.local.store import Obj, now
-from airflow_provider_ktrain.local.volumes import MountError, Volumes
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.local.kubelet import Kubelet
+    from airflow_provider_ktrain.local.node.kubelet import Kubelet
 
 EPOCH = "1970-01-01T00:00:00Z"
 MESSAGE, MESSAGE_BYTES = "termination-log", 4096

@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local import selectors
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.requestinfo import flag, integer
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.selectors import EVERYTHING, Selector
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.apiserver.requestinfo import flag, integer
+from airflow_provider_ktrain.local.objects import selectors
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.selectors import EVERYTHING, Selector
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 Problem = tuple[str, str, str]  # reason, message and field, as causes of a Status name them
 FUTURE_WAIT, LOOK = 3.0, 0.05  # seconds that a list waits for a resource version of the future, looking now and then

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj
 
 VERSION = {
     "major": "1", "minor": "36", "gitVersion": "v1.36.2+ktrain", "gitCommit": "", "gitTreeState": "clean",

@@ -8,15 +8,14 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_provider_ktrain.local import node as nodes
-from airflow_provider_ktrain.local import podstatus
-from airflow_provider_ktrain.local import resources as r
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.exec import serve
-from airflow_provider_ktrain.local.images import Images
-from airflow_provider_ktrain.local.podworker import PodWorker, Timing
-from airflow_provider_ktrain.local.store import Change, Obj, Store, now
-from airflow_provider_ktrain.local.volumes import MountError, Token
+from airflow_provider_ktrain.local.node import nodes, podstatus
+from airflow_provider_ktrain.local.node.exec import serve
+from airflow_provider_ktrain.local.node.images import Images
+from airflow_provider_ktrain.local.node.podworker import PodWorker, Timing
+from airflow_provider_ktrain.local.node.volumes import MountError, Token
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 
 
 class Kubelet:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_ktrain.local import quantity
-from airflow_provider_ktrain.local.images import binaries
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store
-from airflow_provider_ktrain.local.volumes import LOOPBACK, OBJECTS, decoded, field
+from airflow_provider_ktrain.local.node.images import binaries
+from airflow_provider_ktrain.local.node.volumes import LOOPBACK, OBJECTS, decoded, field
+from airflow_provider_ktrain.local.objects import quantity
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 PORTS = range(10_000, 32_000)  # below the ports that the kernel gives to clients
 REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")

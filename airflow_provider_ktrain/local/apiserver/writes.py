@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local import admission, decoding, listing, negotiation, patch, schema
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import invalid
-from airflow_provider_ktrain.local.requestinfo import RequestInfo, integer
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store, at, conflict, details
-from airflow_provider_ktrain.local.tables import View
+from airflow_provider_ktrain.local.apiserver import admission, decoding, listing, negotiation
+from airflow_provider_ktrain.local.apiserver.listing import invalid
+from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo, integer
+from airflow_provider_ktrain.local.apiserver.tables import View
+from airflow_provider_ktrain.local.objects import patch, schema
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store, at, conflict, details
 
 POLICIES = ("Foreground", "Background", "Orphan")
 #: fields of DeleteOptions and their types

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.local.errors import REASONS, ApiError
+from airflow_provider_ktrain.local.objects.errors import REASONS, ApiError
 
 KINDS = ("refuse", "drop", "status", "cut_logs", "delay_watch")
 MESSAGES = {401: "Unauthorized", 429: "the server has received too many requests and has asked us to try again later"}

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from airflow_provider_ktrain.local import defaults
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.names import random_suffix
-from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.objects import defaults
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.names import random_suffix
+from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]
 Key = tuple[str, str]  # namespace ("" for what has none) and name

@@ -7,10 +7,10 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.names import random_suffix
-from airflow_provider_ktrain.local.podstatus import qos_class
-from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.node.podstatus import qos_class
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.names import random_suffix
+from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]
 

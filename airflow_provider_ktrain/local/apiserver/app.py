@@ -11,17 +11,25 @@ from pathlib import Path
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import decoding, discovery, listing, logapi, negotiation, requestinfo, writes
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.faults import Faults
-from airflow_provider_ktrain.local.rbac import Authenticator, Authorizer, Reviews, User
-from airflow_provider_ktrain.local.requestinfo import RequestInfo
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store
-from airflow_provider_ktrain.local.tables import View
-from airflow_provider_ktrain.local.watchapi import Watch
-from airflow_provider_ktrain.local.writes import Write, Writes
+from airflow_provider_ktrain.local.apiserver import (
+    decoding,
+    discovery,
+    listing,
+    logapi,
+    negotiation,
+    requestinfo,
+    writes,
+)
+from airflow_provider_ktrain.local.apiserver.faults import Faults
+from airflow_provider_ktrain.local.apiserver.rbac import Authenticator, Authorizer, Reviews, User
+from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo
+from airflow_provider_ktrain.local.apiserver.tables import View
+from airflow_provider_ktrain.local.apiserver.watchapi import Watch
+from airflow_provider_ktrain.local.apiserver.writes import Write, Writes
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import invalid
-from airflow_provider_ktrain.local.requestinfo import flag, integer
-from airflow_provider_ktrain.local.store import Obj, Store, at
+from airflow_provider_ktrain.local.apiserver.listing import invalid
+from airflow_provider_ktrain.local.apiserver.requestinfo import flag, integer
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.store import Obj, Store, at
 
 POLL = 0.1  # seconds between looks at a file that is followed
 #: reasons of a container that waits, where its log tells them in other words

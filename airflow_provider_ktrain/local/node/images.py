@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.objects.store import Obj
 
 #: images that the operators add by themselves, by the last part of their name: they need nothing but the pod's tools
 OPERATORS = ("alpine", "kubectl-delivery")

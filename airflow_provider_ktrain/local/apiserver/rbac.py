@@ -9,13 +9,13 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local import schema
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import invalid
-from airflow_provider_ktrain.local.requestinfo import RequestInfo
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, Store, now
+from airflow_provider_ktrain.local.apiserver.listing import invalid
+from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects import schema
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 DEFAULT_LIFETIME = 3600  # seconds a token of a service account is good for
 POD_LIFETIME = 365 * 86400  # seconds: tokens in pods are not rotated here

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.local import shim
+from airflow_provider_ktrain.local.node import shim
 
 SHIM = Path(shim.__file__)
 SWEEPS = 10  # looks for what a killed shim left: what forks or executes just then escapes one

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airflow_provider_ktrain.local import names, schema
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import invalid
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.schema import Problem
-from airflow_provider_ktrain.local.store import Obj, Store, details
+from airflow_provider_ktrain.local.apiserver.listing import invalid
+from airflow_provider_ktrain.local.objects import names, schema
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.schema import Problem
+from airflow_provider_ktrain.local.objects.store import Obj, Store, details
 
 NAME_RULES = {  # the others are subdomains
     r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035,

@@ -8,10 +8,10 @@ from typing import Any
 import jsonpatch
 import jsonpointer
 
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.schema import VALUES
-from airflow_provider_ktrain.local.store import Obj
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.schema import VALUES
+from airflow_provider_ktrain.local.objects.store import Obj
 
 MERGE, JSON_PATCH, STRATEGIC = (f"application/{t}+json" for t in ("merge-patch", "json-patch", "strategic-merge-patch"))
 MAX_OPERATIONS = 10_000

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import protobuf
-from airflow_provider_ktrain.local.errors import ApiError
+from airflow_provider_ktrain.local.apiserver import protobuf
+from airflow_provider_ktrain.local.objects.errors import ApiError
 
 JSON = "application/json"
 YAML = "application/yaml"

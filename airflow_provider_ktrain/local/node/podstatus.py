@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the store's defaults use this module
-    from airflow_provider_ktrain.local.store import Obj
+    from airflow_provider_ktrain.local.objects.store import Obj
 
 
 TERMINAL = ("Succeeded", "Failed")

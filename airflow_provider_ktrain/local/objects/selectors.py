@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.names import LABEL_VALUE, qualified
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, at
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.names import LABEL_VALUE, qualified
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, at
 
 WORD = r"[^\s=!(),]++"
 #: one requirement on a label, with the comma or the end behind it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`

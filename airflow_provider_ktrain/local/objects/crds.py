@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.schema import Struct
-from airflow_provider_ktrain.local.store import Obj, Store, now
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.schema import Struct
+from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 
 def _struct(fields: str, required: str = "", **more: Any) -> Struct:

@@ -15,9 +15,9 @@ from typing import Any
 
 from kubernetes.client import Configuration, models
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.resources import Resource
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]
 Problem = tuple[str, str, str]  # reason, message and field of a cause
@@ -79,7 +79,7 @@ class Struct:
 @cache
 def struct(name: str) -> Struct:
     """The struct of a name: of an operator's, or of a model of the client."""
-    from airflow_provider_ktrain.local import crds
+    from airflow_provider_ktrain.local.objects import crds
 
     return crds.STRUCTS.get(name) or _of_model(name)
 
@@ -258,6 +258,6 @@ def _go_type(type_: str) -> str:
 
 
 def _json(value: Any) -> str:
-    from airflow_provider_ktrain.local.negotiation import encode
+    from airflow_provider_ktrain.local.apiserver.negotiation import encode
 
     return encode(value).decode()

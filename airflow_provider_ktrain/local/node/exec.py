@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from airflow_provider_ktrain.local import agent, shim
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.store import Obj, Store
+from airflow_provider_ktrain.local.node import agent, shim
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 AGENT = Path(agent.__file__)
 PYTHON = Path(sys.executable)

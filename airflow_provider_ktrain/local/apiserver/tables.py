@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.local import resources as r
-from airflow_provider_ktrain.local.resources import Resource
-from airflow_provider_ktrain.local.store import Obj, at
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.store import Obj, at
 
 NAME_TEXT = (
     "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a "

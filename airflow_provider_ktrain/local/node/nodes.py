@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from airflow_provider_ktrain.local.store import Obj, now
+from airflow_provider_ktrain.local.objects.store import Obj, now
 
 VERSION = "v1.36.2"
 GPU = "nvidia.com/gpu"

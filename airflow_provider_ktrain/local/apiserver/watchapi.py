@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local.errors import ApiError
-from airflow_provider_ktrain.local.listing import ListOptions
-from airflow_provider_ktrain.local.negotiation import encode
-from airflow_provider_ktrain.local.selectors import Selector
-from airflow_provider_ktrain.local.store import Change, Obj, Store
-from airflow_provider_ktrain.local.tables import View
+from airflow_provider_ktrain.local.apiserver.listing import ListOptions
+from airflow_provider_ktrain.local.apiserver.negotiation import encode
+from airflow_provider_ktrain.local.apiserver.tables import View
+from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.selectors import Selector
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Store
 
 DEFAULT_TIMEOUT = 1800  # seconds; a watch without timeoutSeconds ends after one to two times this
 BOOKMARK_PERIOD = 60.0  # seconds
