@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.text import UNFIT
+from airflow_provider_ktrain.core.storable import MAX_DEPTH, storable
 
 RESULT_MARKER = "KTRAIN_RESULT "
 MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
 TERMINATION_MESSAGE_BYTES = 4096  #: that the kubelet keeps
+LEFT_OUT = "Its result is left out: "
+CHANGED = "Its result is stored with a change: "
 MAX_MARKERS = 8  #: markers in one line that are tried
-MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
-INTEGERS = range(-(2**63), 2**64)  #: what msgpack has, in which Airflow's processes talk
 
 
 def keep_result_line(held: str, line: str) -> str:
@@ -54,7 +54,7 @@ def _has_json(result_line: str) -> bool:
     if len(text) > MAX_BYTES:
         return text.lstrip().startswith(("{", "[", '"'))
     try:
-        json.loads(text)
+        _json(text)
     except RecursionError:
         return True  # too deep to be read: the report says so
     except ValueError:
@@ -65,7 +65,7 @@ def _has_json(result_line: str) -> bool:
 def find_result(
     kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], result_line: str
 ) -> tuple[Any, str]:
-    """The result (None without one), and what is wrong with it: a bad result never loses the training.
+    """The result (None without one), and what is wrong with it, in lines: a bad result never loses the training.
 
     :param result_line: what `keep_result_line` held after the primary's last line.
     """
@@ -81,36 +81,22 @@ def find_result(
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:
     if len(text.encode(errors="replace")) > MAX_BYTES:
-        return None, f"{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and give its path"
+        return (
+            None,
+            f"{LEFT_OUT}{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and give its path",
+        )
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        refused = _refused(value)
+        value, warnings = storable(_json(text))
     except RecursionError:
-        refused = _TOO_DEEP
+        return None, f"{LEFT_OUT}{where} is nested more than {MAX_DEPTH} deep"
     except ValueError as e:
-        return None, f"{where} is no JSON ({e}): {text[:200]!r}"
-    return (None, f"{where} cannot be stored: {refused}: {text[:200]!r}") if refused else (value, "")
+        return None, f"{LEFT_OUT}{where} is no JSON ({e}): {text[:200]!r}"
+    return value, "\n".join(f"{CHANGED}{warning}" for warning in warnings)
 
 
-_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
-
-
-def _refused(value: Any, depth: int = 0) -> str:
-    """What Airflow's processes or its database would refuse, and not only for this task; empty where nothing is."""
-    if depth > MAX_DEPTH:
-        return _TOO_DEEP
-    if isinstance(value, str) and (found := UNFIT.search(value)):
-        return f"a string has the character {found[0]!a}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"a number is not finite ({value})"
-    if isinstance(value, int) and value not in INTEGERS:
-        return "an integer has more than 64 bits"
-    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((said for part in parts if (said := _refused(part, depth + 1))), "")
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+def _json(text: str) -> Any:
+    """The value, also of text that only Python takes for JSON (NaN), and of integers of any length."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 20 else Decimal(digits))
 
 
 def _termination_message(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str:

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
-from airflow_provider_ktrain.core.program import Definition, cannot_travel, command, environment, program
+from airflow_provider_ktrain.core.program import NOT_JSON, Definition, cannot_travel, command, environment, program
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_ktrain.engine.terms import Outcome
 
+
+QUOTES = "\"'"
 _REMEDY = "Decorators below @task.pytorchjob don't reach the pod: decorate a function inside of this one, and call it"
 
 
@@ -77,6 +80,18 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
         self.args = []
         self.env = {**(self.env or {}), **environment(text)}
         return PyTorchJobOperator.execute(self, context)
+
+    def _finish(self, outcome: Outcome, context: Context) -> Any:
+        """As the operator does; a return value that isn't JSON fails the task for good: a retry would train again."""
+        from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+
+        returned = super()._finish(outcome, context)
+        if outcome.result is None and (problem := outcome.result_error.partition(NOT_JSON)[2]):
+            raise TrainingConfigurationError(
+                f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
+                f"{problem.rstrip(QUOTES)}. Return strings, numbers, booleans, None, lists and dicts"
+            )
+        return returned
 
 
 def _definition(function: Callable[..., Any]) -> Definition:
@@ -143,7 +158,8 @@ def pytorchjob_task(
     :param kwargs: of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
     :raises ValueError: when the DAG is parsed: the function needs what does not travel; it has decorators below this
         one; `command` or `args` is given; there is neither `image` nor `manifest`; `logs` leaves out replica 0.
-    :raises TrainingConfigurationError: when the task runs: the arguments are no JSON, or over 96 KiB with the program.
+    :raises TrainingConfigurationError: when the task runs: the arguments are no JSON, or over 96 KiB with the program;
+        the return value is no JSON.
     """
     decorate = functools.partial(_decorate, {"multiple_outputs": multiple_outputs, **kwargs})
     return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))

@@ -34,6 +34,7 @@ from airflow_provider_ktrain.core.manifest import Options as Overlay
 from airflow_provider_ktrain.core.manifest import Volume
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.source import read, the_job
+from airflow_provider_ktrain.core.storable import storable_outputs
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 
@@ -393,6 +394,7 @@ class TrainingJobOperator(BaseOperator):
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
         ti = context["ti"]
+        outcome = self._with_fit_result(outcome)
         unreleased = self._delete_or_release(context) if outcome.release_error else ""
         if outcome.usage:
             ti.xcom_push(key="usage", value=outcome.usage)
@@ -407,9 +409,25 @@ class TrainingJobOperator(BaseOperator):
             self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
         if outcome.cause is not None:
             raise failure(outcome.cause, unreleased or outcome.released)
-        if outcome.result_error:
-            self.log.warning("The training succeeded; its result is left out: %s", outcome.result_error)
         return outcome.result
+
+    def _with_fit_result(self, outcome: Outcome) -> Outcome:
+        """The outcome with a result that can be returned to Airflow: no result fails a training that succeeded."""
+        if not outcome.succeeded:
+            return outcome
+        for line in outcome.result_error.splitlines():
+            self.log.warning("The training succeeded. %s", line)
+        if not self.multiple_outputs or outcome.result is None:
+            return outcome
+        if not isinstance(outcome.result, dict):
+            kind = type(outcome.result).__name__
+            self.log.warning("multiple_outputs: found a %s, expected a dict. The result is return_value only", kind)
+            self.multiple_outputs = False
+            return outcome
+        result, warnings = storable_outputs(outcome.result)
+        for warning in warnings:
+            self.log.warning("The training succeeded. Of its result, %s", warning)
+        return replace(outcome, result=result)
 
     def _delete_or_release(self, context: Context, job: Mapping[str, str] | None = None) -> str:
         """Release this try's job by `on_finish_action`; returns why that failed, or an empty string."""

@@ -85,7 +85,8 @@ class Instance:
         """Run `execute` as try `number`; what it returns, or the exception with which it defers."""
         self.ti = Ti(self.run_id, number, retries if max_tries is None else max_tries, refuses=refuses)
         if "manifest" not in parameters:
-            parameters = {"image": clusters.IMAGE, "command": TRAINS, "gpus": 1, **parameters}
+            command = {} if "python_callable" in parameters else {"command": TRAINS}
+            parameters = {"image": clusters.IMAGE, **command, "gpus": 1, **parameters}
         start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         with DAG(DAG_ID, schedule=None, start_date=start, template_searchpath=self.folder or None):
             self.operator = operator(task_id="train", retries=retries, **parameters)
