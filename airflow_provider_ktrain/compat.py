@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+import structlog
+
+from airflow_provider_ktrain.core.text import clean
+
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from airflow.sdk import Context
 
 DEFAULT_WORKER_SECONDS = 10.0
@@ -80,13 +86,47 @@ def remember(context: Context, key: str, value: Any) -> None:
     """Write into `task_state_store` (3.3): survives a SIGKILL and retries, and is asked for by the next try."""
     store = context.get("task_state_store")
     if store is not None:
-        store.set(key, value)
+        store.set(key, clean(value))
 
 
 def recall(context: Context, key: str) -> Any:
     """What `remember` wrote for this task of this run; None where there is nothing."""
     store = context.get("task_state_store")
     return None if store is None else store.get(key)
+
+
+def push(context: Context, key: str, value: Any) -> None:
+    """Push an XCom of this task, without characters that a database refuses."""
+    context["ti"].xcom_push(key=key, value=clean(value))
+
+
+class StorableLog:
+    """Mixin of operators, sensors and triggers: their `log` writes no characters that Airflow can't carry.
+
+    Half of a surrogate pair in a traceback ends a triggerer or a worker in Airflow 3.3, since its log is JSON in UTF-8.
+    """
+
+    @property
+    def log(self) -> Any:
+        return storable_log(cast("Any", super()).log)
+
+
+def storable_log(log: Any) -> Any:
+    """A logger that writes to `log` without such characters. A traceback is a part of the text then.
+
+    structlog does it, so that the line still names the code that wrote it and not this module.
+    """
+    everything = structlog.make_filtering_bound_logger(0)
+    processors: list[Any] = [structlog.processors.format_exc_info, _storable_event]
+    return structlog.wrap_logger(log, processors=processors, wrapper_class=everything).bind()
+
+
+def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the call of the logger below."""
+    cleaned = clean(event)
+    traceback = cleaned.pop("exception", "")
+    text = cleaned.pop("event")
+    return (f"{text}\n{traceback}" if traceback else text,), dict(cleaned)
 
 
 def gauge(name: str, value: float, **tags: str) -> None:

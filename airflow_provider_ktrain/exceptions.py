@@ -13,6 +13,8 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_ktrain.core.text import clean
+
 
 class TrainingJobError(AirflowException):
     """A training job that did not succeed. The first line says why.
@@ -22,6 +24,9 @@ class TrainingJobError(AirflowException):
     """
 
     cause: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*clean(args))  # Airflow logs the text, and its log refuses half of a surrogate pair
 
 
 class TrainingUserCodeError(TrainingJobError):

@@ -5,9 +5,14 @@ Faces to Airflow turn them into Airflow's exceptions (`exceptions.py`, by `hooks
 
 from __future__ import annotations
 
+from airflow_provider_ktrain.core.text import clean
+
 
 class KtrainError(Exception):
-    """Base of every error of this project."""
+    """Base of every error of this project. Its text is `clean`: it may quote a response, and is logged and stored."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*clean(args))
 
 
 class ManifestError(KtrainError):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.text import clean
 
 if TYPE_CHECKING:
     import aiohttp
@@ -86,6 +87,7 @@ class ApiStatusError(KtrainError):
             said = None
         if not isinstance(said, dict):
             said = {"message": body[:500].decode(errors="replace").strip()}
+        said = clean(said)  # a proxy's error page may be binary; messages go to logs and databases
         details = dict(said.get("details") or {})
         if retry_after and retry_after.isdigit():
             details.setdefault("retryAfterSeconds", int(retry_after))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -18,6 +19,7 @@ from airflow_provider_ktrain.core.errors import (
 )
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.core.text import UNFIT
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import Log, Submitted
@@ -34,6 +36,20 @@ CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobErr
 
 @contextlib.contextmanager
 def as_airflow_errors() -> Iterator[None]:
+    """Errors as Airflow's, with texts that its log can carry: it writes those of the causes as well."""
+    try:
+        with _typed_errors():
+            yield
+    except Exception as e:
+        if not UNFIT.search("".join(traceback.format_exception(e))):
+            raise
+        error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
+        error.__cause__ = None
+        raise error from None
+
+
+@contextlib.contextmanager
+def _typed_errors() -> Iterator[None]:
     """Our errors as Airflow's: what no retry can mend fails the task for good."""
     try:
         yield

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
 
 
-class _JobVerbOperator(BaseOperator):
+class _JobVerbOperator(StorableLog, BaseOperator):
     """Base of the verbs: find a job by kind and name, act on it, wait for the effect.
 
     :param job_name: name of the job. Of a job that a task `train` of the same DAG submits: `train.job_name`, which is
@@ -69,7 +71,7 @@ class _JobVerbOperator(BaseOperator):
             with WorkerHost(hook, self.log) as host:
                 done: str = host.call(self._act_on_job)
         self.log.info(done)
-        return done
+        return clean(done)
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
         from airflow_provider_ktrain.engine.submit import served_version

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-class ReapTrainingJobsOperator(BaseOperator):
+class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     """Release jobs of this deployment whose task is over: success, failed, skipped, removed or gone.
 
     Every way out of a task releases its job; this is for what had no way out, such as a worker and its node lost

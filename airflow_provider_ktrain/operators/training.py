@@ -51,7 +51,7 @@ STATE_KEY = "ktrain"  #: in task_state_store
 KILLED = "the task was killed (marked failed or cleared, timed out, or its worker was stopped)"
 
 
-class TrainingJobOperator(BaseOperator):
+class TrainingJobOperator(compat.StorableLog, BaseOperator):
     """Base of PyTorchJobOperator and MPIJobOperator: submit a job, follow it to its end, release its GPUs.
 
     The job is created under a name made of this task's identity, so that a retry finds the job that an earlier try
@@ -308,7 +308,7 @@ class TrainingJobOperator(BaseOperator):
                     return None
                 submitted = host.submit(submission, self.on_finish_action)
                 submission.remember(context, submitted)
-                self._tell(context["ti"], submitted.ref)
+                self._tell(context, submitted.ref)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
                 outcome = host.follow(submitted.ref, options, until)
@@ -319,12 +319,12 @@ class TrainingJobOperator(BaseOperator):
                 self.log.info(hint)
             self._defer(submitted.ref, options, host.handover)
 
-    def _tell(self, ti: Any, ref: JobRef) -> None:
+    def _tell(self, context: Context, ref: JobRef) -> None:
         """Which job it is, while it is."""
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
-        ti.xcom_push(key="job", value=job)
+        compat.push(context, "job", job)
         for link in self.operator_extra_links:
-            ti.xcom_push(key=link.xcom_key, value=url_of(job))
+            compat.push(context, link.xcom_key, url_of(job))
 
     def _defer(self, ref: JobRef, options: Options, handover: Handover) -> None:
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -397,13 +397,13 @@ class TrainingJobOperator(BaseOperator):
         outcome = self._with_fit_result(outcome)
         unreleased = self._delete_or_release(context) if outcome.release_error else ""
         if outcome.usage:
-            ti.xcom_push(key="usage", value=outcome.usage)
+            compat.push(context, "usage", outcome.usage)
         for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
         if unreleased and outcome.cause is None:
-            ti.xcom_push(key="return_value", value=outcome.result)  # what fails is the release, not the training
+            compat.push(context, "return_value", outcome.result)  # what fails is the release, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         if outcome.kept and self._delete_or_release(context, outcome.kept):
             self.log.warning("The job stays where it is, without running pods: it holds no GPUs")

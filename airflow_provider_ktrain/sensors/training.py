@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
 )
 
+from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.terms import Options, Outcome
 
 
-class TrainingJobSensor(BaseSensorOperator):
+class TrainingJobSensor(StorableLog, BaseSensorOperator):
     """Base of the sensors: wait until a job has one of some conditions.
 
     The job need not exist yet. Deferred, one watch serves all sensors of a connection and namespace that wait for it,

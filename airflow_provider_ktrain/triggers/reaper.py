@@ -10,6 +10,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.core.text import clean
 
 
 class SecondLookTrigger(BaseTrigger):
@@ -21,7 +22,7 @@ class SecondLookTrigger(BaseTrigger):
 
     def __init__(self, *, candidates: Mapping[str, str], due: float) -> None:
         super().__init__()
-        self.candidates = dict(candidates)
+        self.candidates = clean(dict(candidates))  # owners are text of annotations
         self.due = due
 
     def serialize(self) -> tuple[str, dict[str, Any]]:

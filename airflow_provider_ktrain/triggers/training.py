@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ STATE_PATIENCE = (
 )
 
 
-class TrainingJobTrigger(BaseTrigger):
+class TrainingJobTrigger(StorableLog, BaseTrigger):
     """Follows one job to its end, brings its logs, frees its GPUs, and fires one event: the outcome as a dict.
 
     A job that has ended is deleted by `execute_complete`, when the event has arrived.
@@ -61,7 +62,7 @@ class TrainingJobTrigger(BaseTrigger):
         self._killing: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", self._arguments()
+        return f"{type(self).__module__}.{type(self).__qualname__}", clean(self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
         names = ("job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
@@ -82,7 +83,7 @@ class TrainingJobTrigger(BaseTrigger):
             again = {**self._arguments(), "failures": self.failures + 1}
             event = {"error": f"{type(e).__name__}: {e}", "trigger": again}
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
-        yield TriggerEvent(event)
+        yield TriggerEvent(clean(event))
 
     async def _follow(self, ref: JobRef) -> Outcome:
         from airflow_provider_ktrain.engine.supervisor import follow

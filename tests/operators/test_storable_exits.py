@@ -1,0 +1,134 @@
+"""Whatever text comes in, what leaves our process can be stored: JSON in UTF-8 without NUL.
+
+PostgreSQL refuses NUL in JSONB, which ended one triggerer after the other. Airflow's log refuses half of a surrogate
+pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
+from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.terms import Handover, Outcome
+from airflow_provider_ktrain.exceptions import TrainingJobError, failure
+from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.operators.instance import Store, Ti
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\0", "\ud800", "a\0b", "\udcff"])
+JSON = st.recursive(
+    TEXT | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=5
+)
+OBJECT = st.dictionaries(TEXT, JSON, max_size=3)
+
+
+def check(value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    text.encode()
+    assert "\\u0000" not in text
+
+
+@given(OBJECT, TEXT)
+def test_what_travels_between_processes(value: dict[str, Any], text: str) -> None:
+    outcome = Outcome(text, False, cause=value, released=text, release_error=text, kept={text: text}, usage=value)
+    check(outcome.to_dict())
+    check(Handover(value, {}, text, value).to_dict())
+    trigger = TrainingJobTrigger(job={text: text}, options=value, handover=value, kubernetes_conn_id=text)
+    check(trigger.serialize()[1])
+    check(SecondLookTrigger(candidates={text: text}, due=0).serialize()[1])
+
+
+@given(TEXT, JSON)
+def test_what_is_stored(key: str, value: Any) -> None:
+    ti, store = Ti("run", 1, 1), Store()
+    context: Any = {"ti": ti, "task_state_store": store}
+    compat.push(context, "key", value)
+    compat.remember(context, "key", {key: value})
+    check(ti.xcoms)
+    check(store)
+
+
+@given(TEXT, OBJECT)
+def test_texts_of_errors(text: str, value: dict[str, Any]) -> None:
+    cause = {"category": "user code", "summary": text, "detail": text, "resolution": text}
+    status = json.dumps({"reason": text, "message": text, "details": value}).encode()
+    errors = [
+        KtrainError(text), ManifestError(text, found=text), ApiStatusError.of(403, status), TrainingJobError(text),
+        ApiStatusError.of(403, text.encode(errors="surrogatepass")), failure(cause, text),
+    ]  # fmt: skip
+    check([str(error) for error in errors])
+    check([error.message for error in errors if isinstance(error, ApiStatusError)])
+    check([error.details for error in errors if isinstance(error, ApiStatusError)])
+
+
+@given(TEXT)
+def test_tracebacks_of_what_a_task_raises(text: str) -> None:
+    """Airflow logs the whole chain."""
+
+    def fails(error: type[Exception]) -> None:
+        try:
+            raise OSError(text)
+        except OSError as e:
+            raise error(text) from e
+
+    for error in (KtrainError, ManifestError, TrainingJobError, ValueError):
+        with pytest.raises(Exception) as raised, as_airflow_errors():  # noqa: PT011
+            fails(error)
+        check("".join(traceback.format_exception(raised.value)))
+
+
+def test_chain_of_errors_is_kept_if_it_can_be_logged() -> None:
+    with pytest.raises(TrainingJobError) as raised, as_airflow_errors():
+        raise KtrainError("no luck")
+    assert isinstance(raised.value.__cause__, KtrainError)
+
+
+@given(TEXT, JSON)
+def test_lines_of_logs(text: str, value: Any) -> None:
+    with structlog.testing.capture_logs() as lines:
+        log = compat.storable_log(structlog.get_logger())
+        log.info(text, key=value)
+        log.warning("%s", KeyError(text))
+        try:
+            raise ValueError(text)
+        except ValueError:
+            log.exception("Failed: %s", text)
+    check(lines)
+    assert [line["log_level"] for line in lines] == ["info", "warning", "error"]
+    assert "ValueError" in lines[2]["event"]
+
+
+def test_line_of_a_log_names_the_code_that_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
+    add_place = structlog.processors.CallsiteParameterAdder([structlog.processors.CallsiteParameter.FUNC_NAME])
+    below = structlog.wrap_logger(
+        structlog.PrintLogger(),
+        processors=[add_place, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.BoundLogger,
+    )
+    compat.storable_log(below).info("hello")
+    assert json.loads(capsys.readouterr().out)["func_name"] == "test_line_of_a_log_names_the_code_that_wrote_it"
+
+
+def test_event_of_a_trigger_that_fails() -> None:
+    """As a proxy's binary error page made it fail: one such event stopped every triggerer of an Airflow."""
+    text = "\x1f\x8b\0\udcff"
+    job = dict.fromkeys(("kind", "version", "namespace", "name", "uid"), text)
+    trigger = TrainingJobTrigger(job=job, options={"release": False}, kubernetes_conn_id=text)
+
+    async def first() -> Any:
+        return (await anext(aiter(trigger.run()))).payload
+
+    event = asyncio.run(first())
+    assert "error" in event
+    check(event)
