@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -13,9 +14,11 @@ from airflow_provider_ktrain.core.text import clean
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperator, Context
 
 DEFAULT_WORKER_SECONDS = 10.0
+TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
+DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
 #: seconds a trigger keeps its event: 3.3 fails a task whose event comes while its worker still reports the deferral (2
 #: of 20 within 5 s)
 EARLIEST_EVENT = 10.0
@@ -82,11 +85,12 @@ def explicit_deployment_id() -> str:
     return str(conf.get("ktrain", "deployment_id", fallback="") or "")
 
 
-def remember(context: Context, key: str, value: Any) -> None:
-    """Write into `task_state_store` (3.3): survives a SIGKILL and retries, and is asked for by the next try."""
+def remember(context: Context, key: str, value: Any) -> bool:
+    """Write into `task_state_store` (3.3), which survives a SIGKILL and retries; False where there is no such store."""
     store = context.get("task_state_store")
     if store is not None:
         store.set(key, clean(value))
+    return store is not None
 
 
 def recall(context: Context, key: str) -> Any:
@@ -127,6 +131,39 @@ def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[t
     traceback = cleaned.pop("exception", "")
     text = cleaned.pop("event")
     return (f"{text}\n{traceback}" if traceback else text,), dict(cleaned)
+
+
+def trigger_failure(next_kwargs: Mapping[str, Any] | None) -> str | None:
+    """Why Airflow resumes a task with TRIGGER_FAILED, in one line; None where its deferral has timed out.
+
+    Airflow hands over an error, which is one of two texts, and for a trigger that failed a traceback: text, or lines.
+    """
+    given = next_kwargs or {}
+    error = given.get("error") or "Airflow names no error"
+    text = str(getattr(error, "value", error))
+    if text == DEFERRAL_TIMEOUT:
+        return None
+    lines = trigger_traceback(next_kwargs).splitlines()
+    return lines[-1].strip() if lines else text
+
+
+def trigger_traceback(next_kwargs: Mapping[str, Any] | None) -> str:
+    """The traceback of a trigger that failed; empty where Airflow hands over none."""
+    given = (next_kwargs or {}).get("traceback") or ""
+    return "".join(map(str, given)).strip() if isinstance(given, list | tuple) else str(given).strip()
+
+
+def push_return_value(context: Context, operator: BaseOperator, value: Any) -> None:
+    """Push what `execute` is about to return, as Airflow does after it: an XCom backend may refuse it.
+
+    With `multiple_outputs` each key of a dict is pushed as well.
+    """
+    if not operator.do_xcom_push or value is None:
+        return
+    if operator.multiple_outputs and isinstance(value, Mapping):
+        for key, part in value.items():
+            push(context, key, part)
+    push(context, "return_value", value)
 
 
 def gauge(name: str, value: float, **tags: str) -> None:

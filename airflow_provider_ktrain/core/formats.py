@@ -6,13 +6,90 @@ docs/reference/formats.md describes each format. Fields are added, never renamed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
 
+# keys of the task's state (`task_state_store`)
+SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits, and how often it has
+JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
+DEFERRAL_STATE = "ktrain_deferral"  #: what the last trigger was started with, as `engine.terms.Deferral`
+OUTCOME_STATE = "ktrain_outcome"  #: how the last try that followed its job to the end ended
+TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
-def known_fields(cls: type, data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of `data` that the dataclass `cls` has; its own defaults stand for those that are missing."""
+MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON, in UTF-8
+MAX_TRIES = 10  #: tries that are summarized
+
+#: what a stored outcome can do without, in the order in which it is given up
+_DISPENSABLE: Sequence[tuple[str, Any]] = (("released", ""), ("metrics", {}), ("usage", {}), ("cause", None))
+
+
+def known_fields(cls: type, data: Any) -> dict[str, Any]:
+    """The fields of `data` that the dataclass `cls` has; its own defaults stand for those that are missing.
+
+    :param data: a mapping; anything else counts as an empty one.
+    """
     names = {field.name for field in dataclasses.fields(cls)}
-    return {name: value for name, value in (data or {}).items() if name in names}
+    return {name: value for name, value in mapping(data).items() if name in names}
+
+
+def mapping(data: Any) -> Mapping[str, Any]:
+    """`data` if it is a mapping, else an empty one."""
+    return data if isinstance(data, Mapping) else {}
+
+
+def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) -> dict[str, Any]:
+    """An outcome as it is stored for later tries, in at most MAX_OUTCOME_BYTES.
+
+    What makes it too large is left out: first what explains it, the result last.
+
+    :param outcome: `engine.terms.Outcome` as a dict.
+    :param try_number: the try that ended.
+    :param max_tries: of its task instance, which tells the lives of the task apart: only a clear changes it.
+    """
+    kept = dict(outcome)
+    for name, empty in _DISPENSABLE:
+        if _size(kept) <= MAX_OUTCOME_BYTES:
+            break
+        kept[name] = empty
+    if _size(kept) > MAX_OUTCOME_BYTES:
+        limit = f"{MAX_OUTCOME_BYTES:,} bytes"
+        kept |= {
+            "result": None,
+            "result_error": f"Its result is left out: it is too large to be stored for a later try ({limit})",
+        }
+    return {"version": VERSION, "try_number": try_number, "max_tries": max_tries, "outcome": kept}
+
+
+def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str, Any] | None:
+    """The outcome of an earlier try of the same life of the task, if that try's training succeeded.
+
+    A failed outcome belongs to its try: a retry submits again.
+
+    :param stored: what `stored_outcome` gave, or None.
+    :param try_number: this try.
+    :param max_tries: of this try's task instance.
+    """
+    read = mapping(stored)
+    outcome = mapping(read.get("outcome"))
+    number = read.get("try_number")
+    same_life = read.get("max_tries") == max_tries and isinstance(number, int) and number <= try_number
+    return outcome if same_life and outcome.get("succeeded") is True and not outcome.get("superseded") else None
+
+
+def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The summaries of the last tries with one more, which replaces an earlier one of the same try.
+
+    :param stored: what this gave before, or None.
+    :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`.
+    """
+    listed = mapping(stored).get("tries")
+    before = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    others = [one for one in before if one.get("try_number") != entry["try_number"]]
+    return {"version": VERSION, "tries": [*others, dict(entry)][-MAX_TRIES:]}
+
+
+def _size(data: Mapping[str, Any]) -> int:
+    return len(json.dumps(data, ensure_ascii=False).encode(errors="replace"))

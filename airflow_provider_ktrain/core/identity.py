@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from airflow_provider_ktrain.core.formats import known_fields
+from airflow_provider_ktrain.core.formats import VERSION, known_fields
 from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
 from airflow_provider_ktrain.core.status import Phase, phase_of
 
@@ -84,7 +84,7 @@ class Owner:
 
     def annotation(self) -> str:
         said = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
-        return json.dumps({**asdict(self.key), **said}, sort_keys=True)
+        return json.dumps({"version": VERSION, **asdict(self.key), **said}, sort_keys=True)
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
@@ -92,7 +92,8 @@ class Owner:
         text = ((job.get("metadata") or {}).get("annotations") or {}).get(OWNER_ANNOTATION)
         try:
             said = json.loads(text or "")
-            key = TaskKey(**{f: said[f] for f in ("deployment", "dag_id", "task_id", "run_id", "map_index")})
+            names = {f: said[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
+            key = TaskKey(**names, map_index=said.get("map_index", -1))
             return cls(key, int(said["try_number"]), str(said["ti_id"]), said.get("max_tries"))
         except (ValueError, KeyError, TypeError):
             return None
@@ -229,6 +230,10 @@ class JobRef:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> JobRef:
+        """What `to_dict` gave, here or in another release. ValueError where it doesn't name a job."""
+        missing = [name for name in ("kind", "version", "namespace", "name", "uid") if name not in data]
+        if missing:
+            raise ValueError(f"the stored reference to the job has no {', '.join(missing)}")
         return cls(**known_fields(cls, data))
 
     def owned_by(self, ti_id: str) -> JobRef:

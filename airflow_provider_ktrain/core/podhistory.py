@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.limits import restarts
 from airflow_provider_ktrain.core.usage import Usage, usage
 
 Pod = Mapping[str, Any]
-SECONDS = ("asked", "queued", "held", "wasted")  #: of `Usage`
+SECONDS = ("requested", "queued", "held", "wasted")  #: of `Usage`
 KEPT = 20  #: pods kept of each replica: under ExitCode an operator makes what fails anew, if need be for ever
 
 
@@ -32,8 +32,8 @@ class PodHistory:
         self._gone = 0  # how many are kept of those that are gone
         given = past or {}
         self._restarts = int(given.get("restarts", 0))  # of what is forgotten
-        asked, queued, held, wasted = (given.get(what, 0.0) for what in SECONDS)
-        self._forgotten = Usage(asked, queued, held, wasted)
+        requested, queued, held, wasted = (given.get(what, 0.0) for what in SECONDS)
+        self._forgotten = Usage(requested, queued, held, wasted)
 
     def see(self, pods: Mapping[str, Pod], now: datetime) -> None:
         """These pods, by uid, are there now, and no others."""

@@ -1,4 +1,4 @@
-"""What a job cost: GPU-seconds asked for, queued, held and wasted, from the times that its pods tell."""
+"""What a job cost: GPU-seconds requested, queued, held and wasted, from the times that its pods tell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Usage:
-    """GPU-seconds of one try. `asked` = `queued` + `held`; `wasted` is a part of `held`.
+    """GPU-seconds of one try. `requested` = `queued` + `held`; `wasted` is a part of `held`.
 
-    :param asked: from the creation of each pod to its end.
+    :param requested: from the creation of each pod to its end.
     :param queued: of these, before the pod had a node. Time in a queue that keeps a job suspended has no pods: it is
         not counted here.
     :param held: of these, on a node: what nobody else could use.
@@ -26,7 +26,7 @@ class Usage:
     :param gpus: the GPUs of all pods that were ever on a node, recreated ones counted once for each name.
     """
 
-    asked: float = 0.0
+    requested: float = 0.0
     queued: float = 0.0
     held: float = 0.0
     wasted: float = 0.0
@@ -34,9 +34,9 @@ class Usage:
 
     def __str__(self) -> str:
         """One line: `GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued`."""
-        if not self.asked:
+        if not self.requested:
             return "GPUs: none used"
-        size, unit = next((s, u) for s, u in _UNITS if self.asked >= 2 * s or s == 1)
+        size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
         held, wasted, queued = (f"{value / size:.1f}" for value in (self.held, self.wasted, self.queued))
         return f"GPUs: {self.gpus}; {held} GPU-{unit} held, of these {wasted} wasted; {queued} queued"
 
@@ -73,8 +73,10 @@ def usage(
             gpus[name] = max(count, gpus.get(name, 0))
         seconds = (placed - created, end - placed, (started - placed) + (end - useless_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
-        total = Usage(total.asked + queued + held, total.queued + queued, total.held + held, total.wasted + wasted, 0)
-    return Usage(total.asked, total.queued, total.held, total.wasted, sum(gpus.values()))
+        total = Usage(
+            total.requested + queued + held, total.queued + queued, total.held + held, total.wasted + wasted, 0
+        )
+    return Usage(total.requested, total.queued, total.held, total.wasted, sum(gpus.values()))
 
 
 def _between(low: datetime, at: datetime | None, high: datetime) -> datetime:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import VERSION, known_fields
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.core.selection import LogChoice
 from airflow_provider_ktrain.core.text import clean
@@ -36,12 +37,12 @@ class Options:
     conditions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "conditions": list(self.conditions)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Options:
-        limits = Limits(**known_fields(Limits, data.get("limits")))
-        conditions = tuple(data.get("conditions") or ())
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Options:
+        limits = Limits(**known_fields(Limits, mapping(data).get("limits")))
+        conditions = tuple(mapping(data).get("conditions") or ())
         return cls(**{**known_fields(cls, data), "limits": limits, "conditions": conditions})
 
 
@@ -64,6 +65,10 @@ class Stop:
         self._wake = lambda: loop.is_running() and loop.call_soon_threadsafe(event.set)
         if self.reason is not None:
             event.set()
+
+
+#: the cause of an outcome that names none
+UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome doesn't tell why"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,34 @@ class Outcome:
         """Without what Airflow's processes and its database cannot carry."""
         return clean(asdict(self))
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """What `to_dict` gave, here or in another release. ValueError where it doesn't tell of a success."""
+        fields = known_fields(cls, data)
+        if not isinstance(fields.get("succeeded"), bool):
+            raise ValueError(f"an outcome doesn't tell whether the job succeeded; its fields: {sorted(fields)}")
+        fields.setdefault("phase", "Succeeded" if fields["succeeded"] else "Failed")
+        if fields.get("cause") is not None:
+            fields["cause"] = {**UNKNOWN_CAUSE, **mapping(fields["cause"])}
+        return cls(**fields)
+
+
+def event_of(ended: Outcome | str) -> dict[str, Any]:
+    """The event with which a trigger ends: how the job ended, or why the trigger can't follow it any further."""
+    said = {"error": clean(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    return {"version": VERSION, **said}
+
+
+def read_event(event: Any) -> Outcome | str:
+    """The outcome that a trigger's event brings, or why there is none: an unreadable event is a trigger's failure."""
+    said = mapping(event)
+    if "outcome" in said:
+        try:
+            return Outcome.from_dict(said["outcome"])
+        except ValueError as e:
+            return f"its event cannot be read: {e}"
+    return str(said.get("error") or f"its event cannot be read: found {sorted(map(str, said))}, expected an outcome")
+
 
 @dataclass(frozen=True)
 class Handover:
@@ -122,3 +155,50 @@ class Handover:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Handover:
         return cls(**known_fields(cls, data))
+
+
+@dataclass(frozen=True)
+class Deferral:
+    """What a trigger is started with: its arguments, which are stored in the task's state as well.
+
+    Airflow gives the worker nothing of a trigger that failed: from the stored copy it follows the job then.
+
+    :param failures: how many triggers of this try have failed before.
+    """
+
+    job: JobRef
+    options: Options
+    handover: Handover
+    kubernetes_conn_id: str = "kubernetes_default"
+    cluster_context: str | None = None
+    failures: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "job": self.job.to_dict(),
+            "options": self.options.to_dict(),
+            "handover": self.handover.to_dict(),
+            "kubernetes_conn_id": self.kubernetes_conn_id,
+            "cluster_context": self.cluster_context,
+            "failures": self.failures,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Deferral:
+        """What `to_dict` gave, here or in another release. ValueError where it names no job."""
+        nested = {
+            "job": JobRef.from_dict(mapping(data.get("job"))),
+            "options": Options.from_dict(data.get("options")),
+            "handover": Handover.from_dict(data.get("handover")),
+        }
+        return cls(**{**known_fields(cls, data), **nested})
+
+
+def seconds_in_worker(failures: int, schedule: Sequence[float]) -> float | None:
+    """How long the worker follows a job whose trigger has failed, before the task defers again; None: to its end.
+
+    :param failures: how many triggers of this try have failed, this one included.
+    :param schedule: seconds after the first failure, the second, and so on.
+    """
+    return schedule[failures - 1] if failures <= len(schedule) else None

@@ -30,6 +30,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 
 T = TypeVar("T")
 Object = dict[str, Any]
+PAUSE = 5.0  #: seconds until following is begun again where it could not be done
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
 CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobError)
 
@@ -123,6 +124,12 @@ class WorkerHost:
             self.kill(self._stop.reason)
             raise TrainingKilledError(self._stop.reason)
 
+    def take_over(self, ref: JobRef, on_finish_action: str, handover: Handover) -> None:
+        """Go on with a job that an earlier segment of this try submitted: from now on a kill releases it."""
+        self._ref, self.handover = ref, handover
+        self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
+        self.check()
+
     # submit
 
     def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
@@ -188,12 +195,23 @@ class WorkerHost:
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 
-    def follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | None:
-        """Follow to the end: the outcome. With `until`: None where the job goes on, and `handover` is set."""
+    def follow(
+        self, ref: JobRef, options: Options, until: float | None, *, keep: bool = False, patience: float = 0.0
+    ) -> Outcome | None:
+        """Follow to the end: the outcome. With `until`: None where the job goes on, and `handover` is set.
+
+        :param until: of `time.monotonic`, or None.
+        :param keep: leave the job as it is where it cannot be followed: a retry adopts it. Default: release it.
+        :param patience: seconds for which following is begun again where it cannot be done. Default: 0.
+        """
         try:
-            ended: Outcome | Handover = self._run(self._follow(ref, options, until))
+            ended: Outcome | Handover = self._run(self._follow(ref, options, until, time.monotonic() + patience))
         except Exception as e:
             self._log.warning(f"{ref} cannot be followed any more: {e}")
+            if keep and self._stop.reason is None:
+                self._ref = None
+                self._log.warning(f"{ref} is kept: whoever follows it next goes on with it")
+                raise
             try:
                 self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
             except KtrainError as unreleased:
@@ -207,7 +225,22 @@ class WorkerHost:
         self._ref = None
         return ended
 
-    async def _follow(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
+    async def _follow(
+        self, ref: JobRef, options: Options, until: float | None, patient_until: float = 0.0
+    ) -> Outcome | Handover:
+        stopped = asyncio.Event()
+        while True:
+            try:
+                return await self._follow_once(ref, options, until)
+            except Exception as e:
+                if self._stop.reason is not None or time.monotonic() + PAUSE > patient_until:
+                    raise
+                self._log.warning(f"{ref} cannot be followed now: {e}. Trying again in {PAUSE:.0f} s")
+            self._stop.attach(stopped)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), PAUSE)
+
+    async def _follow_once(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
         async with self._hook.api(ref) as api:
             return await follow(
                 ref,

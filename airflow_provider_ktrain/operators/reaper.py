@@ -12,6 +12,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.reaping import is_kept, judge
@@ -81,12 +82,13 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
             trigger=SecondLookTrigger(candidates=candidates, due=time.time() + seconds), method_name="second_look"
         )
 
-    def second_look(self, context: Context, event: Mapping[str, str]) -> list[str]:
+    def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:
         """Release what was seen before and still is left over."""
         from airflow_provider_ktrain.engine.release import ReleaseError
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
-        again = [ref for ref in self._look() if event.get(ref.uid) == ref.owner]
+        candidates = mapping(mapping(event).get("candidates"))
+        again = [ref for ref in self._look() if candidates.get(ref.uid) == ref.owner]
         if len(again) > self.max_jobs:
             self.log.warning("%d jobs are left over; only %d are released now (max_jobs)", len(again), self.max_jobs)
         done = []

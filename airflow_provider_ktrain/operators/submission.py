@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
 from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.submit import Log, Submitted, served_version, submit
-from airflow_provider_ktrain.operators.training import STATE_KEY, source_hash
+from airflow_provider_ktrain.operators import task_state
+from airflow_provider_ktrain.operators.training import source_hash
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -58,13 +60,13 @@ class Submission:
             operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
         )
         self.version: str | None = None
-        state = compat.recall(context, STATE_KEY) or {}
+        state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == self.owner.max_tries
         if same_life:  # `retries` may have been changed since
-            self.first_try = state["first_try"]
+            self.first_try = state.get("first_try", self.first_try)
         self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
         if not operator.server_dry_run:
-            self._settle(context, (state.get("place") or {}) if same_life else {}, hook)
+            self._settle(context, mapping(state.get("place")) if same_life else {}, hook)
 
     def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook) -> None:
         place = {
@@ -74,12 +76,13 @@ class Submission:
             "name": self.name,
         }
         _same_place(before, place)
-        job = compat.recall(context, f"{STATE_KEY}-job") if before else None
-        place["cluster"] = asyncio.run(_cluster(hook, JobRef.from_dict(job) if job else None))
+        job = task_state.read_job(context) if before else None
+        place["cluster"] = asyncio.run(_cluster(hook, job))
         if not job:  # else it was found there
             _same_place(before, place)
-        self._state = {"max_tries": self.owner.max_tries, "first_try": self.first_try, "place": place}
-        compat.remember(context, STATE_KEY, {**self._state, "attempt": self.attempt})
+        life = {"max_tries": self.owner.max_tries, "first_try": self.first_try}
+        self._state = {"version": VERSION, **life, "place": place}
+        compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
 
     @property
     def attempt(self) -> int:
@@ -138,8 +141,8 @@ class Submission:
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Note the job for later segments of the task; an adopted job is not another attempt."""
         if not submitted.created and self._previous:
-            compat.remember(context, STATE_KEY, {**self._state, "attempt": self._previous})
-        compat.remember(context, f"{STATE_KEY}-job", submitted.ref.to_dict())
+            compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
+        task_state.write_job(context, submitted.ref)
 
     async def find(self, api: Api) -> JobRef | None:
         """The job that a submission which was cut off has created, if it has."""

@@ -35,19 +35,19 @@ from airflow_provider_ktrain.core.manifest import Volume
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.source import read, the_job
 from airflow_provider_ktrain.core.storable import storable_outputs
+from airflow_provider_ktrain.core.text import clipped
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome
+    from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome
     from airflow_provider_ktrain.hooks.worker import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
-TRIGGERS = 3  #: triggers that may fail to follow one job before it is given up
-STATE_KEY = "ktrain"  #: in task_state_store
+PATIENCE = 900.0  #: seconds for which a job that no trigger can follow any more may be out of reach
 KILLED = "the task was killed (marked failed or cleared, timed out, or its worker was stopped)"
 
 
@@ -102,6 +102,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
     kind: ClassVar[Kind]
     defer_padding: ClassVar[float] = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
+    #: seconds for which the worker follows the job after each failed trigger of a try; after the last, to its end
+    seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
 
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "workers", "replicas", "gpus",
@@ -293,6 +295,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.operators.submission import Submission
 
         with as_airflow_errors():
+            if not self.server_dry_run and (earlier := self._earlier_success(context)):
+                return self._conclude(earlier, context)
             self._check_parameters()
             source = self._rendered(context)
             offline = self.build_manifest(source)  # what is wrong is told before anything is asked of a cluster
@@ -311,13 +315,11 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 self._tell(context, submitted.ref)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
-                outcome = host.follow(submitted.ref, options, until)
+                outcome = host.follow(submitted.ref, options, until, keep=_has_retry(context))
             if outcome is not None:
                 return self._finish(outcome, context)
             host.check()  # a kill while this worker was about to defer
-            if hint := compat.trigger_log_hint(context["ti"]):
-                self.log.info(hint)
-            self._defer(submitted.ref, options, host.handover)
+            self._defer(self._deferral(submitted.ref, options, host.handover), context)
 
     def _tell(self, context: Context, ref: JobRef) -> None:
         """Which job it is, while it is."""
@@ -326,32 +328,26 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         for link in self.operator_extra_links:
             compat.push(context, link.xcom_key, url_of(job))
 
-    def _defer(self, ref: JobRef, options: Options, handover: Handover) -> None:
+    def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
+        from airflow_provider_ktrain.engine.terms import Deferral
+
+        return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
+
+    def _defer(self, deferral: Deferral, context: Context) -> NoReturn:
+        from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        self.log.info("%s goes on; the triggerer follows it from here and this worker is free", ref)
+        try:
+            task_state.write_deferral(context, deferral)
+        except Exception as e:  # it is only needed if the trigger fails
+            self.log.warning("What the triggerer needs to follow %s could not be stored: %s", deferral.job, e)
+        if hint := compat.trigger_log_hint(context["ti"]):
+            self.log.info(hint)
+        self.log.info("%s goes on; the triggerer follows it from here and this worker is free", deferral.job)
         self.defer(
-            trigger=TrainingJobTrigger(
-                job=ref.to_dict(),
-                options=options.to_dict(),
-                kubernetes_conn_id=self.kubernetes_conn_id,
-                cluster_context=self.cluster_context,
-                handover=handover.to_dict(),
-            ),
+            trigger=TrainingJobTrigger(**deferral.to_dict()),
             method_name="execute_complete",
-            timeout=self._until_timeout(options),
-        )
-
-    def _defer_again(self, error: str, trigger: Mapping[str, Any]) -> NoReturn:
-        """A trigger that failed is no reason to end a training that goes on."""
-        from airflow_provider_ktrain.engine.terms import Options
-        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-
-        self.log.warning("The trigger failed (%s); another one follows the job", error)
-        self.defer(
-            trigger=TrainingJobTrigger(**trigger),
-            method_name="execute_complete",
-            timeout=self._until_timeout(Options.from_dict(trigger["options"])),
+            timeout=self._until_timeout(deferral.options),
         )
 
     def _until_timeout(self, options: Options) -> timedelta | None:
@@ -361,28 +357,93 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return timedelta(seconds=max(options.deadline - time.time(), 0) + self.defer_padding)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Resume after the trigger: result, or the exception of the cause."""
-        from airflow_provider_ktrain.engine.terms import Outcome
+        """Resume after the trigger: result, or the exception of the cause; where it failed, follow the job."""
+        from airflow_provider_ktrain.engine.terms import Outcome, read_event
         from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
-            if "error" in event:
-                if (again := event.get("trigger")) and again["failures"] < TRIGGERS:
-                    self._defer_again(event["error"], again)
-                if outcome := self._end_or_release(context):
-                    return self._finish(outcome, context)
-                raise KtrainError(f"the trigger failed while it followed the job: {event['error']}")
-            return self._finish(Outcome(**event), context)
+            ended = read_event(event)
+            if isinstance(ended, Outcome):
+                return self._finish(ended, context)
+            return self._follow_in_worker(ended, context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Airflow's way back into a deferred task; where that is only to fail, the GPUs are released first."""
-        if next_method == "__fail__":
-            from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+        """Airflow's way back into a deferred task.
 
-            with as_airflow_errors():
-                if outcome := self._end_or_release(context):
-                    return self._finish(outcome, context)
+        Where the deferral timed out, the GPUs are released before the task fails. Where the trigger failed, its job is
+        followed: a triggerer that cannot load the trigger says nothing about the training.
+        """
+        if next_method != compat.TRIGGER_FAILED:
+            return super().resume_execution(next_method, next_kwargs, context)
+        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+
+        reason = compat.trigger_failure(next_kwargs)
+        with as_airflow_errors():
+            if reason is not None:
+                if traceback := compat.trigger_traceback(next_kwargs):
+                    self.log.warning("The traceback of the triggerer:\n%s", traceback)
+                return self._follow_in_worker(reason, context)
+            if outcome := self._end_or_release(context):
+                return self._finish(outcome, context)
         return super().resume_execution(next_method, next_kwargs, context)
+
+    def _follow_in_worker(self, reason: str, context: Context) -> Any:
+        """Follow a job whose trigger failed: for some time, for longer after each failure; then defer again.
+
+        Nothing is released here: a failed trigger proves nothing about its job. It reads on from what was stored as
+        the task deferred, since Airflow overwrites what the failed trigger has logged with the next trigger's log.
+
+        :param reason: why the trigger failed.
+        """
+        from airflow_provider_ktrain.engine.terms import seconds_in_worker
+
+        deferral = self._stored_deferral(reason, context)
+        deferral = replace(deferral, failures=deferral.failures + 1)
+        ref, options = deferral.job, deferral.options
+        seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
+        self.log.warning("The trigger failed: %s. Its job is not touched", clipped(reason, 150))
+        how_long = "to its end" if seconds is None else f"for {seconds:.0f} s, then the task defers again"
+        self.log.info("Failure %d of a trigger: this worker follows %s %s", deferral.failures, ref, how_long)
+        self._host = host = self._host_of_what_is_left()
+        if self._killed:  # before there was a host
+            host.kill(KILLED)
+        until = None if seconds is None else time.monotonic() + seconds
+        keep = seconds is not None or _has_retry(context)
+        with host:
+            host.take_over(ref, options.on_finish_action, deferral.handover)
+            try:
+                patience = PATIENCE if seconds is None else seconds
+                outcome = host.follow(ref, options, until, keep=keep, patience=patience)
+            except Exception:
+                host.check()
+                if seconds is None:
+                    raise
+                outcome = None
+        if outcome is not None:
+            return self._finish(outcome, context)
+        host.check()
+        self._defer(replace(deferral, handover=host.handover), context)
+
+    def _stored_deferral(self, reason: str, context: Context) -> Deferral:
+        """What this try's last trigger was started with.
+
+        :raises KtrainError: the task's state names no job of this try.
+        """
+        from airflow_provider_ktrain.engine.terms import Handover
+        from airflow_provider_ktrain.operators import task_state
+
+        if found := task_state.read_deferral(context):
+            deferral, since = found
+            self.log.warning("Lines since %s may be repeated: the trigger failed", since or "the deferral")
+            return deferral
+        job = task_state.read_job(context)
+        if job is not None and job.owner == str(context["ti"].id):
+            self.log.warning("All lines of %s may be repeated: the task's state doesn't say which were read", job)
+            return self._deferral(job, self._options({"metadata": {}}), Handover())
+        raise KtrainError(
+            f"the trigger failed ({clipped(reason, 80)}), and the task's state names no job to follow. A retry adopts "
+            "the job; without a retry, the reaper releases it"
+        )
 
     def on_kill(self) -> None:
         """In a signal handler: wake the supervisor, which releases the job; where no loop runs, release it here."""
@@ -390,25 +451,61 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         if self._host is not None:
             self._host.kill(KILLED)
 
+    def _earlier_success(self, context: Context) -> Outcome | None:
+        """The outcome of an earlier try of this life of the task whose training succeeded: it is not repeated."""
+        from airflow_provider_ktrain.operators import task_state
+
+        try:
+            outcome = task_state.read_earlier_success(context)
+        except ValueError as e:  # the job itself tells it then, if it is still there
+            self.log.warning("The stored outcome of an earlier try cannot be read: %s", e)
+            return None
+        if outcome is not None:
+            self.log.info("An earlier try of this task has succeeded: its result is returned and nothing is submitted")
+            if job := task_state.read_job(context):
+                self._tell(context, job)
+        return outcome
+
     def _finish(self, outcome: Outcome, context: Context) -> Any:
+        """Store the outcome, so that no later try trains again; then conclude."""
+        from airflow_provider_ktrain.operators import task_state
+
+        stored = False
+        try:
+            stored = outcome.superseded or task_state.write_outcome(context, outcome)
+        except Exception as e:  # it must not hide how the training ended
+            self.log.warning("The outcome could not be stored in the task's state: %s", e)
+        return self._conclude(outcome, context, stored=stored)
+
+    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+        """Tell Airflow how the training ended, then delete its job: the result, or the exception of the cause.
+
+        :param stored: whether a later try finds the outcome in the task's state. Without it a succeeded job is kept.
+        """
+        from airflow_provider_ktrain.engine.terms import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
         ti = context["ti"]
+        if outcome.superseded:
+            raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
         outcome = self._with_fit_result(outcome)
-        unreleased = self._delete_or_release(context) if outcome.release_error else ""
+        late = bool(outcome.release_error)
+        unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
         if outcome.usage:
             compat.push(context, "usage", outcome.usage)
         for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
-        if outcome.superseded:
-            raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
-        if unreleased and outcome.cause is None:
-            compat.push(context, "return_value", outcome.result)  # what fails is the release, not the training
+        if outcome.succeeded:
+            compat.push_return_value(context, self, outcome.result)
+        if unreleased and outcome.succeeded:  # what fails is the release, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
-        if outcome.kept and self._delete_or_release(context, outcome.kept):
+        left = bool(outcome.kept) or (late and outcome.succeeded)
+        if left and outcome.succeeded and not stored:
+            self.log.warning("The succeeded job is kept, without pods that run: its outcome could not be stored")
+        elif left and self._delete_or_release(context, outcome.kept):
             self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
-        if outcome.cause is not None:
-            raise failure(outcome.cause, unreleased or outcome.released)
+        if not outcome.succeeded:
+            raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
@@ -429,24 +526,32 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             self.log.warning("The training succeeded. Of its result, %s", warning)
         return replace(outcome, result=result)
 
-    def _delete_or_release(self, context: Context, job: Mapping[str, str] | None = None) -> str:
-        """Release this try's job by `on_finish_action`; returns why that failed, or an empty string."""
-        said = job or compat.recall(context, f"{STATE_KEY}-job")
-        if not said:
-            return ""
+    def _delete_or_release(
+        self, context: Context, job: Mapping[str, str] | None = None, *, spare_ended: bool = False
+    ) -> str:
+        """Release this try's job by `on_finish_action`; returns why that failed, or an empty string.
+
+        :param job: a `JobRef` as a dict. Default: the one in the task's state.
+        :param spare_ended: of a job that has ended, delete only the pods that still run.
+        """
+        from airflow_provider_ktrain.operators import task_state
+
         try:
+            ref = JobRef.from_dict(job) if job else task_state.read_job(context)
+            if ref is None:
+                return ""
             with self._host_of_what_is_left() as host:
-                self.log.info(host.release(JobRef.from_dict(said), self.on_finish_action).text)
+                self.log.info(host.release(ref, self.on_finish_action, spare_ended=spare_ended).text)
         except Exception as e:  # it must not hide how the training ended
             self.log.error("%s", e)
             return str(e)
         return ""
 
     def _end_or_release(self, context: Context) -> Outcome | None:
-        """Where nobody followed this try's job any more: its outcome if it has ended, else it is released."""
-        said = compat.recall(context, f"{STATE_KEY}-job")
-        if said:
-            ref = JobRef.from_dict(said)
+        """Where the deferral timed out: the outcome of this try's job if it has ended, else the job is released."""
+        from airflow_provider_ktrain.operators import task_state
+
+        if ref := task_state.read_job(context):
             with self._host_of_what_is_left() as host:
                 if job := host.ended(ref):
                     return host.follow(ref, self._options(job), None)
@@ -542,6 +647,12 @@ class MPIJobOperator(TrainingJobOperator):
 
     __doc__ = f"{__doc__}\n{TrainingJobOperator.__doc__}"
     kind = MPIJOB
+
+
+def _has_retry(context: Context) -> bool:
+    """Whether Airflow tries again if this try fails."""
+    ti = context["ti"]
+    return bool(ti.try_number <= (ti.max_tries or 0))
 
 
 def _path_of(manifest: Any) -> str | None:

@@ -127,13 +127,14 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
-        from airflow_provider_ktrain.engine.terms import Outcome
+        from airflow_provider_ktrain.engine.terms import Outcome, read_event
         from airflow_provider_ktrain.hooks.worker import as_airflow_errors
 
         with as_airflow_errors():
-            if "error" in event:
-                raise KtrainError(f"the trigger failed while it waited for the job: {event['error']}")
-            self._finish(Outcome(**event))
+            ended = read_event(event)
+            if not isinstance(ended, Outcome):
+                raise KtrainError(f"the trigger failed while it waited for the job: {ended}")
+            self._finish(ended)
 
     def poke(self, context: Context) -> bool:
         """One look, for `mode="reschedule"`."""

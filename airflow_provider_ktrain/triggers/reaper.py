@@ -10,24 +10,36 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.text import clean
 
 
 class SecondLookTrigger(BaseTrigger):
     """Hands the candidates of the first look to the second.
 
-    :param candidates: owner's ti_id by the job's uid.
-    :param due: epoch seconds of the second look.
+    :param candidates: owner's ti_id by the job's uid. Default: none.
+    :param due: epoch seconds of the second look. Default: at once.
+    :param version: of the format of these arguments. Default: this release's.
+    :param unknown: arguments of newer releases; ignored.
     """
 
-    def __init__(self, *, candidates: Mapping[str, str], due: float) -> None:
+    def __init__(
+        self,
+        *,
+        candidates: Mapping[str, str] | None = None,
+        due: float = 0.0,
+        version: int = VERSION,
+        **unknown: Any,
+    ) -> None:
         super().__init__()
-        self.candidates = clean(dict(candidates))  # owners are text of annotations
+        self.candidates = clean(dict(mapping(candidates)))  # owners are text of annotations
         self.due = due
+        self.version = version
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{__name__}.{type(self).__name__}", {"candidates": self.candidates, "due": self.due}
+        arguments = {"version": self.version, "candidates": self.candidates, "due": self.due}
+        return f"{__name__}.{type(self).__name__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await asyncio.sleep(max(self.due - time.time(), EARLIEST_EVENT))
-        yield TriggerEvent(self.candidates)
+        yield TriggerEvent({"version": VERSION, "candidates": self.candidates})

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog
 from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -28,60 +30,70 @@ STATE_PATIENCE = (
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
-    """Follows one job to its end, brings its logs, frees its GPUs, and fires one event: the outcome as a dict.
+    """Follows one job to its end, brings its logs, frees its GPUs, and fires one event: an outcome or an error.
 
     A job that has ended is deleted by `execute_complete`, when the event has arrived.
 
-    Its arguments hold no manifest and no credentials.
+    Its arguments hold no manifest and no credentials. They are `engine.terms.Deferral` as a dict, maybe of another
+    release: unknown ones are ignored, missing ones have defaults. None of them can keep the trigger from being built,
+    as Airflow would fail the task then; without a job its event is an error.
 
     :param job: `core.identity.JobRef` as a dict.
-    :param options: `engine.terms.Options` as a dict.
-    :param handover: `engine.terms.Handover` of the worker as a dict.
-    :param failures: how many triggers have failed to follow this job before.
-    :param kubernetes_conn_id: connection of type `kubernetes`.
-    :param cluster_context: context of its kubeconfig.
+    :param options: `engine.terms.Options` as a dict. Default: the defaults of its fields.
+    :param handover: `engine.terms.Handover` of the worker as a dict. Default: nothing was followed before.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`.
+    :param cluster_context: context of its kubeconfig. Default: its current one.
+    :param failures: how many triggers of this try have failed before. Default: 0.
+    :param version: of the format of these arguments. Default: this release's.
+    :param unknown: arguments of newer releases; ignored.
     """
 
     def __init__(
         self,
         *,
-        job: Mapping[str, str],
-        options: Mapping[str, Any],
+        job: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
         handover: Mapping[str, Any] | None = None,
-        kubernetes_conn_id: str,
+        kubernetes_conn_id: str = "kubernetes_default",
         cluster_context: str | None = None,
         failures: int = 0,
+        version: int = VERSION,
+        **unknown: Any,
     ) -> None:
+        from airflow_provider_ktrain.engine.terms import Options
+
         super().__init__()
-        self.job = dict(job)
-        self.options = dict(options)
-        self.handover = dict(handover or {})
-        self.failures = failures
+        self.job = dict(mapping(job))
+        read = Options.from_dict(options)
+        if not self.job.get("owner"):  # without an owner no deletion is fenced, and the job is not a task's
+            read = replace(read, release=False)
+        self.options = read.to_dict()
+        self.handover = dict(mapping(handover))
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
+        self.failures = failures
+        self.version = version
         self._killing: asyncio.Future[None] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", clean(self._arguments())
-
-    def _arguments(self) -> dict[str, Any]:
-        names = ("job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
-        return {name: getattr(self, name) for name in names}
+        names = ("version", "job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
+        arguments = {name: getattr(self, name) for name in names}
+        return f"{type(self).__module__}.{type(self).__qualname__}", clean(arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        from airflow_provider_ktrain.engine.terms import event_of
+
         started = time.monotonic()
-        ref = JobRef.from_dict(self.job)
         try:
-            event = (await self._follow(ref)).to_dict()
+            event = event_of(await self._follow(JobRef.from_dict(self.job)))
         except asyncio.CancelledError:
             if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nobody is left
-                await self._release(ref, timeout=INTERRUPTED, verify=False)
+                await self._release(JobRef.from_dict(self.job), timeout=INTERRUPTED, verify=False)
             raise
         except Exception as e:
-            # never raise: nothing of ours would run then, and the GPUs would stay
-            self.log.exception("Following %s failed", ref)
-            again = {**self._arguments(), "failures": self.failures + 1}
-            event = {"error": f"{type(e).__name__}: {e}", "trigger": again}
+            # never raise: Airflow hands only a traceback to the worker then
+            self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
+            event = event_of(f"{type(e).__name__}: {e}")
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         yield TriggerEvent(clean(event))
 

@@ -52,7 +52,7 @@ NOW = START + timedelta(seconds=1000)
 
 def test_a_pod_from_queue_to_end() -> None:
     used = usage([pod(0, 10, 40, 100, gpus=2)], NOW)
-    assert used == Usage(asked=200, queued=20, held=180, wasted=60, gpus=2)
+    assert used == Usage(requested=200, queued=20, held=180, wasted=60, gpus=2)
 
 
 def test_what_still_is_counts_until_now() -> None:
@@ -106,9 +106,9 @@ def test_figures_hold_together_whatever_the_clocks_say(many: list[dict[str, Any]
     used = usage(many, NOW, job_ended=job_ended)
     assert used.queued >= 0
     assert 0 <= used.wasted <= used.held + 1e-6
-    assert used.asked == pytest.approx(used.queued + used.held)
+    assert used.requested == pytest.approx(used.queued + used.held)
     alone = [usage([p], NOW, job_ended=job_ended) for p in many]
-    for name in ("asked", "queued", "held", "wasted"):
+    for name in ("requested", "queued", "held", "wasted"):
         assert getattr(used, name) == pytest.approx(sum(getattr(u, name) for u in alone))
     assert usage(reversed(many), NOW, job_ended=job_ended).as_dict() == pytest.approx(used.as_dict())
 
@@ -116,7 +116,7 @@ def test_figures_hold_together_whatever_the_clocks_say(many: list[dict[str, Any]
 @given(pods, st.floats(0, 1000))
 def test_time_only_adds(many: list[dict[str, Any]], later: float) -> None:
     now, then = usage(many, NOW), usage(many, NOW + timedelta(seconds=later))
-    assert then.asked >= now.asked - 1e-6
+    assert then.requested >= now.requested - 1e-6
     assert then.held >= now.held - 1e-6
 
 

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from airflow.sdk import DAG, TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
+from pydantic import JsonValue, TypeAdapter
 
 from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
 from airflow_provider_ktrain.core.status import phase_of
@@ -29,6 +31,8 @@ class Store(dict[str, Any]):
     """`task_state_store`."""
 
     def set(self, key: str, value: Any) -> None:
+        """As Airflow, which takes JSON alone: no tuple, no StrEnum."""
+        assert TypeAdapter(JsonValue).validate_python(value, strict=True) == value
         self[key] = value
 
 
@@ -44,12 +48,21 @@ class Ti:
     map_index: int = -1
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     xcoms: dict[str, Any] = field(default_factory=dict)
-    refuses: str = ""  # the key of an XCom that Airflow does not take
+    refuses: str = ""  # the key of an XCom that Airflow, or an XCom backend, does not take
+    jobs: Callable[[], list[Object]] = list  # the jobs in the cluster
+    jobs_at: dict[str, int] = field(default_factory=dict)  # how many there were when an XCom was pushed, by its key
 
     def xcom_push(self, key: str, value: Any) -> None:
         if key == self.refuses:
             raise ConnectionError(f"Airflow cannot be told of {key}")
         self.xcoms[key] = value
+        self.jobs_at[key] = len(self.jobs())
+
+
+class DefersSoon(PyTorchJobOperator):
+    """Follows a job whose trigger failed for a moment only, twice, then to its end."""
+
+    seconds_in_worker = (0.5, 1.0)
 
 
 class Instance:
@@ -83,7 +96,8 @@ class Instance:
         operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "", **parameters: Any,
     ) -> Any:  # fmt: skip
         """Run `execute` as try `number`; what it returns, or the exception with which it defers."""
-        self.ti = Ti(self.run_id, number, retries if max_tries is None else max_tries, refuses=refuses)
+        most = retries if max_tries is None else max_tries
+        self.ti = Ti(self.run_id, number, most, refuses=refuses, jobs=self.jobs)
         if "manifest" not in parameters:
             command = {} if "python_callable" in parameters else {"command": TRAINS}
             parameters = {"image": clusters.IMAGE, **command, "gpus": 1, **parameters}
@@ -101,10 +115,17 @@ class Instance:
         assert self.operator is not None
         return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
 
-    def fail(self, error: str) -> Any:
-        """As the worker goes on where Airflow gave the trigger up."""
+    def fail(self, error: str, **more: Any) -> Any:
+        """As the worker goes on where the trigger failed or the deferral timed out; what it returns, or its deferral.
+
+        :param error: a value of Airflow's TriggerFailureReason.
+        :param more: `traceback`, of a trigger that failed.
+        """
         assert self.operator is not None
-        return self.operator.resume_execution("__fail__", {"error": error}, self.context)
+        try:
+            return self.operator.resume_execution("__fail__", {"error": error, **more}, self.context)
+        except TaskDeferred as deferred:
+            return deferred
 
     def wait_ended(self) -> None:
         """Until the job has, whoever follows it."""

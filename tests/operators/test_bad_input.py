@@ -63,7 +63,7 @@ def test_it_is_told_and_nothing_is_left_behind(
     message = str(error.value)
     assert [word for word in said if word not in message] == [], message
     assert instance.everything() <= before
-    assert not instance.store.get("ktrain-job")
+    assert not instance.store.get("ktrain_job")
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "", token: str = "") -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferralTimeout
+import yaml
+from airflow.sdk.exceptions import AirflowException, TaskDeferralTimeout
 
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
-from tests.operators.instance import Instance
+from tests.operators.instance import Instance, Store
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
 FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
@@ -49,9 +54,156 @@ def test_airflow_gave_the_deferral_up_and_it_runs_on(instance: Instance) -> None
     assert not instance.jobs()
 
 
-def test_triggers_that_all_failed(instance: Instance) -> None:
-    deferred: Any = instance.execute(command=RESULT)
-    instance.wait_ended()
-    _, arguments = deferred.trigger.serialize()
-    assert instance.resume({"error": "no luck", "trigger": {**arguments, "failures": 3}}) == {"loss": 0.5}
+# the outcome is stored, and told to Airflow, before the job is deleted
+
+
+def away(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection leads to no cluster."""
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    extra = {"kube_config": json.dumps(config)}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+def test_worker_lost_after_execute_returned(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Airflow hasn't heard of the success: the next try returns the same, and creates no job."""
+    assert instance.execute(command=RESULT, deferrable=False, retries=1) == {"loss": 0.5}
+    assert instance.ti is not None
+    job = instance.ti.xcoms["job"]
+    assert not instance.jobs()
+    capsys.readouterr()
+    assert instance.execute(command=RESULT, number=2, retries=1) == {"loss": 0.5}
+    assert instance.ti.xcoms["job"] == job
+    assert instance.ti.xcoms["usage"]["held"] > 0
+    assert not instance.jobs()
+    assert "its result is returned and nothing is submitted" in capsys.readouterr().out
+
+
+def test_earlier_success_needs_no_cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor parameters that are valid by now."""
+    instance.execute(command=RESULT, deferrable=False, retries=1, on_finish_action="keep_job")
+    away(instance, monkeypatch)
+    again = {"number": 2, "retries": 1, "logs": "no such choice", "on_finish_action": "keep_job"}
+    assert instance.execute(command=RESULT, **again) == {"loss": 0.5}
+
+
+def test_xcom_backend_fails_in_push(instance: Instance) -> None:
+    """The job stays until Airflow has the result; the next try returns it and deletes the job."""
+    with pytest.raises(ConnectionError):
+        instance.execute(command=RESULT, deferrable=False, retries=2, refuses="return_value")
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
+    assert not instance.running()
+    with pytest.raises(ConnectionError):
+        instance.execute(command=RESULT, deferrable=False, number=2, retries=2, refuses="return_value")
+    assert [kept["metadata"]["uid"] for kept in instance.jobs()] == [job["metadata"]["uid"]]
+    assert instance.execute(command=RESULT, deferrable=False, number=3, retries=2) == {"loss": 0.5}
+    assert not instance.jobs()
+
+
+def test_result_is_pushed_before_the_job_is_deleted(instance: Instance) -> None:
+    assert instance.execute(command=RESULT, deferrable=False, multiple_outputs=True) == {"loss": 0.5}
+    assert instance.ti is not None
+    assert (instance.ti.xcoms["return_value"], instance.ti.xcoms["loss"]) == ({"loss": 0.5}, 0.5)
+    assert (instance.ti.jobs_at["return_value"], instance.ti.jobs_at["loss"]) == (1, 1)
+    assert not instance.jobs()
+
+
+def test_do_xcom_push_false_pushes_no_result(instance: Instance) -> None:
+    instance.execute(command=RESULT, deferrable=False, do_xcom_push=False)
+    assert instance.ti is not None
+    assert "return_value" not in instance.ti.xcoms
+
+
+@pytest.mark.embedded
+def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> None:
+    """Airflow has the result by then, and the next try returns it and deletes the job."""
+    instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # asked again for 60 s
+    before = signal.signal(signal.SIGALRM, stop)
+    told = threading.Event()
+    waiting = threading.Thread(target=interrupt_once_told, args=(instance, told))
+    waiting.start()
+    try:
+        with pytest.raises(Lost):
+            instance.execute(command=RESULT, deferrable=False, retries=1)
+    finally:
+        told.set()
+        waiting.join()
+        signal.signal(signal.SIGALRM, before)
+        instance.cluster.admin("clear")
+    (job,) = instance.jobs()
+    assert instance.execute(command=RESULT, number=2, retries=1) == {"loss": 0.5}
+    assert instance.ti is not None
+    assert instance.ti.xcoms["job"]["uid"] == job["metadata"]["uid"]
+    assert not instance.jobs()
+
+
+class Lost(BaseException):
+    """The worker's process ends here."""
+
+
+def stop(*_: object) -> None:
+    raise Lost
+
+
+def interrupt_once_told(instance: Instance, told: threading.Event) -> None:
+    """Once Airflow has the result, the process is interrupted: it waits for the deletion."""
+    while not told.wait(0.1):
+        if instance.ti is not None and "return_value" in instance.ti.xcoms:
+            os.kill(os.getpid(), signal.SIGALRM)
+            return
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize(("retries", "kept"), [(1, True), (0, False)])
+def test_job_that_cannot_be_followed_is_kept_for_a_retry(instance: Instance, retries: int, kept: bool) -> None:
+    """A refused watch proves nothing about the training; without a retry nobody would release it."""
+    instance.cluster.admin("status", status=403, verb="watch", path="/pods|/pytorchjobs")
+    try:
+        with pytest.raises(AirflowException, match="no right to watch"):
+            instance.execute(deferrable=False, retries=retries)
+    finally:
+        instance.cluster.admin("clear")
+    assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
+
+
+def test_failed_outcome_belongs_to_its_try(instance: Instance) -> None:
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=["sh", "-c", "exit 3"], deferrable=False, retries=1)
+    assert instance.ti is not None
+    first = instance.ti.xcoms["job"]["uid"]
+    assert instance.execute(command=RESULT, deferrable=False, number=2, retries=1) == {"loss": 0.5}
+    assert instance.ti.xcoms["job"]["uid"] != first
+    tries = instance.store["ktrain_tries"]["tries"]
+    assert [one["try_number"] for one in tries] == [1, 2]
+    assert "exit code 3" in tries[0]["cause"]
+    assert tries[1]["cause"] == ""
+    assert all(one["usage"]["gpus"] == 1 and one["ended_at"] for one in tries)
+
+
+def test_clear_trains_again(instance: Instance) -> None:
+    instance.execute(command=RESULT, deferrable=False)
+    assert instance.ti is not None
+    first = instance.ti.xcoms["job"]["uid"]
+    instance.execute(command=RESULT, deferrable=False, number=2, max_tries=1)
+    assert instance.ti.xcoms["job"]["uid"] != first
+
+
+def test_outcome_that_cannot_be_stored_keeps_the_job(instance: Instance) -> None:
+    """A broken store fails no training; the job is then what a retry takes the result of."""
+
+    class Unwell(Store):
+        def set(self, key: str, value: Any) -> None:
+            if key == "ktrain_outcome":
+                raise OSError("Airflow is unwell")
+            super().set(key, value)
+
+    instance.store = Unwell()
+    assert instance.execute(command=RESULT, deferrable=False, retries=1) == {"loss": 0.5}
+    (job,) = instance.jobs()
+    assert not instance.running()
+    instance.store = Store(instance.store)
+    assert instance.execute(command=RESULT, deferrable=False, number=2, retries=1) == {"loss": 0.5}
+    assert instance.ti is not None
+    assert instance.ti.xcoms["job"]["uid"] == job["metadata"]["uid"]
     assert not instance.jobs()

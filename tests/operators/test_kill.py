@@ -93,7 +93,7 @@ def test_as_its_job_appears(instance: Instance, kill: Kill) -> None:
 def test_while_it_submits(instance: Instance, kill: Kill) -> None:
     instance.cluster.admin("status", status=503, verb="create", path="/pytorchjobs", seconds=60)
     try:
-        kill(lambda: "ktrain" in instance.store)
+        kill(lambda: "ktrain_submission" in instance.store)
         check_killed(instance, deferrable=False)
     finally:
         instance.cluster.admin("clear")

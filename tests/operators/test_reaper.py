@@ -29,13 +29,13 @@ def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     del task_runner.SUPERVISOR_COMMS
 
 
-def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperator, dict[str, str]]:
-    """The first look; what it has found."""
+def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperator, dict[str, Any]]:
+    """The first look; the event that brings what it has found to the second."""
     reaper = ReapTrainingJobsOperator(task_id="reap", **parameters)
     try:
         assert reaper.execute(instance.context) == []
     except TaskDeferred as deferred:
-        return reaper, deferred.trigger.candidates
+        return reaper, {"version": 1, "candidates": deferred.trigger.candidates}
     return reaper, {}
 
 
@@ -58,7 +58,7 @@ def test_by_default_it_only_says_so(instance: Instance, supervisor: Supervisor) 
 def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> None:
     instance.execute(number=2, max_tries=1, name="other")  # a clear of a changed task leaves the old job to it
     reaper, found = look(instance, dry_run=False, max_jobs=1)
-    assert len(found) == 2
+    assert len(found["candidates"]) == 2
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
 
@@ -98,7 +98,7 @@ def test_an_ended_job_that_nobody_came_to_delete(
     async def followed() -> TriggerEvent:
         return await anext(aiter(trigger.run()))
 
-    assert asyncio.run(followed()).payload["succeeded"]
+    assert asyncio.run(followed()).payload["outcome"]["succeeded"]
     assert len(instance.jobs()) == 1
     reaper, found = look(instance, dry_run=False)
     assert len(reaper.second_look(instance.context, found)) == (not kept)

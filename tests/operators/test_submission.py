@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.bases.operator import TriggerFailureReason
+from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
 
 from airflow_provider_ktrain.core.identity import Owner
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
 from tests.operators.instance import TRAINS, Instance, Object, Store
+
+FORMATS = pathlib.Path(__file__).parents[1] / "formats" / "v1"
 
 
 def environment(job: Object) -> dict[str, str]:
@@ -51,6 +54,21 @@ def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> 
     (third,) = instance.jobs()
     assert attempt(third) == "2"
     assert environment(third)["KTRAIN_CHECKPOINT_DIR"] == environment(first)["KTRAIN_CHECKPOINT_DIR"]
+
+
+@pytest.mark.parametrize("missing", ["version", "max_tries", "first_try", "place", "attempt", "nothing"])
+def test_submission_state_of_another_release_is_read(instance: Instance, missing: str) -> None:
+    """With a field less, and with fields more."""
+    instance.execute(number=1, retries=1)
+    (first,) = instance.jobs()
+    state = instance.store["ktrain_submission"]
+    assert set(state) == set(json.loads((FORMATS / "state_ktrain_submission.json").read_text()))
+    state["of_a_later_release"] = {"any": "thing"}
+    state["place"]["of_a_later_release"] = "thing"
+    state.pop(missing, None)
+    instance.execute(number=2, retries=1)
+    (second,) = instance.jobs()
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
 
 
 def test_the_owner_is_this_try(instance: Instance) -> None:
@@ -91,9 +109,8 @@ def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None
     first = instance.execute(number=1, execution_timeout=hour, **kept)
     alive = instance.execute(number=2, execution_timeout=3 * hour, **kept)
     assert alive.trigger.options["deadline"] == first.trigger.options["deadline"], "an adoption alone does not renew it"
-    assert instance.operator is not None
-    with pytest.raises(Exception, match="timed out"):
-        instance.operator.resume_execution("__fail__", {"error": "Trigger timed out"}, instance.context)
+    with pytest.raises(TaskDeferralTimeout):
+        instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     (suspended,) = instance.jobs()
     resumed = instance.execute(number=3, execution_timeout=3 * hour, **kept)
     assert resumed.trigger.job["uid"] == suspended["metadata"]["uid"]
@@ -146,7 +163,7 @@ def test_where_it_goes_is_written_before_it_is_created(instance: Instance, monke
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with pytest.raises(Exception, match="cannot be reached"):
         instance.execute(number=1, retries=1)
-    assert instance.store["ktrain"]["place"]["name"] == instance.key.job_name()
+    assert instance.store["ktrain_submission"]["place"]["name"] == instance.key.job_name()
 
 
 def _elsewhere(kubeconfig: pathlib.Path) -> Any:
@@ -185,7 +202,7 @@ def test_what_fails_between_create_and_follow_leaves_nothing(instance: Instance)
 
     class Unwell(Store):
         def set(self, key: str, value: Any) -> None:
-            if key == "ktrain-job":
+            if key == "ktrain_job":
                 raise OSError("Airflow is unwell")
             super().set(key, value)
 
@@ -195,36 +212,28 @@ def test_what_fails_between_create_and_follow_leaves_nothing(instance: Instance)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
-def test_a_trigger_that_failed_leaves_the_release_to_the_worker(instance: Instance) -> None:
-    instance.execute()
-    with pytest.raises(Exception, match="the trigger failed while it followed the job: OSError: no"):
-        instance.resume({"error": "OSError: no"})
-    assert not instance.jobs()
-
-
 def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance) -> None:
     """And it does not hide why the job failed."""
     instance.execute()
     cause = {"category": "user code", "summary": "Master 0 failed with exit code 3"}
-    event = {"phase": "Failed", "succeeded": False, "cause": cause, "release_error": "the API server is away"}
+    outcome = {"phase": "Failed", "succeeded": False, "cause": cause, "release_error": "the API server is away"}
     with pytest.raises(TrainingUserCodeError, match="Master 0 failed with exit code 3"):
-        instance.resume(event)
+        instance.resume({"outcome": outcome})
     assert not instance.jobs()
 
 
-def test_airflows_own_timeout_frees_the_gpus(instance: Instance) -> None:
+def test_deferral_timeout_releases_the_job(instance: Instance) -> None:
     """`defer(timeout=)`: neither `on_kill` nor `execute_complete` runs then."""
     instance.execute()
-    assert instance.operator is not None
-    with pytest.raises(Exception, match="timed out"):
-        instance.operator.resume_execution("__fail__", {"error": "Trigger timed out"}, instance.context)
+    with pytest.raises(TaskDeferralTimeout):
+        instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     assert not instance.jobs()
 
 
 @pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
-def test_what_is_released_late_is_released_as_was_asked(instance: Instance, action: str, kept: bool) -> None:
+def test_late_release_obeys_on_finish_action(instance: Instance, action: str, kept: bool) -> None:
     instance.execute(on_finish_action=action)
-    with pytest.raises(Exception, match="the trigger failed"):
-        instance.resume({"error": "OSError: no"})
+    with pytest.raises(TaskDeferralTimeout):
+        instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     assert bool(instance.jobs()) is kept
     assert not instance.running()

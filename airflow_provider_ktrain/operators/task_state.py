@@ -1,0 +1,84 @@
+"""What a task keeps in Airflow's task state for its later segments and tries: see docs/reference/formats.md."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.formats import (
+    DEFERRAL_STATE,
+    JOB_STATE,
+    OUTCOME_STATE,
+    TRIES_STATE,
+    VERSION,
+    earlier_success,
+    mapping,
+    stored_outcome,
+    with_try,
+)
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.engine.terms import Deferral, Outcome
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def write_job(context: Context, job: JobRef) -> None:
+    """Store the job that this try has submitted or adopted."""
+    compat.remember(context, JOB_STATE, {"version": VERSION, "job": job.to_dict()})
+
+
+def read_job(context: Context) -> JobRef | None:
+    """The job that this task submitted or adopted last; None where none is stored."""
+    with contextlib.suppress(ValueError):
+        return JobRef.from_dict(mapping(mapping(compat.recall(context, JOB_STATE)).get("job")))
+    return None
+
+
+def write_deferral(context: Context, deferral: Deferral) -> None:
+    """Store what the trigger is started with, and when."""
+    compat.remember(context, DEFERRAL_STATE, {**deferral.to_dict(), "deferred_at": _now()})
+
+
+def read_deferral(context: Context) -> tuple[Deferral, str] | None:
+    """What this try's last trigger was started with, and when; None where no deferral of this try is stored."""
+    stored = mapping(compat.recall(context, DEFERRAL_STATE))
+    with contextlib.suppress(ValueError):
+        deferral = Deferral.from_dict(stored)
+        if deferral.job.owner == str(context["ti"].id):
+            return deferral, str(stored.get("deferred_at") or "")
+    return None
+
+
+def write_outcome(context: Context, outcome: Outcome) -> bool:
+    """Store how this try ended, for later tries; False where the task has no state (Airflow below 3.3)."""
+    ti = context["ti"]
+    stored = stored_outcome(outcome.to_dict(), ti.try_number, ti.max_tries)
+    if not compat.remember(context, OUTCOME_STATE, stored):
+        return False
+    started = getattr(ti, "start_date", None)
+    entry = {
+        "try_number": ti.try_number,
+        "cause": str(outcome.cause["summary"]) if outcome.cause else "",
+        "started_at": started.isoformat(timespec="seconds") if started else "",
+        "ended_at": _now(),
+        "usage": outcome.usage,
+    }
+    compat.remember(context, TRIES_STATE, with_try(compat.recall(context, TRIES_STATE), entry))
+    return True
+
+
+def read_earlier_success(context: Context) -> Outcome | None:
+    """The outcome of an earlier try of this life of the task whose training succeeded; None where there is none.
+
+    :raises ValueError: it cannot be read.
+    """
+    ti = context["ti"]
+    stored = earlier_success(compat.recall(context, OUTCOME_STATE), ti.try_number, ti.max_tries)
+    return None if stored is None else Outcome.from_dict(stored)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,253 @@
+"""The formats that travel: what a release wrote is read by every later one, with more fields and with fewer.
+
+tests/formats/v1 holds a recorded example of each format of version 1, and stays for ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.formats import (
+    MAX_OUTCOME_BYTES,
+    MAX_TRIES,
+    earlier_success,
+    known_fields,
+    mapping,
+    stored_outcome,
+    with_try,
+)
+from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome, event_of, read_event
+from airflow_provider_ktrain.exceptions import failure
+from airflow_provider_ktrain.links.training import url_of
+from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+
+@pytest.fixture(autouse=True)
+def button(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", "https://board.example/{plural}/{namespace}/{name}/{uid}")
+
+
+RECORDED = pathlib.Path(__file__).parents[1] / "formats" / "v1"
+OPAQUE = (
+    "cursor",
+    "metrics",
+    "usage",
+    "result",
+    "pod_history",
+    "candidates",
+    "return_value",
+    "kept",
+    "cause",
+)  # any keys are valid
+JOB = {f"job.{field}" for field in ("kind", "version", "namespace", "name", "uid")} | {"job"}
+
+Path = tuple[str, ...]
+
+
+def trigger(data: Any) -> Any:
+    assert data["classpath"] == TrainingJobTrigger.__module__ + "." + TrainingJobTrigger.__qualname__
+    _, arguments = TrainingJobTrigger(**data["kwargs"]).serialize()
+    return Deferral.from_dict(arguments)
+
+
+def reaper_trigger(data: Any) -> Any:
+    assert data["classpath"] == SecondLookTrigger.__module__ + "." + SecondLookTrigger.__qualname__
+    return SecondLookTrigger(**data["kwargs"]).serialize()
+
+
+def event(data: Any) -> Any:
+    return read_event(data)
+
+
+def state_outcome(data: Any) -> Any:
+    found = earlier_success(data, 2, 1)
+    return found and Outcome.from_dict(found)
+
+
+def state_job(data: Any) -> Any:
+    return JobRef.from_dict(data["job"])
+
+
+def job_metadata(data: Any) -> Any:
+    return Owner.of({"metadata": data})
+
+
+def tries(data: Any) -> Any:
+    return with_try(data, {"try_number": 4})["tries"][-1]
+
+
+def xcoms(data: Any) -> Any:
+    return url_of(data["job"])
+
+
+#: the reader of each recorded example, and the fields without which nothing can be read
+READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "trigger_training": (trigger, {"classpath", "kwargs"} | {f"kwargs.{path}" for path in JOB}),
+    "trigger_reaper": (reaper_trigger, {"classpath", "kwargs"}),
+    "event_outcome_succeeded": (event, set()),
+    "event_outcome_failed": (event, set()),
+    "event_error": (event, set()),
+    "event_reaper": (lambda data: mapping(data.get("candidates")), set()),
+    "state_ktrain_deferral": (Deferral.from_dict, JOB),
+    "state_ktrain_job": (state_job, JOB),
+    "state_ktrain_outcome": (state_outcome, set()),
+    "state_ktrain_outcome_failed": (state_outcome, set()),
+    "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it as a retry does
+    "state_ktrain_tries": (tries, set()),
+    "job_metadata": (job_metadata, set()),
+    "xcoms": (xcoms, {"job"}),
+}
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDED / f"{name}.json").read_text())
+
+
+def fields_of(data: Any, at: Path = ()) -> Iterator[Path]:
+    """The path of each field, but for those below what is opaque."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield (*at, key)
+            if key not in OPAQUE:
+                yield from fields_of(value, (*at, key))
+
+
+def without(data: Any, path: Path) -> Any:
+    shortened = copy.deepcopy(data)
+    parent = shortened
+    for key in path[:-1]:
+        parent = parent[key]
+    del parent[path[-1]]
+    return shortened
+
+
+def with_more(data: Any) -> Any:
+    """The same with a field of a later release in each object."""
+    if not isinstance(data, dict):
+        return [with_more(item) for item in data] if isinstance(data, list) else data
+    more = {key: value if key in OPAQUE else with_more(value) for key, value in data.items()}
+    return {**more, "of_a_later_release": {"any": ["thing"]}}
+
+
+CASES = [(name, path) for name in READERS for path in fields_of(recorded(name))]
+
+
+def test_each_recorded_example_has_a_reader() -> None:
+    assert {file.stem for file in RECORDED.glob("*.json")} == set(READERS)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_recorded_example_is_read_as_it_is(name: str) -> None:
+    read, _ = READERS[name]
+    if name != "state_ktrain_outcome_failed":
+        assert read(recorded(name))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in READERS if name not in ("state_ktrain_submission", "trigger_reaper")]
+)
+def test_unknown_fields_are_ignored(name: str) -> None:
+    read, _ = READERS[name]
+    assert read(with_more(recorded(name))) == read(recorded(name))
+
+
+@pytest.mark.parametrize(("name", "path"), CASES, ids=[f"{name}-{'.'.join(path)}" for name, path in CASES])
+def test_missing_field_has_a_default(name: str, path: Path) -> None:
+    read, required = READERS[name]
+    shortened = without(recorded(name), path)
+    if ".".join(path) in required:
+        with pytest.raises((ValueError, KeyError)):
+            read(shortened)
+    else:
+        read(shortened)
+
+
+@pytest.mark.parametrize("field", ["category", "summary", "detail", "resolution", "replica", "retryable"])
+def test_cause_with_a_missing_field_is_an_exception(field: str) -> None:
+    ended = read_event(without(recorded("event_outcome_failed"), ("outcome", "cause", field)))
+    assert isinstance(ended, Outcome)
+    assert ended.cause is not None
+    assert str(failure(ended.cause))
+
+
+def test_unknown_version_is_read_as_far_as_possible() -> None:
+    for name in ("event_outcome_succeeded", "event_error", "state_ktrain_deferral"):
+        read, _ = READERS[name]
+        assert read({**recorded(name), "version": 99}) == read(recorded(name))
+
+
+@pytest.mark.parametrize("unreadable", [None, [], "text", {}, {"outcome": None}, {"outcome": {"succeeded": "yes"}}])
+def test_unreadable_event_is_a_failure_of_the_trigger(unreadable: Any) -> None:
+    assert "cannot be read" in str(read_event(unreadable))
+
+
+def test_events_are_read_as_they_were_written() -> None:
+    outcome = Outcome("Failed", False, cause={"category": "user code", "summary": "exit code 3"}, metrics={"a": 1.0})
+    assert read_event(json.loads(json.dumps(event_of(outcome)))) == outcome
+    assert read_event(event_of("no luck")) == "no luck"
+
+
+def test_deferral_is_read_as_it_was_written() -> None:
+    job = JobRef("PyTorchJob", "v1", "ns", "train", "uid", "ti-1")
+    options = Options(logs={"Worker": [0]}, deadline=12.5, conditions=("Running",))
+    deferral = Deferral(job, options, Handover(result_line="KTRAIN_RESULT 1"), "cluster", "context", 2)
+    assert Deferral.from_dict(json.loads(json.dumps(deferral.to_dict()))) == deferral
+
+
+@pytest.mark.parametrize("nothing", [None, [], "text", 3])
+def test_what_is_no_mapping_counts_as_an_empty_one(nothing: Any) -> None:
+    assert known_fields(Options, nothing) == {}
+    assert Options.from_dict(nothing) == Options()
+    assert Handover.from_dict(nothing) == Handover()
+
+
+# the stored outcome
+
+
+SUCCEEDED = Outcome("Succeeded", True, result={"loss": 0.5}).to_dict()
+
+
+def test_success_belongs_to_its_life() -> None:
+    stored = stored_outcome(SUCCEEDED, try_number=2, max_tries=3)
+    assert earlier_success(stored, 3, 3) == SUCCEEDED
+    assert earlier_success(stored, 2, 3) == SUCCEEDED, "the same try, which Airflow runs again"
+    assert earlier_success(stored, 3, 4) is None, "the task was cleared"
+    assert earlier_success(stored, 1, 3) is None, "a try that is older"
+    assert earlier_success(None, 1, 3) is None
+
+
+def test_failure_belongs_to_its_try() -> None:
+    failed = Outcome("Failed", False, cause={"category": "user code", "summary": "exit code 3"}).to_dict()
+    assert earlier_success(stored_outcome(failed, 1, 3), 2, 3) is None
+
+
+@pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600"])
+def test_stored_outcome_is_small_and_keeps_a_result(character: str) -> None:
+    result = {"text": character * (40 * 1024 // len(character.encode()))}
+    detail = character * 16 * 1024
+    outcome = Outcome("Succeeded", True, result=result, released=detail, metrics={detail: 1.0}).to_dict()
+    stored = stored_outcome(outcome, 1, 0)
+    assert len(json.dumps(stored, ensure_ascii=False).encode()) <= MAX_OUTCOME_BYTES + 200
+    assert stored["outcome"]["result"] == result
+
+
+def test_result_that_is_too_large_is_left_out_with_a_reason() -> None:
+    stored = stored_outcome({**SUCCEEDED, "result": "x" * 70_000}, 1, 0)
+    assert stored["outcome"]["result"] is None
+    assert "too large" in stored["outcome"]["result_error"]
+    assert stored["outcome"]["succeeded"]
+
+
+def test_last_tries_are_kept() -> None:
+    stored: Any = None
+    for number in [*range(1, 15), 14]:
+        stored = with_try(stored, {"try_number": number, "cause": "", "usage": {}})
+    assert [one["try_number"] for one in stored["tries"]] == list(range(15 - MAX_TRIES, 15))

@@ -1,0 +1,219 @@
+"""A trigger that fails proves nothing about its job: the worker follows the job, and the task defers again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.bases.operator import TriggerFailureReason
+from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.triggers.base import TriggerEvent
+
+from airflow_provider_ktrain.engine.terms import seconds_in_worker
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.operators.instance import DefersSoon, Instance, Object
+
+FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # as Airflow's database returns it
+TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value
+TRACEBACK = ["Traceback (most recent call last):\n", "ModuleNotFoundError: No module named 'airflow_provider_ktrain'\n"]
+COUNTS = """i=0; while [ $i -lt 8 ]; do echo line $i; i=$((i+1)); sleep 0.5; done; echo 'KTRAIN_RESULT {"loss": 0.5}'"""
+
+
+def fails_to_load(instance: Instance) -> Any:
+    """As Airflow answers an ImportError, or a TypeError of the trigger's arguments."""
+    return instance.fail(FAILED, traceback=TRACEBACK)
+
+
+def fails_by_event(instance: Instance) -> Any:
+    try:
+        return instance.resume({"version": 1, "error": "OSError: no luck"})
+    except TaskDeferred as deferred:
+        return deferred
+
+
+def sends_an_unreadable_event(instance: Instance) -> Any:
+    try:
+        return instance.resume({"version": 99, "outcome": {"shape": "unknown"}})
+    except TaskDeferred as deferred:
+        return deferred
+
+
+WAYS = pytest.mark.parametrize("way", [fails_to_load, fails_by_event, sends_an_unreadable_event])
+
+
+def arguments(deferred: Any) -> Object:
+    assert isinstance(deferred, TaskDeferred)
+    found: Object = deferred.trigger.serialize()[1]
+    return found
+
+
+@WAYS
+def test_running_job_is_followed_and_deferred_again(
+    instance: Instance, capsys: pytest.CaptureFixture[str], way: Any
+) -> None:
+    first = arguments(instance.execute(operator=DefersSoon))
+    capsys.readouterr()
+    again = arguments(way(instance))
+    assert again["failures"] == 1
+    assert {**again, "failures": 0, "handover": first["handover"]} == first
+    (job,) = instance.jobs()
+    assert job["metadata"]["uid"] == first["job"]["uid"]
+    assert "deletionTimestamp" not in job["metadata"]
+    assert instance.running() == 1
+    said = capsys.readouterr().out
+    assert "The trigger failed" in said
+    assert said.count("may be repeated: the trigger failed") == 1
+
+
+@WAYS
+def test_ended_job_is_the_tasks_end(instance: Instance, way: Any) -> None:
+    instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
+    instance.wait_ended()
+    assert way(instance) == {"loss": 0.5}
+    assert not instance.jobs()
+
+
+def test_failed_job_raises_its_cause(instance: Instance) -> None:
+    instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 2; exit 3"])
+    instance.wait_ended()
+    with pytest.raises(TrainingUserCodeError, match="exit code 3"):
+        fails_to_load(instance)
+    assert not instance.jobs()
+
+
+def test_failures_are_counted_and_at_last_the_worker_follows_to_the_end(instance: Instance) -> None:
+    """Lines are read on from the last deferral: none is lost."""
+    counts = ["sh", "-c", COUNTS]
+    numbers = [arguments(instance.execute(operator=DefersSoon, command=counts))["failures"]]
+    while isinstance(resumed := fails_to_load(instance), TaskDeferred):
+        numbers.append(arguments(resumed)["failures"])
+    assert numbers == [0, 1, 2]
+    assert resumed == {"loss": 0.5}
+    assert not instance.jobs()
+
+
+def test_worker_reads_on_from_the_last_deferral(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Airflow erases the failed trigger's log: its lines come again, those of the worker don't."""
+    instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
+    while isinstance(fails_to_load(instance), TaskDeferred):
+        pass
+    lines = re.findall(r"\[Master 0\] line (\d+)", capsys.readouterr().out)
+    assert lines == [str(number) for number in range(8)]
+
+
+def test_schedule_of_the_worker() -> None:
+    schedule = PyTorchJobOperator.seconds_in_worker
+    assert [seconds_in_worker(failures, schedule) for failures in (1, 2, 3, 4, 5)] == [60, 300, 900, None, None]
+
+
+def test_only_a_timeout_of_the_deferral_releases(instance: Instance) -> None:
+    instance.execute(operator=DefersSoon)
+    assert isinstance(instance.fail("an error of a later Airflow"), TaskDeferred)
+    assert instance.running() == 1
+    with pytest.raises(TaskDeferralTimeout):
+        instance.fail(TIMED_OUT)
+    assert not instance.jobs()
+
+
+def test_without_a_stored_deferral_the_job_is_followed(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    instance.execute(operator=DefersSoon)
+    del instance.store["ktrain_deferral"]
+    assert isinstance(fails_to_load(instance), TaskDeferred)
+    assert instance.running() == 1
+    assert "All lines of" in capsys.readouterr().out
+
+
+def test_without_any_state_a_retry_adopts_the_job(instance: Instance) -> None:
+    instance.execute(operator=DefersSoon, retries=1)
+    instance.store.clear()
+    with pytest.raises(TrainingJobError, match="A retry adopts the job"):
+        fails_to_load(instance)
+    assert instance.running() == 1
+
+
+def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
+    instance.execute(operator=DefersSoon, retries=1)
+    old = instance.store["ktrain_deferral"]
+    second = arguments(instance.execute(operator=DefersSoon, number=2, retries=1))
+    instance.store["ktrain_deferral"] = old
+    assert arguments(fails_to_load(instance))["job"]["owner"] == second["job"]["owner"]
+
+
+@pytest.mark.embedded
+def test_api_server_away_is_no_reason_to_release(instance: Instance) -> None:
+    """Nothing can be proved then: the task defers again, with what it had."""
+    first = arguments(instance.execute(operator=DefersSoon))
+    instance.cluster.admin("status", status=503, path="/pytorchjobs|/pods")
+    try:
+        again = arguments(fails_to_load(instance))
+    finally:
+        instance.cluster.admin("clear")
+    assert again["job"] == first["job"]
+    assert instance.running() == 1
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_connection_that_fails_is_no_reason_to_release(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    instance.execute(operator=DefersSoon, retries=retries)
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    extra = {"kube_config": json.dumps(config)}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    assert isinstance(fails_to_load(instance), TaskDeferred)
+    assert instance.running() == 1
+
+
+# the trigger
+
+
+def first_event(trigger: TrainingJobTrigger) -> Object:
+    async def first() -> TriggerEvent:
+        return await anext(aiter(trigger.run()))
+
+    payload: Object = asyncio.run(first()).payload
+    return payload
+
+
+def test_error_in_the_trigger_is_an_event(instance: Instance) -> None:
+    """A trigger that raises leaves the worker nothing but a traceback."""
+    kwargs = arguments(instance.execute(operator=DefersSoon))
+    trigger = TrainingJobTrigger(**{**kwargs, "job": {**kwargs["job"], "kind": "NoJob"}})
+    event = first_event(trigger)
+    assert "NoJob" in event["error"]
+    with pytest.raises(TaskDeferred) as again:
+        instance.resume(event)
+    assert again.value.trigger.failures == 1
+    assert instance.running() == 1
+
+
+def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:
+    event = first_event(TrainingJobTrigger(colour="blue"))
+    assert event["version"] == 1
+    assert "no kind, version, namespace, name, uid" in event["error"]
+
+
+def test_arguments_of_an_earlier_release_are_followed(instance: Instance) -> None:
+    """They were flat before their format was frozen; without a handover all lines are read again."""
+    kwargs = arguments(instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 1"]))
+    flat = {name: kwargs[name] for name in ("job", "options", "kubernetes_conn_id", "cluster_context", "failures")}
+    trigger = TrainingJobTrigger(**flat, cursor={"zlib": "c$}@"}, metrics={"seconds.queued": 1}, marked="", past={})
+    trigger.task_instance = SimpleNamespace(dag_id="dag", run_id=instance.run_id, task_id="train", map_index=-1)
+    event = first_event(trigger)
+    assert event["outcome"]["succeeded"]
+    assert instance.resume(event) is None
+    assert not instance.jobs()
+
+
+def test_job_without_an_owner_is_never_released() -> None:
+    """It is not a task's, and its deletion would not be fenced."""
+    assert TrainingJobTrigger(job={"owner": ""}).options["release"] is False
+    assert TrainingJobTrigger(job={"owner": "ti-1"}).options["release"] is True
