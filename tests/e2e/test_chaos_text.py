@@ -1,0 +1,90 @@
+"""Text that a database refuses ends no triggerer, and a result that it changes fails no training.
+
+SQLite stores both; PostgreSQL does not (KTRAIN_TEST_DATABASE=postgresql).
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import pathlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.airflow import Airflow
+from tests.e2e.chaos import airflow, begin, check_end, cluster
+from tests.e2e.stage import Begin
+
+__all__ = ["airflow", "begin", "cluster"]
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+PAGE = b"\x1f\x8b\x08\0\0\0\xed\xa0\x80"  # the beginning of what a proxy compressed
+DISCOVERY = {
+    "/apis/kubeflow.org": {"versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}]},
+    "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs", "kind": "PyTorchJob", "namespaced": True}]},
+}
+
+
+class Proxy(http.server.BaseHTTPRequestHandler):
+    """Discovery works, the job does not exist, and all else is refused with a binary page."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        status, body = 403, PAGE
+        if path in DISCOVERY:
+            status, body = 200, json.dumps(DISCOVERY[path]).encode()
+        elif path.endswith("/pytorchjobs/absent"):
+            status, body = 404, json.dumps({"reason": "NotFound", "message": "not found"}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def proxied(airflow: Airflow, tmp_path: pathlib.Path) -> Iterator[None]:
+    """An Airflow connection `proxied` to such an API server."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    kubeconfig = {
+        "clusters": [{"name": "proxied", "cluster": {"server": url}}],
+        "contexts": [{"name": "proxied", "context": {"cluster": "proxied", "user": "nobody"}}],
+        "users": [{"name": "nobody", "user": {"token": "none"}}],
+        "current-context": "proxied",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(kubeconfig))
+    extra = json.dumps({"kube_config_path": str(path)})
+    connection = {"connection_id": "proxied", "conn_type": "kubernetes", "extra": extra}
+    airflow.call("POST", "/api/v2/connections", connection)
+    yield
+    airflow.call("DELETE", "/api/v2/connections/proxied")
+    server.shutdown()
+
+
+def test_binary_error_page_stops_no_triggerer(proxied: None, airflow: Airflow, begin: Begin) -> None:
+    run = airflow.trigger("chaos_error_page")
+    airflow.wait_state("chaos_error_page", run, "train", "failed")
+    stage = begin("chaos_deferred", seconds=8)
+    check_end(stage, "success")
+    assert all(airflow.processes[name].poll() is None for name in airflow.triggerers)
+    assert "403" in airflow.log("chaos_error_page", run, "train")
+
+
+def test_result_that_the_database_changes(airflow: Airflow) -> None:
+    """It came back from PostgreSQL as an integer that no process of Airflow's could read."""
+    run = airflow.trigger("chaos_result")
+    airflow.wait_state("chaos_result", run, "report", "success")
+    stored = {"loss": "1e+20", "diverged": "nan", "note": "a\ufffdb\ufffd", "accuracy": 0.97}
+    assert airflow.xcom("chaos_result", run, "train") == stored
+    assert airflow.xcom("chaos_result", run, "report") == ["1e+20", "nan", 0.97]
+    log = airflow.log("chaos_result", run, "train")
+    for key in ("loss is stored as text", "diverged is stored as text", "note is changed"):
+        assert key in log
