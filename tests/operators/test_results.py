@@ -50,6 +50,12 @@ def returns(what: str) -> Any:
     return {"nan": float("nan"), "text": "x", "set": {1}}[what]
 
 
+def test_return_value_arrives_by_the_termination_message(instance: Instance) -> None:
+    """The Master's log is not followed."""
+    function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
+    assert instance.execute(**function, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
+
+
 def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
     function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
     assert instance.execute(**function, op_args=["text"]) == "x"
