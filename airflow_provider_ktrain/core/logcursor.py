@@ -10,14 +10,17 @@ decide, and a gap is reported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import zlib
-from base64 import b85decode, b85encode
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import VERSION
+from airflow_provider_ktrain.core.packing import compress, decompress, pack_integers, unpack_integers
 
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)\Z")
 _SECOND = 19  # characters of a time up to its second
@@ -48,7 +51,8 @@ def _utc(second: str, zone: str) -> str:
 class Window:
     """What was seen from the beginning of a second on: the first line's time, in the file's order, and how many.
 
-    Unless `whole`, the file may have lines of that second before the first one that was counted.
+    Unless `whole`, the file may have lines of that second before the first one that was counted. `first` is "" where
+    the beginning of the window isn't known.
     """
 
     second: str
@@ -108,7 +112,8 @@ class Position:
             self.base = Window(before.isoformat(), time, 1, whole)
             self.newest = Window(second, time, 1, whole)
         else:
-            self.base = self.newest
+            if self.newest.first:
+                self.base = self.newest
             self.base.count += 1
             self.newest = Window(second, time, 1)
         if time > self.last:
@@ -156,7 +161,7 @@ class Replay:
         if self._skip < 0:
             same = time == position.base.first
             self._skip = position.base.count if same else 0
-            if not same and time > position.last:
+            if not same and time > position.last and position.base.first:
                 self.gap = Gap(position.last, time)
         if time > position.last:
             seen = False
@@ -173,56 +178,196 @@ class Replay:
         return seen
 
 
+KEY_BYTES = 6  #: of the hash that stands for a container: two of 1,000 collide once in 500 million cursors
+MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text: encrypted it must fit the 64 KiB of MySQL's column
+NEVER_SEEN = timedelta(seconds=60)  #: how long a started container may stay unseen, because a watch is behind
+_MILLISECOND = 10**6
+_COMPLETE, _STARTED, _WHOLE, _ANCHORED = 1, 2, 4, 8  # flags of a packed position
+_COLUMNS = 8
+
+
+def _nanoseconds(time: str) -> int:
+    """Of a normal time, since 1970; ValueError where it isn't a date."""
+    since = datetime.fromisoformat(time[:_SECOND]) - datetime(1970, 1, 1)
+    return (since.days * 86400 + since.seconds) * 10**9 + int(time[_SECOND + 1 : -1] or 0)
+
+
+def _time(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return f"{(datetime(1970, 1, 1) + timedelta(seconds=seconds)).isoformat()}.{rest:09d}Z"
+
+
+def _row(at: Position) -> tuple[int, ...]:
+    """A position as integers: flags, restart, last, last - first (ms), at_last, and the base window.
+
+    The newest window is left out: the base alone is enough to resume from.
+    """
+    if at.complete or not at.last:
+        return (_COMPLETE if at.complete else 0, at.restart, 0, 0, 0, 0, 0, 0)
+    last, base = _nanoseconds(at.last), at.base
+    second = _nanoseconds(f"{base.second}.0Z")
+    flags = _STARTED | (_WHOLE if base.whole else 0) | (_ANCHORED if base.first else 0)
+    # rounded up: a first line that seems later than it was hides a rotation in that millisecond, and invents none
+    first = -(-_nanoseconds(at.first or at.last) // _MILLISECOND)
+    offset = _nanoseconds(base.first) - second if base.first else 0
+    return (
+        flags, at.restart, last, last // _MILLISECOND - first, at.at_last, (last - second) // 10**9, offset, base.count
+    )  # fmt: skip
+
+
+def _position(row: Sequence[int]) -> Position:
+    flags, restart, last, before, at_last, seconds, offset, count = row
+    if not flags & _STARTED:
+        return Position(restart, complete=bool(flags & _COMPLETE))
+    second = (last // 10**9 - seconds) * 10**9
+    whole = bool(flags & _WHOLE)
+    base = Window(_time(second)[:_SECOND], _time(second + offset) if flags & _ANCHORED else "", count, whole)
+    first = _time((last // _MILLISECOND - before) * _MILLISECOND)
+    return Position(restart, False, first, _time(last), at_last, base, Window(_time(last)[:_SECOND], "", 0))
+
+
 @dataclass
 class Cursor:
-    """The positions of a job's containers, by pod uid and container name, and the names of the pods by their uids.
+    """The positions of a job's containers, by `Cursor.key` of pod uid and container name.
 
-    Small enough for a trigger's arguments, which MySQL keeps to 64 KiB: packed, a container takes about 70 bytes.
+    It travels in a trigger's arguments, in at most MAX_SIZE bytes: docs/reference/formats.md describes the format.
+    1,000 containers fit. Of more, those whose logs are the furthest behind keep exact positions; all others are read
+    again from one common time.
+
+    :param names: `pod/container` of each key, for messages; may be missing.
+    :param since: the common time from which containers without a position are read; "" for the beginning.
+    :param omitted: how many containers have no position for lack of space.
+    :param unreadable: True where the cursor that was handed over could not be read: everything is read again.
     """
 
-    positions: dict[str, Position] = field(default_factory=dict)
-    pods: dict[str, str] = field(default_factory=dict)
+    positions: dict[bytes, Position] = field(default_factory=dict)
+    names: dict[bytes, str] = field(default_factory=dict)
+    since: str = ""
+    omitted: int = 0
+    unreadable: bool = False
+
+    @staticmethod
+    def key(uid: str, container: str) -> bytes:
+        """What stands for a container: a hash of its pod's uid and its name."""
+        return hashlib.sha256(f"{uid}/{container}".encode()).digest()[:KEY_BYTES]
 
     def position(self, uid: str, container: str) -> Position:
         """The position of a container, made where there is none."""
-        return self.positions.setdefault(f"{uid}/{container}", Position())
+        return self.positions.setdefault(self.key(uid, container), Position())
 
     def has(self, uid: str, container: str) -> bool:
         """Whether lines of a container were read, here or before a handover."""
-        return bool((at := self.positions.get(f"{uid}/{container}")) and (at.last or at.complete))
+        return bool((at := self.positions.get(self.key(uid, container))) and (at.last or at.complete))
 
     def begin(self, uid: str, container: str, restart: int) -> Position:
         """The position at the beginning of another run of a container, in place of the last one's."""
-        position = self.positions[f"{uid}/{container}"] = Position(restart)
+        position = self.positions[self.key(uid, container)] = Position(restart)
         return position
 
-    def unfinished(self) -> dict[str, dict[str, Position]]:
-        """The positions of what is not complete, by pod uid and container name."""
-        found: dict[str, dict[str, Position]] = {}
-        for key, at in self.positions.items():
-            if not at.complete:
-                uid, _, container = key.partition("/")
-                found.setdefault(uid, {})[container] = at
-        return found
+    def resume(self, uid: str, container: str, restart: int, started: str) -> None:
+        """Give a container that is followed for the first time here its position: the common time's, if there is one.
 
-    def to_dict(self) -> dict[str, str]:
-        """For JSON; of complete containers, all but the run is left out."""
+        :param restart: its newest run.
+        :param started: when that run started, as its status says; "" where that isn't known.
+        """
+        key = self.key(uid, container)
+        if key in self.positions or not self.since:
+            return
+        began = normal_time(started)
+        margin = _time(_nanoseconds(self.since) - NEVER_SEEN // timedelta(microseconds=1) * 1000)
+        if began is not None and began < margin:
+            self.positions[key] = self._at_common_time(restart)
+        elif restart:
+            self.positions[key] = self._at_common_time(restart - 1)
+
+    def _at_common_time(self, restart: int) -> Position:
+        second = self.since[:_SECOND]
+        return Position(restart, False, self.since, self.since, 0, Window(second, "", 0, False), Window(second, "", 0))
+
+    def forget(self, uid: str, container: str) -> None:
+        """A container whose pod is gone from the API server."""
+        key = self.key(uid, container)
+        self.positions.pop(key, None)
+        self.names.pop(key, None)
+
+    def unfinished(self) -> dict[bytes, Position]:
+        """The positions of what is not complete."""
+        return {key: at for key, at in self.positions.items() if not at.complete}
+
+    def to_dict(self, limit: int = MAX_SIZE) -> dict[str, Any]:
+        """For JSON.
+
+        :param limit: bytes that it may have as JSON text.
+        """
+        if not self.positions:
+            return {} if not self.since else {"version": VERSION, "since": self.since, "omitted": self.omitted}
+        rows = self._rows()
+        for names in (True, False):
+            if _size(whole := self._packed(rows, len(rows), names)) <= limit:
+                return whole
+        fits, too_many = 0, len(rows)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if _size(self._packed(rows, middle, False)) <= limit:
+                fits = middle
+            else:
+                too_many = middle
+        return self._packed(rows, fits, False)
+
+    def _rows(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        """What is complete first, then what was not begun, then by the time of the last line."""
         rows = []
         for key, at in self.positions.items():
-            name = self.pods.get(key.partition("/")[0], "")
-            rows.append((key, name, *astuple(Position(at.restart, complete=True) if at.complete else at)))
-        if not rows:
-            return {}
-        return {"zlib": b85encode(zlib.compress(json.dumps(rows).encode())).decode()}
+            try:
+                rows.append((key, _row(at)))
+            except ValueError:  # a time that isn't a date: read it again
+                rows.append((key, _row(Position(at.restart))))
+        return sorted(rows, key=lambda row: (not row[1][0] & _COMPLETE, row[1][2], row[0]))
+
+    def _packed(self, rows: Sequence[tuple[bytes, tuple[int, ...]]], count: int, names: bool) -> dict[str, Any]:
+        kept, left_out = rows[:count], rows[count:]
+        columns = [list(column) for column in zip(*(row for _, row in kept), strict=True)] or [[]] * _COLUMNS
+        columns[2] = [time - before for time, before in zip(columns[2], [0, *columns[2]], strict=False)]
+        data = pack_integers([len(kept)]) + b"".join(key for key, _ in kept) + b"".join(map(pack_integers, columns))
+        packed: dict[str, Any] = {"version": VERSION, "containers": compress(data)}
+        if names:
+            lines = ("" if row[0] & _COMPLETE else self.names.get(key, "") for key, row in kept)
+            packed["names"] = compress("\n".join(lines).encode())
+        if left_out or self.since:
+            times = [_time(row[2]) for _, row in left_out[:1]]  # the earliest; what isn't begun counts as 1970
+            packed["since"] = min(filter(None, [*times, self.since]))
+            packed["omitted"] = self.omitted + len(left_out)
+        return packed
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, str] | None) -> Cursor:
-        """What `to_dict` gave; None is an empty cursor."""
-        cursor = cls()
-        if data:
-            for key, name, *at in json.loads(zlib.decompress(b85decode(data["zlib"]))):
-                position = cursor.positions[key] = Position(*at)
-                position.base, position.newest = Window(*at[5]), Window(*at[6])
-                if name:
-                    cursor.pods[key.partition("/")[0]] = name
-        return cursor
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Cursor:
+        """What `to_dict` gave; None or an empty dict is an empty cursor."""
+        if not data:
+            return cls()
+        try:
+            cursor = cls(since=normal_time(str(data.get("since"))) or "", omitted=int(data.get("omitted") or 0))
+            if "containers" in data:
+                cursor._unpack(decompress(data["containers"]), str(data.get("names") or ""))
+            return cursor
+        except (ValueError, TypeError, OverflowError):
+            return cls(unreadable=True)
+
+    def _unpack(self, data: bytes, names: str) -> None:
+        (count,), start = unpack_integers(data, 0, 1)
+        keys = [data[at : at + KEY_BYTES] for at in range(start, start + count * KEY_BYTES, KEY_BYTES)]
+        start += count * KEY_BYTES
+        columns = []
+        for _ in range(_COLUMNS):
+            column, start = unpack_integers(data, start, count)
+            columns.append(column)
+        last = 0
+        for key, row in zip(keys, zip(*columns, strict=True), strict=True):
+            last += row[2]
+            self.positions[key] = _position((*row[:2], last, *row[3:]))
+        if names:
+            texts = decompress(names).decode().split("\n")
+            self.names = {key: text for key, text in zip(keys, texts, strict=False) if text}
+
+
+def _size(data: Mapping[str, Any]) -> int:
+    return len(json.dumps(data))

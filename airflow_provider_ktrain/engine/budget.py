@@ -39,11 +39,19 @@ class StreamBudget:
 
     :param streams: connections for logs; the kubelets and the API server feel each of them.
     :param turn: seconds.
+    :param stall: seconds that the process must have stood still (stopped, suspended, starved) to count as stalled.
+    :param settle: seconds that no line is handed on after a stall. Another triggerer may have taken over meanwhile, and
+        nothing that a trigger can ask tells the two apart: its task is `deferred` in both. But Airflow compares the
+        running triggers with the assigned ones about once a second, and cancels those that are assigned elsewhere.
     """
 
-    def __init__(self, streams: int = 300, turn: float = 5.0) -> None:
+    def __init__(self, streams: int = 300, turn: float = 5.0, stall: float = 20.0, settle: float = 10.0) -> None:
         self.streams = streams
         self.turn = turn
+        self.stall = stall
+        self.settle = settle
+        self._ticked: float | None = None  # when the loop last ran
+        self._settled = 0.0  # when lines may be handed on again
         self.gate = asyncio.Lock()  #: held for a slice by the one stream that hands lines on
         self._held: dict[Slot, None] = {}  # oldest first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
@@ -58,6 +66,28 @@ class StreamBudget:
         finally:
             self._held.pop(slot)
             self._grant()
+
+    def watch_for_stalls(self) -> None:
+        """Begin to note when the loop runs."""
+        if self._ticked is None:
+            self._ticked = asyncio.get_running_loop().time()
+            self._tick()
+
+    def _tick(self) -> None:
+        self._note_stall()
+        asyncio.get_running_loop().call_later(min(1.0, self.stall / 4), self._tick, context=Context())
+
+    def _note_stall(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._ticked is not None and now - self._ticked > self.stall:
+            self._settled = now + self.settle
+        self._ticked = now
+
+    async def awake(self) -> None:
+        """Return at once, or after a stall when Airflow has had time to cancel what another triggerer follows now."""
+        self._note_stall()
+        if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(wait)
 
     async def _acquire(self) -> Slot:
         if not self._waiting and len(self._held) < self.streams:

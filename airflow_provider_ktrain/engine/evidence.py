@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.diagnosis import log_key
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logcursor import Cursor
-from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.core.text import LINE, clipped
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogLine
@@ -35,9 +35,10 @@ class Evidence:
         self._tails: dict[str, deque[str]] = {}  # by log_key
         self.heard = True  #: whether there are events of the job; believed until they were looked at
 
-    def keep(self, line: LogLine) -> None:
-        """A line that was followed."""
-        self._tails.setdefault(log_key(line.pod, line.container), deque(maxlen=TAIL)).append(clipped(line.text))
+    def tail(self, source: LogLine) -> Callable[[str], None]:
+        """What keeps the last lines of a container that is followed: it is called with the text of each."""
+        keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL)).append
+        return lambda text: keep(text if len(text) <= LINE else clipped(text))
 
     async def gather(
         self, ref: JobRef, pods: Sequence[Pod], uids: Sequence[str]

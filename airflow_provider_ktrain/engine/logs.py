@@ -13,7 +13,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay, nor
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.budget import StreamBudget, process_budget
-from airflow_provider_ktrain.engine.outlet import Lines, LogLine, Outlet, Rate
+from airflow_provider_ktrain.engine.outlet import Lines, LogLine, Outlet, Rate, ignore
 
 __all__ = ["DrainReport", "LogFollower", "LogLine", "Rate", "Run", "Tally", "run_of"]
 
@@ -40,6 +40,10 @@ PEEK = 10.0  #: seconds without a byte until a few lines that were asked for are
 ASKING = 60.0  #: seconds that asking whether all containers are silent may take
 PROOF = 5  #: last lines that are asked for to see that they are those that were read last
 PROOF_BYTES = 4096  #: of what was read last that are kept for it
+REFUSED_SLOWLY = 600.0  #: seconds of refusals (403) after which a container is asked once a minute
+REFUSED_PAUSE = 60.0  #: seconds between these requests
+REFUSED_AT_END = 10.0  #: seconds that a refused log is asked for in the final drain: GPUs wait for it
+KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
 ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 
 
@@ -66,28 +70,32 @@ class Tally:
             self.bytes + other.bytes,
             self.dropped + other.dropped,
             self.dropped_bytes + other.dropped_bytes,
-            self.gaps + other.gaps,
+            (self.gaps + other.gaps)[:KEPT_GAPS],
             self.complete and other.complete,
         )
 
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one."""
+    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one.
+
+    :param gone: the sum of containers that were read to their end without a gap and whose pods are gone.
+    """
 
     containers: Mapping[tuple[str, str], Tally]
+    gone: Tally = field(default_factory=Tally)
 
     @property
     def lines(self) -> int:
-        return sum(tally.lines for tally in self.containers.values())
+        return self.gone.lines + sum(tally.lines for tally in self.containers.values())
 
     @property
     def bytes(self) -> int:
-        return sum(tally.bytes for tally in self.containers.values())
+        return self.gone.bytes + sum(tally.bytes for tally in self.containers.values())
 
     @property
     def dropped(self) -> int:
-        return sum(tally.dropped for tally in self.containers.values())
+        return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
 
     @property
     def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -142,6 +150,16 @@ def run_of(pod: Pod, container: str) -> Run:
     )
 
 
+def started_at(pod: Pod, container: str) -> str:
+    """When the newest run of a container started, as its pod's status says; "" where it doesn't."""
+    status = pod.get("status") or {}
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
+    states = found.get("state") or {}
+    state = states.get("running") or states.get("terminated") or (found.get("lastState") or {}).get("terminated") or {}
+    return str(state.get("startedAt") or "")
+
+
 class LogFollower:
     """Follows the chosen containers of one job as its pods appear, and hands each line to `sink`.
 
@@ -153,8 +171,8 @@ class LogFollower:
     :param budget: of streams; None is the process's own.
     :param chosen: whether to follow a container of a pod; asked again whenever the pod has changed until it says yes.
     :param rate: how much of each container is handed on.
-    :param tail: lines that the first request for a container asks for at most, for a process that takes over from
-        another; None: everything.
+    :param inspector: called once per container with a line that names it; what it returns is called with the text of
+        every new line before the rate limit drops any. Default: nothing looks at them.
     """
 
     def __init__(
@@ -167,38 +185,78 @@ class LogFollower:
         budget: StreamBudget | None = None,
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
         rate: Rate | None = None,
-        tail: int | None = None,
+        inspector: Callable[[LogLine], Callable[[str], None]] = lambda source: ignore,
     ) -> None:
         self.api = api
         self.sink = sink
         self.kind = kind
         self.cursor = Cursor() if cursor is None else cursor
         self.budget = budget or process_budget()
+        self.budget.watch_for_stalls()
         self.rate = rate or Rate()
-        self.tail = tail
+        self.inspector = inspector
         self._chosen = chosen
         self._followed: dict[tuple[str, str], _Container] = {}
         self._observed: dict[str, Pod] = {}  # by uid, as they last were
         self._unseen = self.cursor.unfinished()  # handed over, and no pod of theirs was observed yet
+        self._gone: dict[tuple[str, str], Tally] = {}  # of pods that are gone, where there is something to report
+        self._gone_whole = Tally(complete=True)  # the sum of all others
+        self._refused = False  # whether the last answer to a request for a log was a refusal
         self._draining = False
 
+    @property
+    def held(self) -> int:
+        """How many containers and pods are in memory: it doesn't grow with pods that are gone."""
+        return len(self._followed) + len(self._observed) + len(self.cursor.positions)
+
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
-        """Take note of a pod as it is now, or as it was last seen before it was deleted: then, where it was not
-        followed, for a gap."""
+        """Take note of a pod as it is now, or as it was last seen before it was deleted: then, if it was not followed,
+        to report a gap.
+
+        What is known of a deleted pod's containers is forgotten once their logs were read to the end.
+        """
         meta, spec = pod["metadata"], pod.get("spec") or {}
         if self._observed.get(meta["uid"]) is pod and not deleted:
             return  # of a job of thousands, all but a few at each call
-        self._observed[meta["uid"]] = pod
-        self._unseen.pop(meta["uid"], None)
+        if deleted:
+            self._observed.pop(meta["uid"], None)
+        else:
+            self._observed[meta["uid"]] = pod
         for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
             key = meta["uid"], container["name"]
+            self._unseen.pop(Cursor.key(*key), None)
             run = run_of(pod, container["name"])
             followed = self._followed.get(key)
             if followed is None:
                 if self._draining or not run.started or not self._chosen(pod, container["name"]):
+                    if deleted:
+                        self.cursor.forget(*key)
                     continue
+                self.cursor.resume(*key, run.restart, started_at(pod, container["name"]))
                 followed = self._followed[key] = _Container(self, pod, container["name"])
             followed.observe(run, deleted=deleted)
+            if deleted and followed.task.done():
+                self.forget(followed)
+
+    def forget(self, container: _Container) -> None:
+        """A container whose pod is gone from the API server and whose log is read: only its tally is kept."""
+        if self._followed.pop((container.uid, container.name), None) is None:
+            return
+        key, tally = (container.pod, container.name), container.tally()
+        self.cursor.forget(container.uid, container.name)
+        if tally.complete and not tally.gaps and not tally.dropped:
+            self._gone_whole += tally
+        else:
+            self._gone[key] = self._gone[key] + tally if key in self._gone else tally
+
+    def refused(self, error: ApiStatusError) -> str:
+        """What to say about a refusal; "" where it was said already."""
+        first, self._refused = not self._refused, True
+        return REFUSED.format(error) if first else ""
+
+    def accepted(self) -> None:
+        """The API server answered a request for a log."""
+        self._refused = False
 
     async def drain(self, timeout: float) -> DrainReport:
         """Read what the server still has, for at most `timeout` seconds, and stop following.
@@ -229,16 +287,17 @@ class LogFollower:
 
     def report(self) -> DrainReport:
         """What became of the logs so far; of pods that a cursor knows and nobody has seen here, that too."""
-        found: dict[tuple[str, str], Tally] = {}
-        for uid, containers in self._unseen.items():
-            for name, at in containers.items():
-                since = at.last or "its beginning"
-                gap = f"its pod was gone when its log was to be followed on: lines after {since} may be missing"
-                found[self.cursor.pods.get(uid, uid), name] = Tally(gaps=(gap,), complete=True)
+        found = dict(self._gone)
+        for position, at in self._unseen.items():
+            since = f"after {at.last}" if at.last else "from its beginning"
+            gap = f"lines {since} may be missing: the pod was deleted before its log could be resumed"
+            pod, _, name = self.cursor.names.get(position, "an unknown pod/").partition("/")
+            tally = Tally(gaps=(gap,), complete=True)
+            found[pod, name] = found[pod, name] + tally if (pod, name) in found else tally
         for container in self._followed.values():
             key, tally = (container.pod, container.name), container.tally()
             found[key] = found[key] + tally if key in found else tally
-        return DrainReport(found)
+        return DrainReport(found, self._gone_whole)
 
     async def close(self) -> None:
         """Stop at once. The cursor stands where the sink stands."""
@@ -246,6 +305,12 @@ class LogFollower:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+REFUSED = (
+    "The logs can't be read now: {}. The connection may lack the right `get` on `pods/log`. "
+    "They are asked for again until the end of the job"
+)
 
 
 class _End(enum.Enum):
@@ -277,25 +342,30 @@ class _Container:
         meta = pod["metadata"]
         self.pod: str = meta["name"]
         self.name = name
-        self._uid: str = meta["uid"]
+        self.uid: str = meta["uid"]
         self._follower = follower
-        follower.cursor.pods[self._uid] = self.pod
+        key = Cursor.key(self.uid, name)
+        follower.cursor.names[key] = f"{self.pod}/{name}"
+        known = follower.cursor.positions.get(key)
+        self._resumes = known is not None and bool(known.last)  # another process read it: its run may have ended since
         self._path = paths.core(meta["namespace"], "pods", self.pod)
         role, index = follower.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "")
-        self._outlet = Outlet(follower.sink, follower.budget.gate, follower.rate, source)
+        self._outlet = Outlet(follower.sink, follower.budget, follower.rate, source, follower.inspector(source))
         self._run = Run()
-        self._deleted = False
+        self._deleted = False  # the pod is gone, as the watch or a read of it says
+        self._reported_deleted = False  # the watch says so
         self._draining = False
+        self._drain_began = 0.0
         self._news = asyncio.Event()
         self._interrupt: Callable[[], None] | None = None  # ends the stream that is followed
-        self._tail = follower.tail
         self._rest: bytes | None = None  # what the last answer that seemed whole left without a line end
         self._end = b""  # what that answer ended with
         self._bytes = 0  # read of this run
         self._rotated = False  # an answer that does not go on where the last one ended is of this run nevertheless
         self._doubts = 0  # answers in a row that brought nothing new
         self._failures = 0
+        self._refused_since: float | None = None  # when the API server began to refuse the log (403)
         self._finished = False
         self._newest = ""  # the time of the last line when the server was last asked for it alone
         self.task = asyncio.get_running_loop().create_task(self._follow(), name=f"log of {self.pod}/{name}")
@@ -303,11 +373,13 @@ class _Container:
     def observe(self, run: Run, *, deleted: bool = False) -> None:
         if run.restart >= self._run.restart:  # a watch can be behind what was read here
             self._run = run
+        self._reported_deleted = self._reported_deleted or deleted
         self._deleted = self._deleted or deleted
         self._news.set()
 
     def drain(self) -> None:
         self._draining = True
+        self._drain_began = asyncio.get_running_loop().time()
         self._news.set()
         if self._interrupt is not None and not self._ends:
             self._interrupt()
@@ -339,20 +411,26 @@ class _Container:
 
     @property
     def _at(self) -> Position:
-        return self._follower.cursor.position(self._uid, self.name)
+        return self._follower.cursor.position(self.uid, self.name)
 
     # which request comes next
 
     async def _follow(self) -> None:
         try:
+            await self._read_runs()
+        finally:
+            self._outlet.tell_dropped(self._at)
+        if self._reported_deleted:
+            self._follower.forget(self)
+
+    async def _read_runs(self) -> None:
+        try:
             while await self._step():
                 pass
         except ApiStatusError as error:
-            self._outlet.gap(f"the log cannot be read: {error}", self._at)
+            self._outlet.gap(f"the log can't be read: {error}", self._at)
         except Exception:
             log.exception("Following the log of %s/%s failed", self.pod, self.name)
-        finally:
-            self._outlet.tell_dropped(self._at)
 
     async def _step(self) -> bool:
         """One request, or one wait; False when nothing is left to read."""
@@ -394,19 +472,11 @@ class _Container:
 
     async def _current(self, run: Run, at: Position) -> bool:
         over = run.ended or self._draining
-        tail, self._tail = self._tail, None
-        if tail is not None:
-            if at.last:  # read by another process: this run may have ended since
-                await self._look()
-            if self._run != run or self._deleted:
-                self._tail = tail
-                return True
-            answer = await self._ask(tailLines=str(tail))
-            if answer.end in (_End.CUT, _End.OTHER):
-                self._tail = tail
-            elif answer.lines >= tail:
-                self._outlet.note(f"of what was written before, only the last {tail:,} lines were asked for", at)
-        elif not over:
+        if self._resumes:
+            self._resumes = False
+            await self._look()
+            return True
+        if not over:
             answer = await self._ask(follow="true")
             self._finished = answer.end is _End.WHOLE
             self._rest = answer.rest if self._finished else None
@@ -482,7 +552,7 @@ class _Container:
         return True
 
     def _begin(self, restart: int) -> None:
-        self._follower.cursor.begin(self._uid, self.name, restart)
+        self._follower.cursor.begin(self.uid, self.name, restart)
         self._rest, self._end, self._bytes, self._doubts, self._rotated = None, b"", 0, 0, False
 
     # requests
@@ -496,8 +566,11 @@ class _Container:
             await self._await_another()
         if answer.end is _End.CUT:
             self._failures += 1
-            if self._failures > 1:
-                await asyncio.sleep(pause_after(max(self._failures - 1, 1), *BACKOFF))
+            if self._refused_long and not self._draining:
+                await self._pause(REFUSED_PAUSE)
+            elif self._failures > 1:
+                longest = BACKOFF[1] if not self._draining else 1.0
+                await asyncio.sleep(pause_after(max(self._failures - 1, 1), BACKOFF[0], longest))
             await self._look()
         return answer
 
@@ -515,8 +588,6 @@ class _Container:
     async def _read(self, query: Mapping[str, str]) -> _Answer:
         at = self._at
         sure, self._rotated = self._rotated, False
-        if "tailLines" in query and not at.last:
-            at.rebase()  # the file has lines before those
         query = {"container": self.name, "timestamps": "true", **query}
         if at.since is not None:
             query["sinceTime"] = at.since
@@ -527,6 +598,8 @@ class _Container:
                 async with self._follower.api.stream(
                     f"{self._path}/log", query=query, pool="logs", read_timeout=SILENCE
                 ) as response:
+                    self._refused_since = None
+                    self._follower.accepted()
                     if "follow" in query:
                         self._interrupt = response.close
                         slot.on_revoke(response.close)
@@ -549,6 +622,8 @@ class _Container:
             except ApiStatusError as error:
                 if error.status == 400:
                     end = _End.NO_LOG  # waiting to start, no previous run, no such container
+                elif error.status == 403:
+                    self._refuse(error)
                 elif error.status not in (401, 404, 410) and not error.transient:
                     raise
             finally:
@@ -556,6 +631,23 @@ class _Container:
                 self._outlet.dropped_bytes += lines.cut
         self._end = kept if end is _End.WHOLE else b""
         return _Answer(end, count, fresh, lines.rest, replay.live)
+
+    def _refuse(self, error: ApiStatusError) -> None:
+        """A refusal may pass: an API server that restarts refuses until it has read the rules. The final drain has less
+        time for it."""
+        now = asyncio.get_running_loop().time()
+        if self._refused_since is None:
+            self._refused_since = now
+        if text := self._follower.refused(error):
+            self._outlet.note(text, self._at)
+        patience = 0.0 if self._refused_long else REFUSED_AT_END
+        if self._draining and now - max(self._drain_began, self._refused_since) >= patience:
+            raise error
+
+    @property
+    def _refused_long(self) -> bool:
+        since = self._refused_since
+        return since is not None and asyncio.get_running_loop().time() - since >= REFUSED_SLOWLY
 
     async def _peek(self, most: int, **query: str) -> bytes | None:
         """So many bytes of the log at most, which are not handed on; None where they cannot be had."""
@@ -582,7 +674,7 @@ class _Container:
             except ApiUnavailable:
                 pass
             else:
-                self._deleted = pod["metadata"]["uid"] != self._uid
+                self._deleted = pod["metadata"]["uid"] != self.uid
                 if not self._deleted:
                     self.observe(run_of(pod, self.name))
                 return

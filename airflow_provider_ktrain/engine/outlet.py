@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logcursor import Position, Replay, normal_time
+from airflow_provider_ktrain.engine.budget import StreamBudget
 
 SLICE = 0.004  #: seconds that lines are handed on before the loop gets its turn
 LINE_LIMIT = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
@@ -29,6 +30,10 @@ class LogLine:
     time: str
     text: str
     note: bool = False
+
+
+def ignore(text: str) -> None:
+    """An inspector of lines that looks at none."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,27 @@ class Outlet:
     """Hands the lines of one container to the sink, in slices of the loop's time and within the rate.
 
     :param sink: called for each line.
-    :param gate: held while a slice is handed on: one stream of the process at a time.
+    :param budget: its gate is held while a slice is handed on: one stream of the process at a time.
     :param source: the line to make others from: pod, container, role, index.
+    :param inspect: called with the text of each new line before the rate limit drops any.
     """
 
-    def __init__(self, sink: Callable[[LogLine], None], gate: asyncio.Lock, rate: Rate, source: LogLine) -> None:
+    def __init__(
+        self,
+        sink: Callable[[LogLine], None],
+        budget: StreamBudget,
+        rate: Rate,
+        source: LogLine,
+        inspect: Callable[[str], None] = ignore,
+    ) -> None:
         self.lines = 0
         self.bytes = 0
         self.dropped = 0
         self.dropped_bytes = 0
         self.gaps: list[str] = []
         self._sink = sink
-        self._gate = gate
+        self._budget = budget
+        self._inspect = inspect
         self._rate = rate
         self._source = source
         self._where = (source.pod, source.container, source.role, source.index)
@@ -107,7 +121,8 @@ class Outlet:
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0
         while done < len(lines):
-            async with self._gate:
+            async with self._budget.gate:
+                await self._budget.awake()
                 until, new = self._slice(lines, done, replay)
             done, fresh = until, fresh + new
             if done < len(lines):
@@ -147,6 +162,7 @@ class Outlet:
             self._hand(replay.position, replay.position.last, line)
 
     def _hand(self, position: Position, time: str, text: str) -> None:
+        self._inspect(text)
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True

@@ -14,11 +14,11 @@ from airflow_provider_ktrain.core import diagnosis
 from airflow_provider_ktrain.core.diagnosis import Category, Cause, Limit
 from airflow_provider_ktrain.core.evidence import failures, moment
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.limits import Clock, clocks
 from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.podhistory import PodHistory
-from airflow_provider_ktrain.core.result import find_result, keep_result_line
+from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result, keep_result_line
 from airflow_provider_ktrain.core.selection import chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.engine import paths
@@ -37,6 +37,8 @@ FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, 
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
+TAKEOVER_AFTER = 15.0  # seconds after a handover: a trigger usually starts within 2 s, a takeover needs longer
+TAKEN_OVER = "another triggerer took over, or this one started late"
 
 
 async def follow(
@@ -48,22 +50,25 @@ async def follow(
     stop: Stop,
     handover: Handover | None = None,
     until: float | None = None,
-    tail: int | None = None,
     impatient: bool = False,
     shared: bool = False,
+    cursor: Cursor | None = None,
+    repeats: str = "",
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
     :param handover: of the process that followed the job before.
-    :param tail: lines of each container that are asked for at most when it is first followed here; None: all.
     :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
         is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
     :param shared: one watch for all jobs of the deployment: for a process that follows many.
+    :param cursor: where to go on in the logs; moved on in place. Default: the handover's.
+    :param repeats: why lines since the handover may have been logged before, such as "the trigger failed". Default:
+        another triggerer may have taken over if the handover is more than TAKEOVER_AFTER seconds old.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), tail)
+    supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), cursor, repeats)
     supervisor.impatient, supervisor.shared = impatient, shared
     try:
         return await supervisor.run(until)
@@ -80,7 +85,8 @@ class _Supervisor:
         log: Log,
         stop: Stop,
         handover: Handover,
-        tail: int | None,
+        cursor: Cursor | None,
+        repeats: str,
     ) -> None:
         self.ref = ref
         self.kind = kind_of(ref.kind)
@@ -108,10 +114,16 @@ class _Supervisor:
         self.obstacle = ""  # what was last said to keep it from starting
         self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
-        self.cursor = Cursor.from_dict(handover.cursor)
+        self.handed_over_at, self.repeats = handover.handed_over_at, repeats
+        self.cursor = Cursor.from_dict(handover.cursor) if cursor is None else cursor
         self.evidence = Evidence(api, self.kind, self.cursor, log)
         self.logs = LogFollower(
-            api, self._line, kind=self.kind, cursor=self.cursor, tail=tail, chosen=lambda pod, _: self.chosen(dict(pod))
+            api,
+            partial(log_line, log, self.kind),
+            kind=self.kind,
+            cursor=self.cursor,
+            chosen=lambda pod, _: self.chosen(dict(pod)),
+            inspector=self._inspector,
         )
 
     async def close(self) -> None:
@@ -120,6 +132,7 @@ class _Supervisor:
     # following
 
     async def run(self, until: float | None) -> Outcome | Handover:
+        self._announce_repeated_lines()
         stopped = asyncio.Event()
         self.stop.attach(stopped)
         jobs_path = paths.jobs(self.kind, self.ref.version, self.ref.namespace)
@@ -144,7 +157,13 @@ class _Supervisor:
                 if until is not None and time.monotonic() >= until:
                     await self.logs.close()
                     self._count()
-                    return Handover(self.cursor.to_dict(), self.metrics, self.result_line, self.pods.past(_now()))
+                    return Handover(
+                        cursor=self.cursor.to_dict(),
+                        metrics=self.metrics,
+                        result_line=self.result_line,
+                        pod_history=self.pods.past(_now()),
+                        handed_over_at=time.time(),
+                    )
                 await self._wait(jobs, pods, stopped, until)
 
     async def _decide_unless(self, stopped: asyncio.Event) -> Outcome | None:
@@ -391,18 +410,35 @@ class _Supervisor:
                 self.log.warning(f"{self.ref} is still {self.phase}: {told}")
             self.obstacle = told
 
-    def _line(self, line: LogLine) -> None:
-        self.last_line = time.time()
-        self.evidence.keep(line)
-        if line.index == 0 and line.role == self.kind.primary(self.job or {}):
-            self.result_line = keep_result_line(self.result_line, line.text)
-        container = "" if self._is_main(line.container) else f" {line.container}"
-        self.log.info(
-            f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod
-        )
+    def _inspector(self, source: LogLine) -> Callable[[str], None]:
+        """What sees each line of a container before the rate limit drops any: results, and the lines that tell why a
+        replica failed, must not get lost in a flood."""
+        keep = self.evidence.tail(source)
+        primary = source.index == 0 and source.role == self.kind.primary(self.job or {})
 
-    def _is_main(self, container: str) -> bool:
-        return self.kind.container in (None, container)
+        def inspect(text: str) -> None:
+            self.last_line = time.time()
+            keep(text)
+            if primary and RESULT_MARKER in text:
+                self.result_line = keep_result_line(self.result_line, text)
+
+        return inspect
+
+    def _announce_repeated_lines(self) -> None:
+        """Nothing that a trigger can ask tells whether another triggerer has followed the job before it."""
+        if self.options.logs == "none" or not self.handed_over_at:
+            return
+        late = self.shared and time.time() - self.handed_over_at > TAKEOVER_AFTER
+        if why := self.repeats or (TAKEN_OVER if late else ""):
+            self.log.warning(f"Lines since {_clock(self.handed_over_at)} may be repeated: {why}.")
+        if self.cursor.unreadable:
+            self.log.warning("The log positions that were handed over can't be read: all lines are repeated.")
+        elif self.cursor.omitted:
+            since = self.cursor.since[11:19]
+            self.log.warning(
+                f"Lines since {since} of {self.cursor.omitted:,} containers may be repeated: "
+                "the positions of that many don't fit into the trigger's arguments."
+            )
 
     # ending
 
@@ -485,6 +521,17 @@ class _Supervisor:
             result_error=result_error,
             metrics=self.metrics,
         )
+
+
+def log_line(log: Log, kind: Kind, line: LogLine) -> None:
+    """Log one line of a container with its replica before it. What the follower itself has to say is a warning."""
+    container = "" if kind.container in (None, line.container) else f" {line.container}"
+    say = log.warning if line.note else log.info
+    say(f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod)
+
+
+def _clock(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%H:%M:%S")
 
 
 def _phase_of_pod(pod: Mapping[str, Any]) -> str:

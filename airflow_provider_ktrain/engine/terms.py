@@ -141,12 +141,14 @@ class Handover:
     :param metrics: as in `Outcome`, so far.
     :param result_line: the primary's result line so far; empty where there is none.
     :param pod_history: what was counted of pods that are gone, of `core.podhistory`.
+    :param handed_over_at: when it was made, in epoch seconds; 0 where that isn't known.
     """
 
     cursor: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     result_line: str = ""
     pod_history: dict[str, Any] = field(default_factory=dict)
+    handed_over_at: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Without what Airflow's processes and its database cannot carry."""

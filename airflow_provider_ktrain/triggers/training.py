@@ -21,7 +21,6 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.terms import Outcome
 
-HANDOVER_LINES = 10_000  #: lines of a container that a triggerer which takes over asks for at most
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
 INTERRUPTED = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
 STATE_PATIENCE = (
@@ -111,7 +110,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 handover=Handover.from_dict(self.handover),
                 impatient=not self.options["release"],
                 shared=True,
-                tail=HANDOVER_LINES,
+                repeats="the trigger failed and another one follows the job" if self.failures else "",
             )
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome

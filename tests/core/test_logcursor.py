@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.logcursor import Cursor, Gap, Position, Replay, normal_time
+from airflow_provider_ktrain.core.logcursor import MAX_SIZE, Cursor, Gap, Position, Replay, Window, normal_time
+from airflow_provider_ktrain.core.packing import pack_integers, unpack_integers
 
 # a line of a log file: its time and its text, which only the test knows
 Line = tuple[str, int]
@@ -29,6 +32,12 @@ def read(file: list[Line], position: Position, until: int | None = None) -> tupl
     """One request, cut after so many lines of the answer: the new ones."""
     replay = Replay(position)
     return [number for time, number in answer(file, position.since)[:until] if replay.fresh(time)], replay
+
+
+def handed_over(position: Position) -> Position:
+    """The position as the next process gets it."""
+    data = json.dumps(Cursor({Cursor.key("u", "c"): position}).to_dict())
+    return Cursor.from_dict(json.loads(data)).position("u", "c")
 
 
 @st.composite
@@ -50,9 +59,19 @@ def test_every_line_once_and_in_order_under_cuts(file: list[Line], cuts: list[in
         new, replay = read(file, position, cut)
         assert replay.gap is None
         got += new
-        position = Cursor.from_dict(json.loads(json.dumps(Cursor({"u/c": position}).to_dict()))).position("u", "c")
+        position = handed_over(position)
     got += read(file, position)[0]
     assert got == [number for _, number in file]
+
+
+@given(log_files(), st.integers(0, 40), st.booleans())
+def test_a_rotation_after_a_handover_repeats_no_line(file: list[Line], cut: int, twice: bool) -> None:
+    file = sorted({time: (time, number) for time, number in file}.values())
+    position = Position()
+    before, _ = read(file, position, cut)
+    position = handed_over(handed_over(position) if twice else position)
+    after, _ = read(file[len(before) // 2 :], position)
+    assert before + after == [number for _, number in file]
 
 
 @given(log_files(), st.integers(0, 40), st.integers(0, 40))
@@ -146,19 +165,32 @@ def test_normal_time(stamp: str, normal: str | None) -> None:
     assert normal_time(stamp) == normal
 
 
-def test_a_cursor_travels_whole() -> None:
+def test_cursor_survives_a_handover() -> None:
     cursor = Cursor()
     assert cursor.to_dict() == {}
     cursor.position("u0", "main")
     for n in range(10_000):
         cursor.position("u1", "main").advance(at(n / 1000))
     cursor.begin("u2", "main", 3).complete = True
-    cursor.pods = {"u1": "train-worker-0", "u2": "train-worker-1"}
-    assert Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))) == cursor
+    cursor.names = {Cursor.key("u0", "main"): "train-worker-0/main", Cursor.key("u1", "main"): "train-worker-1/main"}
+    other = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+    assert other.names == cursor.names
+    assert other.position("u0", "main") == cursor.position("u0", "main")
+    assert other.position("u2", "main") == cursor.position("u2", "main")
+    before, after = cursor.position("u1", "main"), other.position("u1", "main")
+    assert (after.base, after.last, after.at_last) == (before.base, before.last, before.at_last)
+    assert after.newest == Window(before.newest.second, "", 0)
+    assert after.first == before.first
     assert Cursor.from_dict(None) == Cursor.from_dict({}) == Cursor()
 
 
-def test_of_what_is_complete_the_run_travels() -> None:
+def test_first_line_is_rounded_up_to_a_millisecond() -> None:
+    position = Position()
+    position.advance(at(1.000_000_001))
+    assert handed_over(position).first == at(1.001)
+
+
+def test_only_the_run_of_a_complete_container_is_kept() -> None:
     cursor = Cursor()
     cursor.begin("u", "main", 3).advance(at(1))
     cursor.position("u", "main").complete = True
@@ -168,11 +200,123 @@ def test_of_what_is_complete_the_run_travels() -> None:
     assert other.unfinished() == {}
 
 
-def test_512_containers_travel_in_what_mysql_keeps_encrypted() -> None:
-    rng, cursor = random.Random(1), Cursor()
-    for n in range(512):
+def busy_cursor(containers: int, spread: float = 3600) -> tuple[Cursor, list[str]]:
+    """Positions of containers whose last lines lie within `spread` seconds, and the uids of their pods."""
+    rng, cursor, uids = random.Random(1), Cursor(), []
+    for n in range(containers):
         uid = str(uuid.UUID(int=rng.getrandbits(128)))
-        cursor.pods[uid] = f"train-526460183f-worker-{n}"
-        for second in range(50):
-            cursor.position(uid, "pytorch").advance(at(second + rng.random()))
-    assert len(json.dumps(cursor.to_dict())) * 4 / 3 < 60_000
+        uids.append(uid)
+        suffix = "".join(rng.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+        cursor.names[Cursor.key(uid, "pytorch")] = f"train-526460183f-node-0-{n}-{suffix}/pytorch"
+        end = 4000 + rng.random() * spread
+        for seconds in (rng.random(), *(end + n / 3 + rng.random() / 9 for n in range(8))):
+            cursor.position(uid, "pytorch").advance(later(seconds))
+    return cursor, uids
+
+
+def later(seconds: float) -> str:
+    moment = datetime(2026, 11, 21, 10) + timedelta(seconds=int(seconds))
+    return f"{moment.isoformat()}.{int(seconds % 1 * 1e9):09d}Z"
+
+
+@pytest.mark.parametrize("spread", [1, 3600, 7 * 86400])
+@pytest.mark.parametrize(
+    ("containers", "smallest", "largest", "exact"),
+    [(100, 2_000, 4_000, 100), (1000, 20_000, MAX_SIZE, 1000), (4000, 30_000, MAX_SIZE, 1200)],
+)
+def test_size_of_a_cursor(spread: float, containers: int, smallest: int, largest: int, exact: int) -> None:
+    cursor, uids = busy_cursor(containers, spread)
+    data = cursor.to_dict()
+    assert smallest < len(json.dumps(data)) <= largest
+    other = Cursor.from_dict(data)
+    kept = [uid for uid in uids if other.has(uid, "pytorch")]
+    assert len(kept) >= exact
+    assert len(kept) + other.omitted == containers
+    for uid in kept:
+        assert other.position(uid, "pytorch").last == cursor.position(uid, "pytorch").last
+        assert other.position(uid, "pytorch").base == cursor.position(uid, "pytorch").base
+
+
+def test_containers_that_do_not_fit_are_read_from_one_common_time() -> None:
+    cursor, uids = busy_cursor(4000)
+    other = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+    omitted = [uid for uid in uids if not other.has(uid, "pytorch")]
+    lasts = [cursor.position(uid, "pytorch").last for uid in omitted]
+    assert other.since == min(lasts)
+    for uid, last in zip(omitted, lasts, strict=True):
+        other.resume(uid, "pytorch", 0, "2026-11-21T10:00:00Z")
+        position = other.position(uid, "pytorch")
+        replay = Replay(position)
+        assert replay.follows(last)
+        assert not replay.fresh(at(0))  # long before the common time
+        assert replay.fresh(last)
+        assert replay.gap is None
+
+
+def test_the_common_time_is_not_used_for_what_began_after_it() -> None:
+    """A pod that the watch reported late has lines from before the common time, which nobody has read."""
+    cursor = Cursor(since=later(600))
+    cursor.resume("late", "main", 0, later(570))
+    cursor.resume("restarted", "main", 2, later(700))
+    cursor.resume("old", "main", 2, later(0))
+    cursor.resume("unknown", "main", 0, "")
+    assert cursor.position("late", "main") == cursor.position("unknown", "main") == Position()
+    assert (cursor.position("restarted", "main").restart, cursor.position("restarted", "main").last) == (1, later(600))
+    assert (cursor.position("old", "main").restart, cursor.position("old", "main").last) == (2, later(600))
+
+
+def test_a_cursor_that_does_not_fit_twice_keeps_the_earlier_common_time() -> None:
+    cursor, _ = busy_cursor(4000)
+    first = Cursor.from_dict(cursor.to_dict())
+    second = Cursor.from_dict(first.to_dict(limit=10_000))
+    assert second.since <= first.since
+    assert second.omitted > first.omitted
+    assert Cursor.from_dict({"version": 7, "since": later(1), "omitted": 3}) == Cursor(since=later(1), omitted=3)
+    assert Cursor(since=later(1), omitted=3).to_dict()["since"] == later(1)
+
+
+@pytest.mark.parametrize("data", [{"containers": "no"}, {"containers": 3}, {"containers": "c$"}, {"omitted": "many"}])
+def test_an_unreadable_cursor_reads_everything_again(data: dict[str, object]) -> None:
+    assert Cursor.from_dict({"version": 1, **data}) == Cursor(unreadable=True)
+
+
+def test_a_time_that_is_no_date_is_read_again() -> None:
+    cursor = Cursor()
+    for time in (at(1), "2026-13-41T10:00:02.000000000Z"):
+        cursor.position("u", "main").advance(time)
+    assert not Cursor.from_dict(cursor.to_dict()).has("u", "main")
+
+
+FIXTURE = Path(__file__).parents[1] / "formats" / "v1" / "cursor.json"
+
+
+def recorded_cursor() -> Cursor:
+    """The positions that the fixture holds."""
+    cursor = Cursor()
+    for n in range(30):
+        cursor.position("0b6f4c6e-6d1c-4a53-9a51-6d6c6f1b2f10", "pytorch").advance(at(n / 7))
+    cursor.position("9f1d7f4e-22a4-4f0e-8f0e-2b9f1f6e7a11", "pytorch")
+    cursor.begin("9f1d7f4e-22a4-4f0e-8f0e-2b9f1f6e7a11", "init-pytorch", 2).complete = True
+    cursor.names[Cursor.key("0b6f4c6e-6d1c-4a53-9a51-6d6c6f1b2f10", "pytorch")] = "train-1-master-0/pytorch"
+    return cursor
+
+
+@pytest.mark.parametrize("more", [{}, {"version": 9, "added": [1]}])
+def test_the_first_version_is_read_for_ever(more: dict[str, object]) -> None:
+    read = Cursor.from_dict({**json.loads(FIXTURE.read_text()), **more})
+    expected = recorded_cursor()
+    assert read.names == expected.names
+    assert read.positions.keys() == expected.positions.keys()
+    for key, position in expected.positions.items():
+        found = read.positions[key]
+        assert (found.restart, found.complete, found.last, found.at_last, found.base) == (
+            position.restart, position.complete, position.last, position.at_last, position.base
+        )  # fmt: skip
+
+
+@given(st.lists(st.integers(), max_size=50), st.integers(0, 3))
+def test_integers_are_unpacked_as_they_were_packed(numbers: list[int], start: int) -> None:
+    data = bytes(start) + pack_integers(numbers)
+    assert unpack_integers(data + b"more", start, len(numbers)) == (numbers, len(data))
+    with pytest.raises(ValueError, match="too early"):
+        unpack_integers(data, start, len(numbers) + 1)

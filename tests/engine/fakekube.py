@@ -81,6 +81,8 @@ class FakeKube:
         self.cut_after: Callable[[], int | None] = lambda: None  # bytes of a stream until it is cut
         self.clean_cuts = False  # whether a cut looks like the end of the answer
         self.cuts = 0
+        self.refused = 0  # requests that were answered with `refusal`
+        self.sent = 0  # pieces of streams that were sent
         self._watchers: set[asyncio.Event] = set()
         self._uids = itertools.count(1)
 
@@ -188,6 +190,7 @@ class FakeKube:
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return status(401, "Unauthorized", "Unauthorized")
         if self.refusal:
+            self.refused += 1
             return status(*self.refusal, "no")
         path, query = request.path, dict(request.query)
         self.queries.append(query)
@@ -327,6 +330,7 @@ class Writer:
     async def _send(self, data: bytes) -> None:
         if self.left is None or len(data) < self.left:
             await self.response.write(data)
+            self.kube.sent += 1
             self.left = None if self.left is None else self.left - len(data)
             return
         await self.response.write(data[: self.left])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.engine import logs
 from airflow_provider_ktrain.engine.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine, Rate, Run, run_of
 
@@ -146,7 +148,7 @@ async def test_random_lives_of_containers(seed: int) -> None:
                 say(pod, 0)
                 observe(pod)
             elif rng.random() < 0.3:
-                restart, key = pods[pod], f"{kube.objects[pod]['metadata']['uid']}/main"
+                restart, key = pods[pod], Cursor.key(kube.objects[pod]["metadata"]["uid"], "main")
                 pods[pod] += 1
                 await until(lambda p=pod, r=restart: (p, "main", r) in sink.by_run())
                 kube.away = rng.random() < 0.5  # the restart is seen, or only found later
@@ -435,13 +437,13 @@ async def test_a_pod_that_is_gone_before_it_is_followed_is_told_as_a_gap(handed_
     kube.delete("p")
     kube.pod("p")  # made anew
     write(kube.log("p"), 5, 10, begin=50)
-    async with following(kube, sink, cursor=cursor, tail=1000) as follower:
+    async with following(kube, sink, cursor=cursor) as follower:
         await until(lambda: sink.texts[-1:] == ["line 9"])
         if not handed_over:
             follower.observe(old, deleted=True)
         report = await follower.drain(240)
     (gap,) = report.gaps["p", "main"]
-    assert gap.startswith("its pod was gone" if handed_over else "the pod was deleted before")
+    assert ("could be resumed" if handed_over else "was read to the end") in gap
     assert (stamp(0.04) in gap) is handed_over
     assert report.lines == 5
 
@@ -496,14 +498,14 @@ async def test_a_handover_goes_on_where_the_cursor_stands() -> None:
         await until(lambda: len(sink.lines) == 50)
         saved = follower.cursor.to_dict()
     write(log, 50, 100)
-    async with following(kube, sink, cursor=Cursor.from_dict(saved), tail=1000) as follower:
+    async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
         await until(lambda: len(sink.lines) == 100)
         await follower.drain(5)
     assert sink.texts == numbered(0, 100)
     assert sink.notes == []
 
 
-async def test_a_late_handover_reads_the_last_lines_and_says_so() -> None:
+async def test_a_late_handover_reads_all_lines_since_the_cursor() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -511,17 +513,30 @@ async def test_a_late_handover_reads_the_last_lines_and_says_so() -> None:
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 50)
         saved = follower.cursor.to_dict()
-    write(log, 50, 500)
-    async with following(kube, sink, cursor=Cursor.from_dict(saved), tail=100) as follower:
-        await until(lambda: len(sink.lines) == 150)
-        write(log, 500, 510)
-        await until(lambda: len(sink.lines) == 160)
-        follows = [query for query in kube.queries if "follow" in query]
-        assert len(follows) == 2  # the one before the handover, and one: what it brings is not doubted
+    write(log, 50, 14_000)
+    async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
+        await until(lambda: len(sink.lines) == 14_000)
+        write(log, 14_000, 14_010)
+        await until(lambda: len(sink.lines) == 14_010)
+        assert len([query for query in kube.queries if "follow" in query]) == 2  # one of each process
         report = await follower.drain(5)
-    assert sink.texts == numbered(0, 50) + numbered(400, 510)
-    assert any("only the last 100 lines" in note for note in sink.notes)
-    assert report.gaps
+    assert sink.texts == numbered(0, 14_010)
+    assert (sink.notes, report.gaps) == ([], {})
+
+
+async def test_containers_without_a_position_are_read_from_the_common_time() -> None:
+    kube, sink = FakeKube(), Sink()
+    old, new = kube.pod("old"), kube.pod("new")
+    old["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamp(0)
+    new["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = stamp(280)
+    write(kube.log("old"), 0, 50, rate=0.1)  # until 490 s
+    write(kube.log("new"), 0, 5, begin=280)
+    cursor = Cursor(since=stamp(300), omitted=1)
+    async with following(kube, sink, cursor=cursor) as follower:
+        await until(lambda: len(sink.lines) == 25)
+        report = await follower.drain(5)
+    assert sink.by_run() == {("old", "main", 0): numbered(30, 50), ("new", "main", 0): numbered(0, 5)}
+    assert (sink.notes, report.gaps) == ([], {})
 
 
 @pytest.mark.parametrize("status_lags", [False, True])
@@ -540,7 +555,7 @@ async def test_a_restart_between_two_hosts_is_not_taken_for_the_run_that_was_rea
     if not status_lags:
         kube.pod("p", restart=1)
     async with serving(kube) as api:
-        follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved), tail=1000)
+        follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved))
         asked = kube.requests["get"]
         follower.observe(behind)
         if status_lags:
@@ -659,16 +674,149 @@ async def test_a_pod_that_has_not_changed_is_not_looked_at_again() -> None:
         assert asked == 2
 
 
-async def test_no_right_to_read_logs_is_said_once() -> None:
+async def test_a_refusal_is_tolerated_and_said_once() -> None:
     kube, sink = FakeKube(), Sink()
-    kube.pod("p")
+    kube.pod("p", containers="ab")
+    for container in "ab":
+        write(kube.log("p", container), 0, 5)
     kube.refusal = (403, "Forbidden")
     async with following(kube, sink) as follower:
-        await until(lambda: sink.notes)
+        await until(lambda: kube.refused > 6)
+        (note,) = sink.notes
+        assert "403 Forbidden" in note
+        assert "`pods/log`" in note
+        kube.refusal = None
+        await until(lambda: len(sink.lines) == 10)
         report = await follower.drain(5)
     assert len(sink.notes) == 1
-    assert "403 Forbidden" in sink.notes[0]
+    assert (report.gaps, report.unread) == ({}, [])
+
+
+async def test_a_refused_log_is_asked_for_again_in_the_final_drain() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    kube.log("p").end()
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        await until(lambda: kube.refused > 3)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        draining = asyncio.create_task(follower.drain(240))
+        refused = kube.refused
+        await until(lambda: kube.refused > refused)
+        kube.refusal = None
+        report = await draining
+    assert sink.texts == numbered(0, 5)
+    assert (report.gaps, report.unread) == ({}, [])
+
+
+async def test_a_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "REFUSED_AT_END", 0.5)
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        report = await follower.drain(240)
+    assert "403 Forbidden" in report.gaps["p", "main"][0]
     assert report.unread == [("p", "main")]
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
+    """ExitCode: an operator deletes a pod that failed and creates another one under its name, for ever."""
+    kube, sink, cursor = FakeKube(), Sink(), Cursor()
+    async with serving(kube) as api:
+        follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=cursor)
+        for n in range(300):
+            follower.observe(kube.pod("p"))
+            log = kube.log("p")
+            write(log, 5 * n, 5 * n + 5)
+            await until(lambda n=n: len(sink.lines) == 5 * n + 5)
+            log.end()
+            ended = kube.pod("p", state="terminated", phase="Failed")
+            follower.observe(ended)
+            if handed_over and n % 100 == 99:  # while the pod is there
+                saved = follower.cursor.to_dict()
+                await follower.close()
+                follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved))
+                follower.observe(ended)
+            await until(lambda f=follower: f.report().containers["p", "main"].complete)
+            follower.observe(kube.delete("p"), deleted=True)
+            assert follower.held <= 6
+        report = await follower.drain(240)
+        await follower.close()
+    assert sink.texts == numbered(0, 1500)
+    assert follower.held == 0
+    assert sink.notes == []
+    assert handed_over or report.lines == 1500
+    assert report.unread == []
+
+
+async def test_a_container_read_to_its_end_is_not_read_again_while_its_pod_is_there() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    write(kube.log("p"), 0, 5)
+    kube.log("p").end()
+    async with following(kube, sink) as follower:
+        await until(lambda: follower.report().containers["p", "main"].complete)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        await follower.drain(240)
+    assert sink.texts == numbered(0, 5)
+
+
+async def test_every_line_is_inspected_before_the_rate_limit() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    seen: list[str] = []
+    sources: list[LogLine] = []
+
+    def inspector(source: LogLine) -> Any:
+        sources.append(source)
+        return seen.append
+
+    write(kube.log("p"), 0, 1000)
+    kube.log("p").end()
+    rate = Rate(steady=1, burst=100)
+    async with following(kube, sink, rate=rate, inspector=inspector) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(240)
+    assert report.dropped > 900
+    assert seen == numbered(0, 1000)
+    assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
+
+
+async def test_no_line_is_handed_on_right_after_a_stall() -> None:
+    """Airflow gets the time to cancel a trigger that another triggerer has taken over meanwhile."""
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    budget = StreamBudget(stall=0.5, settle=3600)
+    async with following(kube, sink, budget=budget) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        saved = follower.cursor.to_dict()
+        time.sleep(0.6)  # noqa: ASYNC251 - the stall
+        write(log, 5, 10)
+        sent = kube.sent
+        await until(lambda: kube.sent > sent)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(sink.lines) == 5
+        await follower.close()
+        assert follower.cursor.to_dict() == saved
+
+
+async def test_lines_come_again_after_a_stall_that_nobody_used() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink, budget=StreamBudget(stall=0.2, settle=0.2)) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        write(kube.log("p"), 5, 10)
+        await until(lambda: len(sink.lines) == 10)
+        await follower.drain(240)
+    assert sink.texts == numbered(0, 10)
 
 
 async def test_silence_is_known_from_the_server_and_not_from_a_stream() -> None:
