@@ -351,6 +351,7 @@ class _Container:
         self._path = paths.core(meta["namespace"], "pods", self.pod)
         role, index = follower.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "")
+        self._at = follower.cursor.position(self.uid, name)
         self._outlet = Outlet(follower.sink, follower.budget, follower.rate, source, follower.inspector(source))
         self._run = Run()
         self._deleted = False  # the pod is gone, as the watch or a read of it says
@@ -375,6 +376,8 @@ class _Container:
             self._run = run
         self._reported_deleted = self._reported_deleted or deleted
         self._deleted = self._deleted or deleted
+        if deleted and (self._finished or self._at.complete):  # nothing is left that another process could read
+            self._follower.cursor.forget(self.uid, self.name)
         self._news.set()
 
     def drain(self) -> None:
@@ -409,10 +412,6 @@ class _Container:
         """Whether a followed stream comes to its end by itself."""
         return self._run.ended or self._deleted
 
-    @property
-    def _at(self) -> Position:
-        return self._follower.cursor.position(self.uid, self.name)
-
     # which request comes next
 
     async def _follow(self) -> None:
@@ -438,6 +437,8 @@ class _Container:
         if self._deleted:
             if run.started and not (at.complete or self._finished):
                 self._outlet.gap("the pod was deleted before its log was read to the end", at)
+            elif not at.complete:
+                await self._hand_on_rest()
             return False
         if at.restart < run.restart:
             await self._previous(run, at)
@@ -520,10 +521,7 @@ class _Container:
 
     async def _close_run(self, **query: str) -> None:
         """All was read: hand on a last line without an end, and say where lines may be missing nevertheless."""
-        if self._rest:
-            replay = Replay(self._at)
-            replay.live = True
-            await self._outlet.hand_on(self._rest, replay)
+        await self._hand_on_rest()
         at = self._at
         if self._bytes < ROTATABLE:
             return
@@ -535,6 +533,13 @@ class _Container:
                 "goes on with the newest file whether or not it has come to the end of the last one",
                 at,
             )
+
+    async def _hand_on_rest(self) -> None:
+        """The last line, if it has no end."""
+        if self._rest:
+            replay = Replay(self._at)
+            replay.live = True
+            await self._outlet.hand_on(self._rest, replay)
 
     async def _settled(self, answer: _Answer, *, once: bool = False, **query: str) -> bool:
         """Whether an answer that was asked for after the end of a run shows that nothing is left to read.
@@ -552,7 +557,7 @@ class _Container:
         return True
 
     def _begin(self, restart: int) -> None:
-        self._follower.cursor.begin(self.uid, self.name, restart)
+        self._at = self._follower.cursor.begin(self.uid, self.name, restart)
         self._rest, self._end, self._bytes, self._doubts, self._rotated = None, b"", 0, 0, False
 
     # requests

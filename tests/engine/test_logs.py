@@ -448,6 +448,22 @@ async def test_a_pod_that_is_gone_before_it_is_followed_is_told_as_a_gap(handed_
     assert report.lines == 5
 
 
+async def test_a_last_line_without_an_end_survives_the_deletion_of_its_pod() -> None:
+    kube, sink = FakeKube(), Sink()
+    pod = kube.pod("p")
+    log = kube.log("p")
+    log.write(stamp(1), "first")
+    log.write(stamp(2), "no newline at the end", partial=True)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.texts == ["first"])
+        kube.delete("p")
+        follower.observe(pod, deleted=True)
+        log.end()
+        report = await follower.drain(240)
+    assert sink.texts == ["first", "no newline at the end"]
+    assert (report.gaps, report.unread) == ({}, [])
+
+
 async def test_a_pod_that_was_read_to_its_end_or_never_began_leaves_no_gap() -> None:
     kube, sink = FakeKube(), Sink()
     pods = [kube.pod("read", state="terminated", phase="Succeeded"), kube.pod("waits", state="waiting")]
