@@ -340,10 +340,12 @@ class Cursor:
         return packed
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any] | None) -> Cursor:
+    def from_dict(cls, data: object) -> Cursor:
         """What `to_dict` gave; None or an empty dict is an empty cursor."""
         if not data:
             return cls()
+        if not isinstance(data, Mapping):
+            return cls(unreadable=True)
         try:
             cursor = cls(since=normal_time(str(data.get("since"))) or "", omitted=int(data.get("omitted") or 0))
             if "containers" in data:

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.core.podhistory import PodHistory
 from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result, keep_result_line
 from airflow_provider_ktrain.core.selection import chooser
 from airflow_provider_ktrain.core.status import Phase, phase_of, true_conditions
+from airflow_provider_ktrain.core.summary import summary_of_success
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.evidence import Evidence
@@ -38,7 +39,6 @@ SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them m
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
 TAKEOVER_AFTER = 15.0  # seconds after a handover: a trigger usually starts within 2 s, a takeover needs longer
-TAKEN_OVER = "another triggerer took over, or this one started late"
 
 
 async def follow(
@@ -53,7 +53,6 @@ async def follow(
     impatient: bool = False,
     shared: bool = False,
     cursor: Cursor | None = None,
-    repeats: str = "",
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
@@ -62,13 +61,11 @@ async def follow(
         is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
     :param shared: one watch for all jobs of the deployment: for a process that follows many.
     :param cursor: where to go on in the logs; moved on in place. Default: the handover's.
-    :param repeats: why lines since the handover may have been logged before, such as "the trigger failed". Default:
-        another triggerer may have taken over if the handover is more than TAKEOVER_AFTER seconds old.
 
     Whatever ends this normally has released the job or says why not. Cancelling it touches nothing: a triggerer that
     stops is no reason to end a training.
     """
-    supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), cursor, repeats)
+    supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), cursor)
     supervisor.impatient, supervisor.shared = impatient, shared
     try:
         return await supervisor.run(until)
@@ -86,7 +83,6 @@ class _Supervisor:
         stop: Stop,
         handover: Handover,
         cursor: Cursor | None,
-        repeats: str,
     ) -> None:
         self.ref = ref
         self.kind = kind_of(ref.kind)
@@ -114,7 +110,7 @@ class _Supervisor:
         self.obstacle = ""  # what was last said to keep it from starting
         self.look: Callable[[], Awaitable[None]]
         self.chosen: Callable[[Object], bool] = lambda pod: False
-        self.handed_over_at, self.repeats = handover.handed_over_at, repeats
+        self.handed_over_at = handover.handed_over_at
         self.cursor = Cursor.from_dict(handover.cursor) if cursor is None else cursor
         self.evidence = Evidence(api, self.kind, self.cursor, log)
         self.logs = LogFollower(
@@ -186,7 +182,7 @@ class _Supervisor:
             return await self._killed(self.stop.reason)
         if self.phase is None:
             cause = await self._overdue() if time.monotonic() >= self.began + FIRST_LOOK else None
-            return None if cause is None else await self._release(cause)
+            return None if cause is None else await self._failed(cause)
         if self._superseded() and await self._superseded_indeed():
             self.log.warning(f"{self.ref} belongs to another try of this task by now; this one lets go of it")
             return Outcome(self.phase, False, superseded=True)
@@ -199,10 +195,7 @@ class _Supervisor:
             self.behind = await self._is_behind()
             return None if self.behind else await self._ended()
         cause = await self._overdue() or await self._hopeless()
-        if cause is None:
-            return None
-        self.log.warning(cause.summary)
-        return await self._release(cause)
+        return None if cause is None else await self._failed(cause)
 
     async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
@@ -425,12 +418,15 @@ class _Supervisor:
         return inspect
 
     def _announce_repeated_lines(self) -> None:
-        """Nothing that a trigger can ask tells whether another triggerer has followed the job before it."""
+        """Where lines come again. Nothing that a trigger can ask tells whether another one has followed the job before
+        it, so the time since the handover has to do."""
         if self.options.logs == "none" or not self.handed_over_at:
             return
-        late = self.shared and time.time() - self.handed_over_at > TAKEOVER_AFTER
-        if why := self.repeats or (TAKEN_OVER if late else ""):
-            self.log.warning(f"Lines since {_clock(self.handed_over_at)} may be repeated: {why}.")
+        if self.shared and time.time() - self.handed_over_at > TAKEOVER_AFTER:
+            self.log.warning(
+                f"Lines since {_clock(self.handed_over_at)} may be repeated: another triggerer took over, or this one "
+                "started late."
+            )
         if self.cursor.unreadable:
             self.log.warning("The log positions that were handed over can't be read: all lines are repeated.")
         elif self.cursor.omitted:
@@ -451,6 +447,11 @@ class _Supervisor:
         if self.phase is Phase.SUCCEEDED:
             return Outcome(self.phase, False)
         cause = diagnosis.diagnose(self.job or {}, self.pods.all, *await self._why(), gone=self.phase is Phase.GONE)
+        return await self._failed(cause)
+
+    async def _failed(self, cause: Cause) -> Outcome:
+        """Say why before the release: while the task waits for a worker again, nothing else does."""
+        self.log.warning("\n".join(filter(None, (cause.summary, cause.resolution))))
         return await self._release(cause)
 
     async def _why(self) -> tuple[list[Object], dict[str, list[str]]]:
@@ -506,7 +507,9 @@ class _Supervisor:
             self.metrics["seconds.release"] = round(time.monotonic() - began, 3)
         ended_at = (self.job or {}).get("status", {}).get("completionTime")
         spent = self.pods.usage(_now(), moment(ended_at))
-        self.log.info(str(spent))
+        self.log.info(
+            summary_of_success(self.ref, self.kind, self.job or {}, spent, _now()) if succeeded else str(spent)
+        )
         self._count()
         result, result_error = find_result(self.kind, self.job or {}, self.pods.all, self.result_line)
         return Outcome(

@@ -15,10 +15,12 @@ from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
+    from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.terms import Outcome
 
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
@@ -73,6 +75,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.failures = failures
         self.version = version
         self._killing: asyncio.Future[None] | None = None
+        self._cursor: Cursor | None = None  # where the logs stand, for what is written after a kill
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("version", "job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
@@ -100,6 +103,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.supervisor import follow
         from airflow_provider_ktrain.engine.terms import Handover, Options, Stop
 
+        handover = Handover.from_dict(self.handover)
+        self._cursor = Cursor.from_dict(handover.cursor)
+
         async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
             outcome = await follow(
                 ref,
@@ -107,10 +113,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 Options.from_dict(self.options),
                 log=self.log,
                 stop=Stop(),
-                handover=Handover.from_dict(self.handover),
+                handover=handover,
                 impatient=not self.options["release"],
                 shared=True,
-                repeats="the trigger failed and another one follows the job" if self.failures else "",
+                cursor=self._cursor,
             )
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome
@@ -156,11 +162,22 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             return
         mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
         try:
-            async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
+            async with (
+                TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api,
+                self._last_lines(api, ref) if verify else contextlib.nullcontext(),
+            ):
                 released = await release(api, ref, mode, timeout=timeout, verify=verify)
             self.log.info(released.text)
         except KtrainError as e:
             self.log.error("%s", e)
+
+    def _last_lines(self, api: Api, ref: JobRef) -> contextlib.AbstractAsyncContextManager[None]:
+        """What logs the lines between a kill and the end of the pods."""
+        from airflow_provider_ktrain.engine.lastlines import last_lines
+        from airflow_provider_ktrain.engine.terms import Handover, Options
+
+        cursor = self._cursor or Cursor.from_dict(Handover.from_dict(self.handover).cursor)
+        return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)
 
     async def _task_state(self) -> str:
         """The state of our task instance: `none` where a clear has reset it, `unknown` where nobody can tell."""

@@ -278,6 +278,7 @@ def test_a_cursor_that_does_not_fit_twice_keeps_the_earlier_common_time() -> Non
 @pytest.mark.parametrize("data", [{"containers": "no"}, {"containers": 3}, {"containers": "c$"}, {"omitted": "many"}])
 def test_an_unreadable_cursor_reads_everything_again(data: dict[str, object]) -> None:
     assert Cursor.from_dict({"version": 1, **data}) == Cursor(unreadable=True)
+    assert Cursor.from_dict("text") == Cursor(unreadable=True)
 
 
 def test_a_time_that_is_no_date_is_read_again() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import re
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.limits import Limits
+from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.engine import supervisor
 from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
@@ -43,6 +46,50 @@ async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
     assert "exit code 3" in outcome.cause["summary"]
     assert outcome.released
     assert await task.job() is None
+
+
+async def test_the_cause_is_logged_before_the_release(task: Task) -> None:
+    ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    (said,) = [n for n, line in enumerate(task.log.said) if line.startswith((outcome.cause or {})["summary"])]
+    assert said < task.log.said.index(outcome.released)
+
+
+async def test_a_success_is_summed_up_in_one_line(task: Task) -> None:
+    ref = (await task.submit(1, "true", workers=1)).ref
+    await task.ended(ref)
+    (line,) = [line for line in task.log.said if line.startswith(f"{ref} succeeded")]
+    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\. GPUs: 2; .*", line)
+
+
+async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
+    """The rate limit leaves lines out; among them may be those that tell how the training ended."""
+    flood = f"yes {'x' * 1000} | head -c 45000000"
+    result = """echo 'KTRAIN_RESULT {"loss": 0.5}'"""
+    ref = (await task.submit(1, f"{flood}; {result}; {flood} >&2; echo \"KeyError: 'label_map'\" >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    assert any("were left out" in line for line in task.log.said)
+    assert "KeyError: 'label_map'" in (outcome.cause or {})["summary"]
+    assert outcome.result == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(("age", "marked"), [(1, False), (60, True)])
+async def test_a_takeover_marks_lines_that_may_be_repeated(task: Task, age: float, marked: bool) -> None:
+    ref = (await task.submit(1, "true")).ref
+    at = time.time() - age
+    await task.ended(ref, handover=Handover(handed_over_at=at), shared=True)
+    since = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%H:%M:%S")
+    said = [
+        line for line in task.log.said if line.startswith(f"Lines since {since} may be repeated: another triggerer")
+    ]
+    assert len(said) == marked
+
+
+async def test_containers_without_a_position_are_announced(task: Task) -> None:
+    ref = (await task.submit(1, "true")).ref
+    cursor = Cursor(since="2026-11-21T12:04:31.000000000Z", omitted=2900).to_dict()
+    await task.ended(ref, handover=Handover(cursor=cursor, handed_over_at=time.time()))
+    assert any(line.startswith("Lines since 12:04:31 of 2,900 containers may be repeated") for line in task.log.said)
 
 
 @pytest.mark.parametrize(

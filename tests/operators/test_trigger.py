@@ -125,6 +125,26 @@ def test_a_triggerer_that_stops_deletes_nothing(instance: Instance, capsys: pyte
     assert "deletionTimestamp" not in job["metadata"]
 
 
+def test_lines_after_a_kill_are_logged_and_counted(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until the pods are gone; nobody follows the job any more."""
+    program = "trap 'for i in 1 2 3; do echo dying $i; sleep 0.3; done; exit 143' TERM; echo started; sleep 600 & wait"
+    trigger = trigger_of(instance.execute(command=["sh", "-c", program]), instance)
+
+    async def kill() -> None:
+        await stopped(trigger, capsys)
+        supervisor.state = TaskInstanceState.FAILED
+        await trigger.on_kill()
+
+    asyncio.run(kill())
+    said = capsys.readouterr().out
+    assert [said.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
+    assert "started" not in said, "it was read before"
+    assert "3 lines were written between the kill and the end of the pods" in said
+    assert not instance.jobs()
+
+
 def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """It runs triggers inline, without a task instance, and Ctrl-C ends all of it."""
     trigger = trigger_of(instance.execute(), instance)

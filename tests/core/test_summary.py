@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.summary import duration, summary_of_success
+from airflow_provider_ktrain.core.usage import Usage
+
+NOW = datetime(2026, 11, 21, 11, 0, tzinfo=UTC)
+REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (12.4, "12 s"), (200, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min"), (273_700, "3 d 4 h")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("status", "took"),
+    [
+        ({"startTime": "2026-11-21T10:00:00Z", "completionTime": "2026-11-21T10:02:05Z"}, " after 2 min 5 s"),
+        ({"startTime": "2026-11-21T10:00:00Z"}, " after 1 h"),
+        ({}, " after 1 h 1 min"),
+    ],
+)
+def test_summary_of_success(status: dict[str, str], took: str) -> None:
+    job: dict[str, Any] = {
+        "metadata": {"creationTimestamp": "2026-11-21T09:59:00Z"},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}},
+        "status": status,
+    }
+    said = summary_of_success(REF, PYTORCHJOB, job, Usage(100, 20, 80, 5, 3), NOW)
+    assert said == f"{REF} succeeded{took} with 3 replicas. {Usage(100, 20, 80, 5, 3)}"
+    assert summary_of_success(REF, PYTORCHJOB, {}, Usage(), NOW).startswith(f"{REF} succeeded with 0 replicas.")
