@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
-import hashlib
 import json
 import random
-import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.engine.connection import Connection, Pool, serves
 
 if TYPE_CHECKING:
     import aiohttp
@@ -30,12 +28,14 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.engine.watch import Hub
 
-Pool = Literal["requests", "watches", "logs"]
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
-POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
-READ_BUFFER = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
 CONNECT_TIMEOUT = 15.0  #: seconds
+REBUILD_AFTER = 3  #: connection attempts that failed in a row after which the client is rebuilt
+REBUILD_PAUSE = 10.0  #: seconds between two rebuilds for that reason
+BUILD_PAUSE = 5.0  #: seconds after a client could not be built until the next attempt: an exec plugin may be expensive
+CHECK_EVERY = 5.0  #: seconds between two checks whether the connection's files have changed
+PROOFS = 10  #: objects that are looked up at most to recognize a cluster
 
 
 def pause_after(failures: int, first: float, longest: float) -> float:
@@ -119,98 +119,39 @@ class ApiStatusError(KtrainError):
         return float(seconds) if isinstance(seconds, int | float) else None
 
 
-class _Connection:
-    """One client and its sessions. Retired by a 401, closed when the last stream that uses it has ended."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self.client = client
-        self.users = 0
-        self.retired = False
-        self._sessions: dict[Pool, aiohttp.ClientSession] = {}
-        self._tls: ssl.SSLContext | None = None
-
-    @property
-    def _configuration(self) -> Any:
-        return self.client.configuration
-
-    @functools.cached_property
-    def cluster(self) -> str:
-        """The API server's URL and a short hash of the authority that it is trusted by, where the client names one.
-
-        127.0.0.1:6443, the usual end of a tunnel, is many clusters; each has an authority of its own.
-        """
-        configuration = self._configuration
-        url = urlsplit(str(configuration.host))
-        named = url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
-        try:
-            authority = b"".join(Path(configuration.ssl_ca_cert or "").read_bytes().split())
-        except OSError:
-            return named
-        return f"{named} (CA {hashlib.sha256(authority).hexdigest()[:10]})"
-
-    async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", **arguments.pop("headers", {})}
-        await self.client.update_params_for_auth(headers, [], ["BearerToken"])
-        configuration = self._configuration
-        if configuration.proxy:
-            arguments.update(proxy=configuration.proxy, proxy_headers=configuration.proxy_headers)
-        if configuration.tls_server_name:
-            arguments["server_hostname"] = configuration.tls_server_name
-        return await self._session(pool).request(method, configuration.host + path, headers=headers, **arguments)
-
-    def _session(self, pool: Pool) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if pool not in self._sessions:
-            connector = aiohttp.TCPConnector(limit=POOL_LIMITS[pool], ssl=self._tls_context())
-            agent = {"User-Agent": "airflow-provider-ktrain"}
-            self._sessions[pool] = aiohttp.ClientSession(
-                connector=connector, trust_env=True, read_bufsize=READ_BUFFER, headers=agent
-            )
-        return self._sessions[pool]
-
-    def _tls_context(self) -> ssl.SSLContext:
-        """As kubernetes_asyncio builds it, once for all pools."""
-        if self._tls is None:
-            configuration = self._configuration
-            tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-            if configuration.cert_file:
-                tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-            if not configuration.verify_ssl:
-                tls.check_hostname = False
-                tls.verify_mode = ssl.CERT_NONE
-            if getattr(configuration, "disable_strict_ssl_verification", False):
-                tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            self._tls = tls
-        return self._tls
-
-    async def close(self) -> None:
-        sessions, self._sessions = list(self._sessions.values()), {}
-        for session in sessions:
-            await session.close()
-        await self.client.close()
-
-
 class Api:
     """One Kubernetes API through one connection, in one event loop.
 
-    The client is built on first use and once more whenever the server answers 401; that request is then repeated once,
-    unless the new client is another cluster's.
+    The client is built on first use. It is rebuilt when the server answers 401 (that request is then repeated once),
+    after `REBUILD_AFTER` connection attempts that failed in a row, and when `changed` says so. A rebuilt client that
+    reaches another address is used only if it is proven to reach the same cluster: it serves an object that
+    `add_known_object` named, or, where none is known, has the same certificate authority.
 
-    :param make_client: builds an authenticated client; called in the loop.
+    One build runs at a time. Requests wait for it, each no longer than its own timeout.
+
+    :param make_client: builds an authenticated client; called in the loop, in an empty context.
+    :param changed: whether what the client was built from, such as a kubeconfig, has changed since; called in the loop
+        before a request, at most every `CHECK_EVERY` seconds. Default: never asked.
     """
 
-    def __init__(self, make_client: MakeClient) -> None:
+    def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
         self.hubs: dict[tuple[str, str, str], Hub] = {}  #: of `watch.hub`, by path and selectors
         self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
         self._make_client = make_client
-        self._connection: _Connection | None = None
-        self._building = asyncio.Lock()
+        self._changed = changed
+        self._connection: Connection | None = None
+        self._building: asyncio.Task[None] | None = None
+        self._build_error: tuple[float, Exception] = (0.0, KtrainError())  # and until when it is not tried again
+        self._failures = 0  # connection attempts in a row
+        self._last_notice = ""  # since the last answer
+        self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which that is due
+        self._known_objects: dict[object, tuple[str, str]] = {}
+        self._on_notice: dict[object, tuple[Context, Callable[[str], object]]] = {}
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
 
     async def cluster(self) -> str:
         """What identifies the cluster, and no secret: the API server's URL, and a hash of its certificate authority."""
-        return (await self._connect(None)).cluster
+        return (await self._connect()).cluster
 
     async def request(
         self,
@@ -226,20 +167,21 @@ class Api:
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
         :param body: sent as JSON where it is not None.
-        :param timeout: seconds for everything, a connection included.
+        :param timeout: seconds for everything, a client and a connection included.
+        :raises AccessError: no client can be built.
         :raises ApiStatusError: for every status from 300 on.
         :raises ApiUnavailable: where no answer came. Whether the request was carried out is not known then.
         """
         import aiohttp
 
-        arguments: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=timeout)}
+        arguments: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)}
         if query:
             arguments["params"] = dict(query)
         if body is not None:
             arguments["data"] = json.dumps(body)
             arguments["headers"] = {"Content-Type": content_type}
         try:
-            async with self._send("requests", method, path, arguments) as response:
+            async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
                 read = await response.read()
         except TimeoutError as error:
             raise ApiUnavailable(f"{method} {path}: no answer within {timeout:g} s") from error
@@ -284,12 +226,12 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         import aiohttp
 
-        refused: _Connection | None = None
+        refused: Connection | None = None
         while True:
             async with self._use(await self._connect(refused)) as connection:
                 self.stats[pool] += 1
                 try:
-                    response = await connection.send(pool, method, path, **arguments)
+                    response = await self._answer(connection, pool, method, path, arguments)
                     async with response:
                         if response.status == 401 and refused is None:
                             refused = connection
@@ -306,30 +248,151 @@ class Api:
                     self.stats["unavailable"] += 1
                     raise ApiUnavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
 
-    async def _connect(self, refused: _Connection | None) -> _Connection:
-        """The connection; a new one in place of one whose credentials were refused."""
-        async with self._building:
-            old = self._connection
-            if old is None or old is refused:
-                new = _Connection(await self._make_client())
-                if old is not None and new.cluster != old.cluster:
-                    await new.close()
-                    raise ApiStatusError(
-                        401,
-                        "Unauthorized",
-                        f"{old.cluster} refused the credentials, and the connection means {new.cluster} by now",
-                    )
-                self._connection = new
-                if old is not None:
-                    self.stats["rebuilt"] += 1
-                    old.retired = True
-                    if not old.users:
-                        await old.close()
-            assert self._connection is not None
-            return self._connection
+    async def _answer(
+        self, connection: Connection, pool: Pool, method: str, path: str, arguments: Mapping[str, Any]
+    ) -> aiohttp.ClientResponse:
+        """Send a request, and count the attempts that failed before any answer came."""
+        import aiohttp
+
+        try:
+            response = await connection.send(pool, method, path, **arguments)
+        except (aiohttp.ClientError, OSError):
+            if connection is self._connection:
+                self._failures += 1
+            raise
+        if connection is self._connection:
+            self._failures, self._last_notice = 0, ""
+        return response
+
+    # the client
+
+    async def _connect(self, refused: Connection | None = None) -> Connection:
+        """The connection to send a request by.
+
+        :param refused: the one whose credentials were refused.
+        """
+        reason = await self._reason_to_build(refused)
+        if reason is not None:
+            must = self._connection is None or self._connection is refused
+            until, error = self._build_error
+            if time.monotonic() < until:
+                if must:
+                    raise error
+            else:
+                if self._building is None:
+                    build = self._build(reason, keep=not must)
+                    self._building = asyncio.get_running_loop().create_task(build, context=Context())
+                    self._building.add_done_callback(self._built)
+                await asyncio.shield(self._building)
+        assert self._connection is not None
+        return self._connection
+
+    async def _reason_to_build(self, refused: Connection | None) -> str | None:
+        """Why a client is to be built now; None where the present one is used."""
+        if self._connection is None:
+            return "first use"
+        if self._connection is refused:
+            return "the API server refused its credentials (401)"
+        now = time.monotonic()
+        if self._failures >= REBUILD_AFTER and now >= self._rebuild_at:
+            return f"{REBUILD_AFTER} connection attempts in a row failed"
+        if self._changed is not None and now >= self._check_at:
+            self._check_at = now + CHECK_EVERY
+            if await self._changed():
+                return "the files of the connection changed"
+        return None
+
+    def _built(self, building: asyncio.Task[None]) -> None:
+        if self._building is building:
+            self._building = None
+        if not building.cancelled() and (error := building.exception()) is not None and isinstance(error, Exception):
+            self._build_error = (time.monotonic() + BUILD_PAUSE, error)
+
+    async def _build(self, reason: str, keep: bool) -> None:
+        """Build a client, in place of the present one if there is one.
+
+        :param keep: go on with the present one where no other can be built.
+        """
+        old = self._connection
+        self._failures, self._rebuild_at = 0, time.monotonic() + REBUILD_PAUSE
+        try:
+            new = await self._new_connection(old)
+        except Exception as error:
+            if old is not None:
+                self._notify(f"The Kubernetes client could not be rebuilt ({reason}): {error}")
+            if keep:
+                return
+            raise
+        self._connection = new
+        if old is not None:
+            self.stats["rebuilt"] += 1
+            moved = "" if old.cluster == new.cluster else f"; {old.cluster} is now {new.cluster}"
+            self._notify(f"The Kubernetes client was rebuilt: {reason}{moved}")
+            old.retired = True
+            if not old.users:
+                await old.close()
+
+    async def _new_connection(self, old: Connection | None) -> Connection:
+        """A connection to the same cluster as the old one's.
+
+        :raises ApiStatusError: 401: it is not proven to be the same cluster.
+        """
+        new = Connection(await self._make_client())
+        try:
+            await new.load()
+            if old is None or new.cluster == old.cluster or await self._is_same_cluster(old, new):
+                return new
+            raise ApiStatusError(
+                401,
+                "Unauthorized",
+                f"{old.cluster} refused the credentials or cannot be reached, and the connection now means "
+                f"{new.cluster}, which could not be recognized as the same cluster. Nothing was deleted",
+            )
+        except BaseException:
+            await new.close()
+            raise
+
+    async def _is_same_cluster(self, old: Connection, new: Connection) -> bool:
+        known = list(self._known_objects.values())
+        if not known:
+            return bool(old.authority) and old.authority == new.authority
+        for path, uid in random.sample(known, min(len(known), PROOFS)):
+            if await serves(new, path, uid):
+                return True
+        return False
+
+    def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
+        """Name an object that exists in this cluster, by which the cluster is recognized at another address.
+
+        :param path: absolute, of the object.
+        :param uid: of the object.
+        :return: what takes that back.
+        """
+        handle = object()
+        self._known_objects[handle] = (path, uid)
+        return lambda: self._known_objects.pop(handle, None) and None
+
+    def on_notice(self, callback: Callable[[str], object]) -> Callable[[], None]:
+        """Be called with a sentence for the user when the client was rebuilt or could not be.
+
+        :param callback: called in the loop, in a copy of the present context: in a triggerer that decides into which
+            task's log a line goes.
+        :return: what takes that back.
+        """
+        handle = object()
+        self._on_notice[handle] = (copy_context(), callback)
+        return lambda: self._on_notice.pop(handle, None) and None
+
+    def _notify(self, text: str) -> None:
+        """Call the callbacks, once while the server does not answer: the client may be rebuilt many times then."""
+        if text == self._last_notice:
+            return
+        self._last_notice = text
+        for context, callback in list(self._on_notice.values()):
+            context.run(callback, text)
 
     @contextlib.asynccontextmanager
-    async def _use(self, connection: _Connection) -> AsyncIterator[_Connection]:
+    async def _use(self, connection: Connection) -> AsyncIterator[Connection]:
         connection.users += 1
         try:
             yield connection
@@ -351,6 +414,9 @@ class Api:
         """End what lives on this Api and close all connections. A later request builds them anew."""
         for callback in list(self._at_close.values()):
             await callback()
+        if self._building is not None:
+            self._building.cancel()
+            await asyncio.wait([self._building])
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

@@ -1,0 +1,131 @@
+"""One authenticated client and its connection pools, as `engine.api.Api` builds and replaces them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from airflow_provider_ktrain.core.errors import AccessError
+
+if TYPE_CHECKING:
+    import aiohttp
+    from kubernetes_asyncio.client import ApiClient
+
+Pool = Literal["requests", "watches", "logs"]
+
+POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
+READ_BUFFER = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
+PROOF_TIMEOUT = 10.0  #: seconds to look for an object that tells which cluster this is
+
+
+class Connection:
+    """One client and its sessions. Retired by a rebuild, closed when the last stream that uses it has ended."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.client = client
+        self.users = 0
+        self.retired = False
+        self._sessions: dict[Pool, aiohttp.ClientSession] = {}
+        self._tls: ssl.SSLContext  # for all pools, by `load`
+
+    @property
+    def _configuration(self) -> Any:
+        return self.client.configuration
+
+    @functools.cached_property
+    def cluster(self) -> str:
+        """The API server's URL and a short hash of the authority that it is trusted by, where the client names one.
+
+        127.0.0.1:6443, the usual end of a tunnel, is many clusters; each has an authority of its own.
+        """
+        return f"{self.url} (CA {self.authority})" if self.authority else self.url
+
+    @functools.cached_property
+    def url(self) -> str:
+        url = urlsplit(str(self._configuration.host))
+        return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+
+    @functools.cached_property
+    def authority(self) -> str:
+        """A short hash of the certificate authority; an empty string where the client names none."""
+        try:
+            authority = b"".join(Path(self._configuration.ssl_ca_cert or "").read_bytes().split())
+        except OSError:
+            return ""
+        return hashlib.sha256(authority).hexdigest()[:10]
+
+    async def load(self) -> None:
+        """Read the files of the certificates, in a thread.
+
+        :raises AccessError: one of them cannot be read.
+        """
+
+        def read() -> None:
+            self._tls = self._tls_context()
+            _ = self.cluster
+
+        try:
+            await asyncio.to_thread(read)
+        except (OSError, ValueError) as error:
+            files = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
+            raise AccessError(
+                f"The connection's certificates cannot be read: {error}. Check {', '.join(filter(None, files))}"
+            ) from error
+
+    async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json", **arguments.pop("headers", {})}
+        await self.client.update_params_for_auth(headers, [], ["BearerToken"])
+        configuration = self._configuration
+        if configuration.proxy:
+            arguments.update(proxy=configuration.proxy, proxy_headers=configuration.proxy_headers)
+        if configuration.tls_server_name:
+            arguments["server_hostname"] = configuration.tls_server_name
+        return await self._session(pool).request(method, configuration.host + path, headers=headers, **arguments)
+
+    def _session(self, pool: Pool) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if pool not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=POOL_LIMITS[pool], ssl=self._tls)
+            agent = {"User-Agent": "airflow-provider-ktrain"}
+            self._sessions[pool] = aiohttp.ClientSession(
+                connector=connector, trust_env=True, read_bufsize=READ_BUFFER, headers=agent
+            )
+        return self._sessions[pool]
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """As kubernetes_asyncio builds it."""
+        configuration = self._configuration
+        tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            tls.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+        if not configuration.verify_ssl:
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        if getattr(configuration, "disable_strict_ssl_verification", False):
+            tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return tls
+
+    async def close(self) -> None:
+        sessions, self._sessions = list(self._sessions.values()), {}
+        for session in sessions:
+            await session.close()
+        await self.client.close()
+
+
+async def serves(connection: Connection, path: str, uid: str) -> bool:
+    """Whether that object is there."""
+    import aiohttp
+
+    try:
+        async with asyncio.timeout(PROOF_TIMEOUT), await connection.send("requests", "GET", path) as response:
+            found = json.loads(await response.read()) if response.status == 200 else {}
+    except (aiohttp.ClientError, OSError, ValueError):
+        return False
+    return isinstance(found, dict) and (found.get("metadata") or {}).get("uid") == uid
