@@ -37,6 +37,12 @@ BUILD_PAUSE = 5.0  #: seconds after a client could not be built until the next a
 CHECK_EVERY = 5.0  #: seconds between two checks whether the connection's files have changed
 PROOFS = 10  #: objects that are looked up at most to recognize a cluster
 
+# why a client is built
+FIRST = "first use"
+REFUSED = "the API server refused its credentials (401)"
+UNREACHABLE = f"{REBUILD_AFTER} connection attempts in a row failed"
+CHANGED = "the files of the connection changed"
+
 
 def pause_after(failures: int, first: float, longest: float) -> float:
     """Seconds to wait after so many failures in a row (from 1): twice as long each time, at random between a half and
@@ -273,15 +279,13 @@ class Api:
         """
         reason = await self._reason_to_build(refused)
         if reason is not None:
-            must = self._connection is None or self._connection is refused
             until, error = self._build_error
             if time.monotonic() < until:
-                if must:
+                if reason in (FIRST, REFUSED):
                     raise error
             else:
                 if self._building is None:
-                    build = self._build(reason, keep=not must)
-                    self._building = asyncio.get_running_loop().create_task(build, context=Context())
+                    self._building = asyncio.get_running_loop().create_task(self._build(reason), context=Context())
                     self._building.add_done_callback(self._built)
                 await asyncio.shield(self._building)
         assert self._connection is not None
@@ -290,16 +294,16 @@ class Api:
     async def _reason_to_build(self, refused: Connection | None) -> str | None:
         """Why a client is to be built now; None where the present one is used."""
         if self._connection is None:
-            return "first use"
+            return FIRST
         if self._connection is refused:
-            return "the API server refused its credentials (401)"
+            return REFUSED
         now = time.monotonic()
         if self._failures >= REBUILD_AFTER and now >= self._rebuild_at:
-            return f"{REBUILD_AFTER} connection attempts in a row failed"
+            return UNREACHABLE
         if self._changed is not None and now >= self._check_at:
             self._check_at = now + CHECK_EVERY
             if await self._changed():
-                return "the files of the connection changed"
+                return CHANGED
         return None
 
     def _built(self, building: asyncio.Task[None]) -> None:
@@ -308,19 +312,22 @@ class Api:
         if not building.cancelled() and (error := building.exception()) is not None and isinstance(error, Exception):
             self._build_error = (time.monotonic() + BUILD_PAUSE, error)
 
-    async def _build(self, reason: str, keep: bool) -> None:
+    async def _build(self, reason: str) -> None:
         """Build a client, in place of the present one if there is one.
 
-        :param keep: go on with the present one where no other can be built.
+        Where none can be built, requests go on with the present one if it may still work. A client that is not proven
+        to reach the same cluster is an error where the present one reaches none.
         """
         old = self._connection
-        self._failures, self._rebuild_at = 0, time.monotonic() + REBUILD_PAUSE
+        self._failures = 0
+        if reason == UNREACHABLE:
+            self._rebuild_at = time.monotonic() + REBUILD_PAUSE
         try:
             new = await self._new_connection(old)
         except Exception as error:
             if old is not None:
                 self._notify(f"The Kubernetes client could not be rebuilt ({reason}): {error}")
-            if keep:
+            if reason == CHANGED or (reason == UNREACHABLE and not isinstance(error, ApiStatusError)):
                 return
             raise
         self._connection = new

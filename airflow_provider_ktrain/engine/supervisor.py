@@ -67,9 +67,11 @@ async def follow(
     """
     supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), cursor)
     supervisor.impatient, supervisor.shared = impatient, shared
+    stop_notices = api.on_notice(log.warning)
     try:
         return await supervisor.run(until)
     finally:
+        stop_notices()
         await supervisor.close()
 
 

@@ -1,10 +1,21 @@
-"""One client, rebuilt when its credentials are refused; errors that say what the server said."""
+"""One client, rebuilt when it is refused, unreachable or outdated; errors that say what the server said."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
 
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+import pytest
+from kubernetes_asyncio.client import ApiClient
+
+from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.engine.api import REBUILD_AFTER, Api, ApiStatusError, ApiUnavailable
 
 from .fakekube import PODS, FakeKube, clients, serving
 
@@ -126,3 +137,174 @@ async def test_closing_ends_what_lives_on_it() -> None:
         await api.close()
     assert ended[0] == "kept"
     assert "taken back" not in ended
+
+
+# rebuilt clients
+
+
+@contextlib.asynccontextmanager
+async def moving(kube: FakeKube, **options: Any) -> AsyncIterator[tuple[Api, Callable[[], Awaitable[None]], list[str]]]:
+    """An Api whose server moves to another port when it is asked to, and what it says of that."""
+    notices: list[str] = []
+    async with contextlib.AsyncExitStack() as first, clients(kube) as second:
+        make = [await first.enter_async_context(clients(kube))]
+        api = Api(lambda: make[-1](), **options)
+        api.on_notice(notices.append)
+
+        async def move() -> None:
+            await first.aclose()
+            make.append(second)
+
+        yield api, move, notices
+        await api.close()
+
+
+async def test_a_server_that_moved_is_followed_after_failed_attempts() -> None:
+    kube = FakeKube()
+    path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
+    async with moving(kube) as (api, move, notices):
+        api.add_known_object(path, uid)
+        before = await api.cluster()
+        await move()
+        for _ in range(REBUILD_AFTER):
+            with pytest.raises(ApiUnavailable):
+                await api.request("GET", path)
+        assert await api.request("GET", path)
+        after = await api.cluster()
+    (notice,) = notices
+    assert notice == (
+        f"The Kubernetes client was rebuilt: 3 connection attempts in a row failed; {before} is now {after}"
+    )
+
+
+async def test_a_server_that_moved_is_followed_when_a_file_changes() -> None:
+    kube, changed = FakeKube(), asyncio.Event()
+    path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
+
+    async def look() -> bool:
+        return changed.is_set()
+
+    async with moving(kube, changed=look) as (api, move, notices):
+        api.add_known_object(path, uid)
+        await api.cluster()
+        await move()
+        changed.set()
+        assert await api.request("GET", path)
+    assert "rebuilt: the files of the connection changed; http://127" in notices[0]
+
+
+async def test_a_client_of_another_cluster_is_not_used() -> None:
+    """A file changes, and leads to where the known job is not: the present client still works."""
+    here, there = FakeKube(), FakeKube()
+    uid = here.put("a")["metadata"]["uid"]
+    there.put("other")
+    there.put("a")
+    notices: list[str] = []
+
+    async def changed() -> bool:
+        return True
+
+    async with clients(here) as first, clients(there) as second:
+        make = iter([first, second])
+        api = Api(lambda: next(make)(), changed)
+        api.on_notice(notices.append)
+        api.add_known_object(f"{PODS}/a", uid)
+        for _ in range(2):
+            assert (await api.request("GET", f"{PODS}/a"))["metadata"]["uid"] == uid
+        await api.close()
+    assert there.requests["get"] == 1
+    (notice,) = notices
+    assert "could not be rebuilt (the files of the connection changed)" in notice
+    assert "could not be recognized as the same cluster. Nothing was deleted" in notice
+
+
+async def test_an_unknown_cluster_in_place_of_one_that_is_gone_is_an_error() -> None:
+    """Else a job that was moved away with its cluster would be waited for in silence."""
+    kube = FakeKube()
+    kube.put("a")
+    async with moving(kube) as (api, move, _):
+        api.add_known_object(f"{PODS}/a", "of-another-job")
+        await api.cluster()
+        await move()
+        for _ in range(REBUILD_AFTER):
+            with pytest.raises(ApiUnavailable):
+                await api.request("GET", f"{PODS}/a")
+        with pytest.raises(ApiStatusError, match="could not be recognized as the same cluster"):
+            await api.request("GET", f"{PODS}/a")
+
+
+async def test_a_client_that_takes_long_is_waited_for_no_longer_than_the_request() -> None:
+    kube, built, goes_on = FakeKube(), Counter[str](), asyncio.Event()
+    kube.put("a")
+    async with clients(kube) as make_client:
+
+        async def make() -> ApiClient:
+            built["clients"] += 1
+            await goes_on.wait()
+            return await make_client()
+
+        api = Api(make)
+        for _ in range(2):
+            with pytest.raises(ApiUnavailable, match=r"no answer within 0.1 s"):
+                await api.request("GET", f"{PODS}/a", timeout=0.1)
+        goes_on.set()
+        assert await api.request("GET", f"{PODS}/a")
+        assert built["clients"] == 1
+        await api.close()
+
+
+async def test_a_client_that_could_not_be_built_is_not_tried_at_each_request() -> None:
+    """An exec plugin may be expensive."""
+    tried = Counter[str]()
+
+    async def make() -> ApiClient:
+        tried["clients"] += 1
+        raise AccessError("no role today")
+
+    api = Api(make)
+    for _ in range(5):
+        with pytest.raises(AccessError, match="no role today"):
+            await api.request("GET", PODS)
+    assert tried["clients"] == 1
+
+
+async def test_a_retired_client_is_closed_and_forgotten() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    made: list[weakref.ref[ApiClient]] = []
+    sessions: list[Any] = []
+    async with clients(kube) as make_client:
+
+        async def make() -> ApiClient:
+            client = await make_client()
+            made.append(weakref.ref(client))
+            sessions.append(client.rest_client.pool_manager)
+            return client
+
+        api = Api(make)
+        for number in range(3):
+            kube.token = f"t{number}"
+            await api.request("GET", f"{PODS}/a")
+        gc.collect()
+        assert [client() is not None for client in made] == [False, False, True]
+        assert [session.closed for session in sessions] == [True, True, False]
+        await api.close()
+
+
+async def test_a_notice_comes_in_the_context_of_who_wants_it() -> None:
+    """In a triggerer that decides into which task's log a line goes."""
+    task: ContextVar[str] = ContextVar("task", default="none")
+    kube = FakeKube()
+    kube.put("a")
+    said: list[tuple[str, str]] = []
+    async with serving(kube) as api:
+        for name in ("first", "second", "left"):
+            task.set(name)
+            stop = api.on_notice(lambda text: said.append((task.get(), text)))
+        stop()
+        await api.cluster()
+        kube.token = "t1"
+        task.set("other")
+        await api.request("GET", f"{PODS}/a")
+    text = "The Kubernetes client was rebuilt: the API server refused its credentials (401)"
+    assert said == [("first", text), ("second", text)]

@@ -1,0 +1,219 @@
+"""The client configuration of a `kubernetes` connection, as Airflow's KubernetesHook understands it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_provider_ktrain.core.errors import AccessError
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
+
+T = TypeVar("T")
+Extras = Mapping[str, Any]
+
+BUILD_TIMEOUT = 30.0  #: seconds
+EXTRAS = ("in_cluster", "kube_config_path", "kube_config", "cluster_context", "disable_verify_ssl", "namespace")
+SOURCES = ("in_cluster", "kube_config_path", "kube_config")
+FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+
+
+def effective(extras: Extras) -> dict[str, Any]:
+    """The extras that have a value, by their names of today: Airflow's form stores an empty string for an empty field,
+    and Airflow before 2.3 prefixed the names by `extra__kubernetes__`."""
+    values = {name: extras[name] if name in extras else extras.get(f"extra__kubernetes__{name}") for name in EXTRAS}
+    return {name: value for name, value in values.items() if value}
+
+
+def files(extras: Extras) -> list[Path]:
+    """The files that a client is built from: kubeconfigs, and what they refer to. Reads them.
+
+    Not the token of a service account: kubernetes_asyncio reads that again every minute.
+
+    :param extras: `effective` ones.
+    """
+    from kubernetes_asyncio.config.incluster_config import SERVICE_CERT_FILENAME
+
+    if extras.get("in_cluster"):
+        return [Path(SERVICE_CERT_FILENAME)]
+    if inline := extras.get("kube_config"):
+        return list(_referred(inline, Path()))
+    paths = kubeconfigs(extras)
+    if "kube_config_path" not in extras and _in_cluster():
+        return [Path(SERVICE_CERT_FILENAME)]
+    found = list(paths)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found += _referred(path.read_text(), path.parent)
+    return found
+
+
+def kubeconfigs(extras: Extras) -> list[Path]:
+    """The kubeconfigs that a connection leads to: its own, or the default ones.
+
+    :param extras: `effective` ones.
+    """
+    from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+
+    paths = str(extras.get("kube_config_path") or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep)
+    return [Path(path).expanduser() for path in paths if path]
+
+
+def _referred(kubeconfig: Any, folder: Path) -> Iterator[Path]:
+    """The files that a kubeconfig names, as far as it can be read."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
+        parts = [e.get("cluster") or {} for e in content.get("clusters") or ()]
+        parts += [e.get("user") or {} for e in content.get("users") or ()]
+        names = [str(part[name]) for part in parts for name in FILES if part.get(name)]
+    except (yaml.YAMLError, AttributeError, TypeError):
+        return
+    yield from (folder / name for name in names)
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """A hash of the content of files; one that cannot be read counts as empty."""
+    content = hashlib.sha256()
+    for path in paths:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+        content.update(hashlib.sha256(data).digest())
+    return content.hexdigest()
+
+
+def _in_cluster() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import ConfigException, load_incluster_config
+
+    try:
+        load_incluster_config(client_configuration=Configuration())
+    except ConfigException:
+        return False
+    return True
+
+
+async def configuration(
+    conn_id: str, cluster_context: str | None, extras: Extras, timeout: float = BUILD_TIMEOUT
+) -> Configuration:
+    """The client configuration of a connection, built in a thread: nothing that it reads or runs blocks this loop.
+
+    :param conn_id: id of the connection.
+    :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
+    :param extras: `effective` ones of the connection.
+    :param timeout: seconds for everything, an exec plugin included. Default: 30.
+    :raises AccessError: the connection gives none in time, or does not say where the cluster is.
+    """
+    try:
+        return await in_thread(lambda: _build(conn_id, cluster_context, extras), timeout)
+    except AccessError:
+        raise
+    except TimeoutError as error:
+        raise AccessError(
+            f"The connection {conn_id!r} gives no client: its exec plugin did not end within {timeout:.0f} s and "
+            "was killed. Run the command in `users` of its kubeconfig by hand"
+        ) from error
+    except Exception as error:  # kubeconfigs are read and plugins run by libraries that raise whatever they meet
+        where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
+        raise AccessError(
+            f"The connection {conn_id!r} gives no client: {error}. Check its kubeconfig ({where}) and cluster_context "
+            f"({cluster_context or extras.get('cluster_context') or 'not set'})"
+        ) from error
+
+
+async def _build(conn_id: str, cluster_context: str | None, extras: Extras) -> Configuration:
+    """As KubernetesHook does: AsyncKubernetesHook ignores disable_verify_ssl, and the pod that it runs in."""
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
+
+    chosen = dict(extras)
+    if not any(name in chosen for name in SOURCES):
+        if _in_cluster():
+            chosen["in_cluster"] = True
+        elif not any(path.exists() for path in kubeconfigs(chosen)):
+            raise AccessError(
+                f"No cluster is configured: the connection {conn_id!r} is missing or empty, there is no kubeconfig "
+                f"({os.pathsep.join(map(str, kubeconfigs(chosen)))}), and this process does not run in a pod.\n"
+                f"Add the connection: airflow connections add {conn_id} --conn-type kubernetes "
+                """--conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
+            )
+    hook = AsyncKubernetesHook(conn_id=conn_id, cluster_context=cluster_context, connection_extras=chosen)
+    async with hook.get_conn() as client:
+        built: Configuration = client.configuration
+    if str(chosen.get("disable_verify_ssl", "")).strip().lower() == "true":
+        built.verify_ssl = False
+    return built
+
+
+class _PluginLoop(asyncio.SelectorEventLoop):
+    """An event loop that can kill the subprocesses it has started: the exec plugins of kubeconfigs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plugins: list[asyncio.SubprocessTransport] = []
+
+    async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
+        """Start one in a process group of its own, without this process's stdin: a worker gets answers there."""
+        kwargs |= {"stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
+        transport, protocol = await super().subprocess_exec(*args, **kwargs)
+        self._plugins.append(transport)
+        return transport, protocol
+
+    async def kill_plugins(self) -> None:
+        """Kill those that still run, with all that they have started."""
+        for plugin in self._plugins:
+            if plugin.get_returncode() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(plugin.get_pid(), signal.SIGKILL)
+        for plugin in self._plugins:
+            while plugin.get_returncode() is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            plugin.close()
+
+
+async def in_thread(work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
+    """Run a coroutine in an event loop and a thread of its own, and kill what it has started.
+
+    A daemon thread, as nobody may have to wait for it: not a worker that is being killed.
+
+    :param work: gives the coroutine.
+    :param timeout: seconds.
+    :raises TimeoutError: it did not end in time.
+    """
+    caller = asyncio.get_running_loop()
+    done: asyncio.Future[T] = caller.create_future()
+
+    async def bounded(loop: _PluginLoop) -> T:
+        try:
+            async with asyncio.timeout(timeout):
+                return await work()
+        finally:
+            await loop.kill_plugins()
+
+    def deliver(settle: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+            caller.call_soon_threadsafe(lambda: None if done.done() else settle())
+
+    def run() -> None:
+        try:
+            loop = _PluginLoop()
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                result = runner.run(bounded(loop))
+        except BaseException as error:
+            failure = error
+            deliver(lambda: done.set_exception(failure))
+        else:
+            deliver(lambda: done.set_result(result))
+
+    threading.Thread(target=run, name="kubernetes client", daemon=True).start()
+    return await done
