@@ -334,7 +334,8 @@ class Api:
         if old is not None:
             self.stats["rebuilt"] += 1
             moved = "" if old.cluster == new.cluster else f"; {old.cluster} is now {new.cluster}"
-            self._notify(f"The Kubernetes client was rebuilt: {reason}{moved}")
+            if moved or reason != REFUSED:  # tokens expire all the time
+                self._notify(f"The Kubernetes client was rebuilt: {reason}{moved}")
             old.retired = True
             if not old.users:
                 await old.close()

@@ -297,14 +297,32 @@ async def test_a_notice_comes_in_the_context_of_who_wants_it() -> None:
     kube = FakeKube()
     kube.put("a")
     said: list[tuple[str, str]] = []
-    async with serving(kube) as api:
+
+    async def changed() -> bool:
+        return True
+
+    async with clients(kube) as make_client:
+        api = Api(make_client, changed)
         for name in ("first", "second", "left"):
             task.set(name)
             stop = api.on_notice(lambda text: said.append((task.get(), text)))
         stop()
         await api.cluster()
-        kube.token = "t1"
         task.set("other")
         await api.request("GET", f"{PODS}/a")
-    text = "The Kubernetes client was rebuilt: the API server refused its credentials (401)"
+        await api.close()
+    text = "The Kubernetes client was rebuilt: the files of the connection changed"
     assert said == [("first", text), ("second", text)]
+
+
+async def test_a_token_that_expired_is_no_news() -> None:
+    kube = FakeKube()
+    kube.put("a")
+    notices: list[str] = []
+    async with serving(kube) as api:
+        api.on_notice(notices.append)
+        await api.cluster()
+        kube.token = "t1"
+        await api.request("GET", f"{PODS}/a")
+        assert api.stats["rebuilt"] == 1
+    assert not notices
