@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.reaping import is_kept, judge
+from airflow_provider_ktrain.core.reaping import OVER, is_kept, judge
 from airflow_provider_ktrain.core.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -37,14 +38,16 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     fenced: two reapers at once do no harm. The task's XCom is the list of the jobs that were released (with
     `dry_run`: that would be).
 
-    :param namespaces: where to look. Default: the connection's namespace, else `default`.
+    :param namespaces: the namespace, or the namespaces, where to look; each must exist. Default: the connection's
+        namespace, else `default`.
     :param dry_run: only say what would be done. Default: True.
     :param max_jobs: how many jobs one run may release. Default: 20.
     :param confirm_after: between the two looks; seconds or timedelta. Default: five minutes.
     :param kubernetes_conn_id: connection of type `kubernetes`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
     :raises TrainingConfigurationError: `[ktrain] deployment_id` is not set: a default that changes would orphan jobs of
-        tasks that run.
+        tasks that run. A namespace is an empty string.
+    :raises TrainingJobError: a namespace does not exist, or cannot be read.
     """
 
     template_fields: Sequence[str] = ("namespaces", "kubernetes_conn_id", "cluster_context")
@@ -52,7 +55,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     def __init__(
         self,
         *,
-        namespaces: Sequence[str] = (),
+        namespaces: str | Sequence[str] = (),
         dry_run: bool = True,
         max_jobs: int = 20,
         confirm_after: timedelta | float = timedelta(minutes=5),
@@ -88,16 +91,19 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
         candidates = mapping(mapping(event).get("candidates"))
-        again = [ref for ref in self._look() if candidates.get(ref.uid) == ref.owner]
+        again = [(ref, owner) for ref, owner in self._look().items() if candidates.get(ref.uid) == ref.owner]
         if len(again) > self.max_jobs:
             self.log.warning("%d jobs are left over; only %d are released now (max_jobs)", len(again), self.max_jobs)
         done = []
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-            for ref in again[: self.max_jobs]:
+            for ref, owner in again[: self.max_jobs]:
                 if self.only_say:
                     self.log.info("Dry run: %s would be released", ref)
                     done.append(str(ref))
+                    continue
+                if (state := _task_state(owner)) not in OVER:  # releasing the jobs before it took its time
+                    self.log.info("%s stays: its task is %s by now", ref, state)
                     continue
                 try:
                     self.log.info(host.call(functools.partial(_release, ref)))
@@ -111,7 +117,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         hook.load()
         return hook
 
-    def _look(self) -> list[JobRef]:
+    def _look(self) -> dict[JobRef, Owner]:
         """The jobs that are left over, by what the cluster and Airflow say now; each decision is logged."""
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
@@ -124,22 +130,50 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID; without it, jobs of running tasks could look left over",
                 )
             with WorkerHost(self._hook(), self.log) as host:
-                found = host.call(lambda api, default: self._jobs(api, self.namespaces or [default], deployment))
-            orphans = []
+                found, where = host.call(lambda api, default: self._find(api, default, deployment))
+            orphans = {}
             for ref, job, held in found:
                 owner = Owner.of(job)
                 if owner is None:
                     continue
-                key = owner.key
-                try:
-                    state = compat.task_state(key.dag_id, key.run_id, key.task_id, key.map_index)
-                except Exception as e:
-                    state = f"unknown ({e})"
-                verdict = judge(job, deployment, state, held)
+                verdict = judge(job, deployment, _task_state(owner), held)
                 self.log.info("%s %s: %s", ref, "is left over" if verdict.orphan else "stays", verdict.reason)
                 if verdict.orphan:
-                    orphans.append(ref)
+                    orphans[ref] = owner
+            counted = f"{len(found)} {'job' if len(found) == 1 else 'jobs'}"
+            self.log.info("Looked at %s of deployment %r in %s: %d left over", counted, deployment, where, len(orphans))
             return orphans
+
+    async def _find(self, api: Api, default: str, deployment: str) -> tuple[list[tuple[JobRef, Object, int]], str]:
+        """The jobs of the deployment, and the namespaces in words.
+
+        :param default: the namespace where none is given.
+        """
+        given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
+        namespaces = list(dict.fromkeys(given or [default]))
+        if not all(namespaces):
+            raise ManifestError("namespaces", found=repr(given), expected="names of namespaces")
+        for namespace in namespaces:
+            await self._check_namespace(api, namespace)
+        named = ", ".join(map(repr, namespaces))
+        where = f"namespace{'s' if len(namespaces) > 1 else ''} {named}"
+        return await self._jobs(api, namespaces, deployment), where
+
+    async def _check_namespace(self, api: Api, namespace: str) -> None:
+        """A misspelt namespace would look as if nothing were left over there."""
+        from airflow_provider_ktrain.engine.api import ApiStatusError
+
+        try:
+            await api.request("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}")
+        except ApiStatusError as e:
+            if e.not_found:
+                raise ClusterError(
+                    f"Namespace {namespace!r} does not exist in {await api.cluster()}: nothing was looked at. Check "
+                    "`namespaces` and the connection"
+                ) from e
+            if e.status != 403:
+                raise
+            self.log.info("Whether namespace %r exists cannot be checked: no right to get namespaces", namespace)
 
     async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
         """Each job of ours, and how many of its pods have not ended."""
@@ -159,6 +193,15 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                 jobs = await api.request("GET", paths.jobs(kind, version, namespace), query=query)
                 found += [_found(kind, version, job, pods) for job in jobs.get("items") or ()]
         return found
+
+
+def _task_state(owner: Owner) -> str:
+    """The state of the task that owns a job, as Airflow says; `unknown` where that cannot be asked."""
+    key = owner.key
+    try:
+        return compat.task_state(key.dag_id, key.run_id, key.task_id, key.map_index)
+    except Exception as e:
+        return f"unknown ({e})"
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:

@@ -77,7 +77,8 @@ async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> A
     async def make_client() -> aio.ApiClient:
         configuration = aio.Configuration()
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-        if token:
+        if token:  # as the only credentials: a server prefers a client certificate
+            configuration.cert_file = configuration.key_file = None
             configuration.api_key = {"BearerToken": f"Bearer {token}"}
         return aio.ApiClient(configuration)
 

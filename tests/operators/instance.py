@@ -175,10 +175,12 @@ class Supervisor:
 
     def __init__(self, state: TaskInstanceState | Exception | None) -> None:
         self.state = state
+        self.states: list[TaskInstanceState] = []  # the next answers; then `state`
 
     def send(self, message: Any) -> Any:
         from airflow.sdk.execution_time.comms import TaskStatesResult
 
-        if isinstance(self.state, Exception):
-            raise self.state
-        return TaskStatesResult(task_states={message.run_ids[0]: {message.task_ids[0]: self.state}})
+        state = self.states.pop(0) if self.states else self.state
+        if isinstance(state, Exception):
+            raise state
+        return TaskStatesResult(task_states={message.run_ids[0]: {message.task_ids[0]: state}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,13 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TriggerEvent
+from kubernetes import client, config
 
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.core.rbac import objects
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _release
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from tests.clusters import TestCluster, with_token
 from tests.engine.tasks import EvictedApi
 from tests.operators.instance import Instance, Supervisor
 
@@ -43,7 +47,8 @@ def test_what_is_left_over_is_released_at_the_second_look(instance: Instance, su
     (job,) = instance.jobs()
     reaper, found = look(instance, dry_run=False)
     assert instance.jobs(), "not at the first"
-    assert reaper.second_look(instance.context, found) == [f"PyTorchJob default/{job['metadata']['name']}"]
+    meta = job["metadata"]
+    assert reaper.second_look(instance.context, found) == [f"PyTorchJob {meta['namespace']}/{meta['name']}"]
     assert not instance.jobs()
     assert not instance.running()
 
@@ -134,3 +139,71 @@ def test_it_refuses_to_run_without_a_deployment_id(instance: Instance, monkeypat
     monkeypatch.delenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID")
     with pytest.raises(TrainingConfigurationError, match=r"deployment_id.*AIRFLOW__KTRAIN__DEPLOYMENT_ID"):
         look(instance)
+
+
+def test_what_is_followed_again_while_others_are_released_stays(instance: Instance, supervisor: Supervisor) -> None:
+    """Each release may take a minute."""
+    instance.execute(number=2, max_tries=1, name="other")
+    reaper, found = look(instance, dry_run=False)
+    assert len(found) == 2
+    supervisor.states = [TaskInstanceState.FAILED] * 3 + [TaskInstanceState.RUNNING]  # both in the look, then each
+    assert len(reaper.second_look(instance.context, found)) == 1
+    assert len(instance.jobs()) == 1
+
+
+# namespaces
+
+
+def test_one_namespace_is_a_string(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = look(instance, namespaces=instance.cluster.namespace)
+    assert len(found) == 1
+    where = f"of deployment '{instance.run_id}' in namespace '{instance.cluster.namespace}': 1 left over"
+    assert f"Looked at 1 job {where}" in capsys.readouterr().out
+
+
+def test_what_was_looked_at_is_said_where_nothing_is_left_over(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = instance.cluster.namespace
+    instance.delete()
+    _, found = look(instance, namespaces=[here, "kube-system", here])
+    assert not found
+    said = f"Looked at 0 jobs of deployment '{instance.run_id}' in namespaces '{here}', 'kube-system': 0 left over"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("namespaces", ["nowhere", ["default", "nowhere"]], ids=["string", "list"])
+def test_a_namespace_that_does_not_exist_is_an_error(
+    instance: Instance, supervisor: Supervisor, namespaces: str | list[str]
+) -> None:
+    with pytest.raises(TrainingJobError, match="Namespace 'nowhere' does not exist in http"):
+        look(instance, namespaces=namespaces)
+
+
+def test_without_the_right_to_read_namespaces_it_goes_on(
+    instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Role that `ktrain rbac` prints is one of a namespace, and gives none to read namespaces."""
+    kubeconfig = least_rights(instance.cluster, "reaper")
+    extra = {"kube_config": json.dumps(kubeconfig), "namespace": instance.cluster.namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    _, found = look(instance)
+    assert len(found) == 1
+    assert f"Whether namespace '{instance.cluster.namespace}' exists cannot be checked" in capsys.readouterr().out
+
+
+def least_rights(cluster: TestCluster, name: str) -> Any:
+    """A kubeconfig of a service account that has the Role that `ktrain rbac` prints."""
+    configuration = client.Configuration()
+    config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
+    api, where = client.ApiClient(configuration), cluster.namespace
+    core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
+    role, binding = objects(where, name, name)
+    core.create_namespaced_service_account(where, {"metadata": {"name": name}})
+    rights.create_namespaced_role(where, role)
+    rights.create_namespaced_role_binding(where, binding)
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    token = core.create_namespaced_service_account_token(name, where, asked).status.token
+    return with_token(cluster.kubeconfig, token)
