@@ -37,7 +37,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     except FileExistsError:
         pass
     else:
-        suite = subprocess.Popen([sys.executable, "-m", f"{__package__}.suite", str(folder), *names], cwd=ROOT)
+        command = [sys.executable, "-m", f"{__package__}.suite", str(folder), *names]
+        suite = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)  # it ends when this process does
 
     def result(scenario: Scenario) -> list[str]:
         path = folder / f"{scenario.name}.json"
@@ -49,4 +50,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     yield result
     if suite:
+        session = request.session
+        if session.shouldfail or session.shouldstop or session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            assert suite.stdin is not None
+            suite.stdin.close()
         suite.wait()

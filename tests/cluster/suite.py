@@ -1,6 +1,7 @@
 """Runs scenarios side by side and leaves each result in a file: `python -m tests.cluster.suite FOLDER NAME...`.
 
-A process of its own: what pytest does meanwhile must not make it slow to see what the cluster does.
+A process of its own: what pytest does meanwhile must not make it slow to see what the cluster does. It ends when its
+standard input does: whoever started it has ended then, however that was.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,6 +99,19 @@ class Suite:
         return found
 
 
+def end_with_stdin() -> None:
+    """Interrupt this process when its standard input ends, so that it stops its clusters."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)  # to stop them
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_stdin()
     names = set(sys.argv[2:])
     Suite(Path(sys.argv[1]), (s for s in runnable() if s.name in names)).run()

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.engine import supervisor
 from airflow_provider_ktrain.engine.release import set_suspended
 from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
-from tests.clusters import TestCluster
+from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, soon, until
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
@@ -159,7 +159,8 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
     [
         ({"run_policy": {"suspend": True}}, {"queue": 1}, "queue", "queue_timeout"),
         ({"gpus": 1000}, {"schedule": 1}, "scheduling", "schedule_timeout"),
-        ({"image": "registry.example/none:1"}, {"startup": 1}, "image", "startup_timeout"),
+        # a real kubelet takes seconds to find out that there is no such registry
+        ({"image": "registry.example/none:1"}, {"startup": 30 if REAL else 1}, "image", "startup_timeout"),
         ({"program": TRAINS}, {"log_stall": 1}, "hang", "log_stall_timeout"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

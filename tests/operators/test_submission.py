@@ -94,7 +94,8 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
 ) -> None:
     """Else it would start a second job there."""
     instance.execute(number=1, retries=1)
-    monkeypatch.setenv("AIRFLOW_CONN_OTHER", "kubernetes://")
+    other = {"conn_type": "kubernetes", "extra": {"namespace": instance.cluster.namespace}}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
     before = instance.everything()
     with pytest.raises(TrainingConfigurationError, match=says) as error:
         instance.execute(number=2, retries=1, **changed)
