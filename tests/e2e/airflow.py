@@ -126,6 +126,7 @@ class Airflow:
         name = name or component
         if name in self.processes:  # the caller has ended it
             self.processes[name].wait(10)
+        env = {"AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.log_folder(name)), **env}
         host = self.hosts.setdefault(name, f"127.0.1.{len(self.hosts) + 1}")
         with (self.home / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
@@ -135,6 +136,11 @@ class Airflow:
             )  # fmt: skip
         self.processes[name] = process
         return process
+
+    def log_folder(self, name: str) -> pathlib.Path:
+        """Where a component keeps its logs: a disk of its own where logs are stored remotely, else one for all."""
+        remote = "AIRFLOW__LOGGING__REMOTE_LOGGING" in self.env
+        return self.home / (f"disk-of-{name}" if remote else "logs")
 
     def set_triggerers(self, *names: str) -> None:
         """Restart triggerers: afterwards exactly these run and nobody counts another one as alive."""

@@ -37,7 +37,14 @@ from tests.e2e.stage import NOT_NOW, Watcher, terminal
 DAG_IDS = ("soak_deferred", "soak_worker")
 FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
 LOOK = 3.0  # seconds between two looks at the tasks
-SETTINGS = {**QUICK, "AIRFLOW__CORE__PARALLELISM": "6"}
+SETTINGS = {
+    **QUICK,
+    "AIRFLOW__CORE__PARALLELISM": "6",
+    # a worker that is killed before it has started its task leaves the task queued
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
+    "AIRFLOW__SCHEDULER__NUM_STUCK_IN_QUEUED_RETRIES": "30",
+}
 LABELS = tuple(f"{PREFIX}/{name}" for name in ("dag-id", "run-id", "task-id", "map-index"))
 
 

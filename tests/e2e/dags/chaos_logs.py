@@ -1,0 +1,31 @@
+"""DAG of the tests of remote logs: numbered lines, some slow ones, many at once, then a line a second."""
+
+import os
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+# the first lines are logged by the worker, the others by triggerers; 1,000 lines a second keep within their budget
+WRITE = """
+trap 'exit 143' TERM
+i=0
+while [ $i -lt 6 ]; do echo line $i; i=$((i+1)); sleep 1; done
+while [ $i -lt {{ dag_run.conf["lines"] }} ]; do
+  echo line $i; i=$((i+1)); [ $((i % 500)) != 0 ] || sleep 0.5
+done
+j=0
+while [ $j -lt {{ dag_run.conf["seconds"] }} ]; do echo line $i; i=$((i+1)); j=$((j+1)); sleep 1; done
+[ $RANK != 0 ] || sleep 4
+exit {{ dag_run.conf.get("code", 0) }}
+"""
+
+with DAG("chaos_logs", schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
+    PyTorchJobOperator(
+        task_id="train",
+        image=os.environ.get("TEST_IMAGE", "scratch"),
+        command=["sh", "-c", WRITE],
+        gpus=1,
+        workers=1,
+    )

@@ -1,0 +1,135 @@
+"""Logs where production keeps them: a disk of its own for each process, and S3 as remote log storage.
+
+What is checked is what the UI's API returns after the task has ended, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clusters import TestCluster
+from tests.e2e import s3
+from tests.e2e.airflow import Airflow, running, wait_for
+from tests.e2e.chaos import QUICK, begin, check_end, cluster, triggerers
+from tests.e2e.conftest import DAGS
+from tests.e2e.stage import LINE, TASK, Begin, Stage
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+EARLY = 6  # lines that the program writes before those that come at once
+UPLOADED_WITHIN = 60.0  # seconds from the task's end until its whole log is visible
+REPEATED = re.compile(r"Lines since \d\d:\d\d:\d\d may be repeated: ")
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
+    with s3.running(tmp_path_factory.mktemp("s3")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def airflow(cluster: TestCluster, storage: s3.S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """An Airflow whose processes share no disk."""
+    dags, home = tmp_path_factory.mktemp("dags"), tmp_path_factory.mktemp("airflow")
+    (dags / "chaos_logs.py").symlink_to(DAGS / "chaos_logs.py")
+    with running(home, cluster, dags, **QUICK, **storage.settings) as started:
+        yield started
+
+
+def numbers(log: str) -> dict[str, collections.Counter[int]]:
+    """How often each numbered line of each replica is in a log."""
+    found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    for line in log.splitlines():
+        if match := LINE.match(line):
+            found[match[1]][int(match[2])] += 1
+    return found
+
+
+def missing(log: str, lines: int) -> dict[str, int]:
+    """How many of the lines 0 to `lines` - 1 are not there, by replica."""
+    found = numbers(log)
+    return {name: lines - len(found[name].keys() & set(range(lines))) for name in ("Master 0", "Worker 0")}
+
+
+def check_log(stage: Stage, lines: int) -> str:
+    """No line is missing, and lines that are repeated are announced by one line; returns the log."""
+
+    def settled() -> str | None:
+        log = stage.log()
+        seen.append(missing(log, lines))
+        return None if any(seen[-1].values()) else log
+
+    seen: list[dict[str, int]] = []
+    try:
+        log = wait_for("the whole log", settled, UPLOADED_WITHIN)
+    except AssertionError:
+        raise AssertionError(f"lines missing of {lines}: {seen[-1]}") from None
+    repeated = {name: sum(n > 1 for n in counts.values()) for name, counts in numbers(log).items()}
+    announcements = REPEATED.findall(log)
+    assert not any(repeated.values()) or len(announcements) == 1, (
+        f"lines repeated: {repeated}, announced by {len(announcements)} lines"
+    )
+    return log
+
+
+def last_line(airflow: Airflow, name: str, stage: Stage) -> int:
+    """The number of the last line of worker 0 on the disk of a component; -1 where there is none."""
+    folder = airflow.log_folder(name) / f"dag_id={stage.dag}" / f"run_id={stage.run}" / f"task_id={TASK}"
+    text = "\n".join(file.read_text() for file in folder.glob("attempt=1.log*"))
+    return max((int(n) for n in re.findall(r"\[Worker 0\] line (\d+)", text)), default=-1)
+
+
+def trigger_logs(storage: s3.S3, stage: Stage) -> str:
+    """The events of the trigger logs that were uploaded."""
+    below = f"dag_id={stage.dag}/run_id={stage.run}/task_id={TASK}/attempt=1.log.trigger."
+    lines = [line for text in storage.objects(below).values() for line in text.splitlines()]
+    return "\n".join(str(json.loads(line).get("event")) for line in lines)
+
+
+def test_lines_come_live_while_deferred_and_are_whole_at_the_end(begin: Begin, storage: s3.S3) -> None:
+    stage = begin("chaos_logs", lines=EARLY, seconds=45)
+    stage.wait_state("deferred")
+    assert "Log lines from the trigger appear here when the trigger ends" in stage.log()
+    stage.wait_line(f"[Worker 0] line {EARLY + 10}")
+    stage.wait_state("deferred", timeout=0)
+    check_end(stage, "success")
+    check_log(stage, EARLY + 45)
+    assert "GPUs: 2;" in trigger_logs(storage, stage), "who follows the job logs its summary"
+
+
+def test_a_triggerer_is_lost_with_its_disk_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:
+    stage = begin("chaos_logs", lines=14_000, seconds=40)
+    stage.wait_state("deferred")
+    wait_for("the triggerer has the lines", lambda: last_line(triggerers, "triggerer", stage) >= 14_000)
+    triggerers.end("triggerer")
+    shutil.rmtree(triggerers.log_folder("triggerer"))
+    triggerers.run("triggerer", "triggerer-2")
+    check_end(stage, "success")
+    check_log(stage, 14_040)
+
+
+def test_a_stalled_triggerer_wakes_after_a_takeover(begin: Begin, triggerers: Airflow) -> None:
+    stage = begin("chaos_logs", lines=500, seconds=75)
+    stage.wait_state("deferred")
+    wait_for("the triggerer follows", lambda: last_line(triggerers, "triggerer", stage) >= 500)
+    triggerers.run("triggerer", "triggerer-2")
+    triggerers.wait_triggerers(2)
+    triggerers.signal("triggerer", signal.SIGSTOP)
+    wait_for("the other one has it", lambda: last_line(triggerers, "triggerer-2", stage) > 0)
+    triggerers.signal("triggerer", signal.SIGCONT)
+    check_end(stage, "success")
+    check_log(stage, 575)
+
+
+def test_the_cause_of_a_failure_is_logged_by_the_trigger(begin: Begin, storage: s3.S3) -> None:
+    stage = begin("chaos_logs", lines=EARLY, seconds=20, code=3)
+    check_end(stage, "failed")
+    log = check_log(stage, EARLY + 20)
+    (cause,) = {line.partition(": ")[2] for line in log.splitlines() if re.match(r"Training\w*Error: ", line)}
+    assert cause in trigger_logs(storage, stage)
