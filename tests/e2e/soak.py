@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +106,7 @@ def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[C
             tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
             seconds = time.monotonic() - started
             disturbances.end()
-            count = counted(watcher, tasks)
+            count = counted([watcher.jobs[uid] for uid in watcher.order], watcher.deleted, tasks)
             count.gpus = gpus_left(kube)
             return count, disturbances, seconds
 
@@ -132,20 +133,25 @@ def _disturb_until_ended(
     return tasks
 
 
-def counted(watcher: Watcher, tasks: list[dict[str, Any]]) -> Count:
-    """The counts that the jobs and tasks give."""
-    count = Count(created=len(watcher.jobs))
+def counted(jobs: Iterable[dict[str, Any]], deleted: Collection[str], tasks: list[dict[str, Any]]) -> Count:
+    """What came of the trainings.
+
+    :param jobs: all jobs that were ever created, as they were last, in the order of their creation.
+    :param deleted: the uids of those that were deleted.
+    :param tasks: as Airflow's API returns them.
+    """
+    count = Count()
     by_training = collections.defaultdict(list)
-    for uid in watcher.order:
-        job = watcher.jobs[uid]
+    for job in jobs:
+        count.created += 1
         labels = job["metadata"].get("labels") or {}
         by_training[tuple(labels.get(name) for name in LABELS)].append(job)
-        if uid in watcher.deleted and not terminal(job):
+        if job["metadata"]["uid"] in deleted and not terminal(job):
             count.deleted_alive.append(_described(job))
-    for jobs in by_training.values():
-        succeeded = [terminal(job) == "Succeeded" for job in jobs]
+    for of_one in by_training.values():
+        succeeded = [terminal(job) == "Succeeded" for job in of_one]
         # any job that comes after one that had succeeded trains again what was trained
-        count.repeated += [_described(job) for n, job in enumerate(jobs) if any(succeeded[:n])]
+        count.repeated += [_described(job) for n, job in enumerate(of_one) if any(succeeded[:n])]
     count.states.update(str(task["state"]) for task in tasks)
     count.tries = sum(task["try_number"] for task in tasks)
     return count
