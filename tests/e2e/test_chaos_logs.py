@@ -24,6 +24,7 @@ from tests.e2e.stage import LINE, TASK, Begin, Stage
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 EARLY = 6  # lines that the program writes before those that come at once
 UPLOADED_WITHIN = 60.0  # seconds from the task's end until its whole log is visible
+FAILURE = re.compile(r"^Training\w*Error: (.+)$", re.MULTILINE)  # the exception that fails the task: its first line
 REPEATED = re.compile(r"Lines since \d\d:\d\d:\d\d may be repeated: ")
 
 
@@ -130,6 +131,6 @@ def test_a_stalled_triggerer_wakes_after_a_takeover(begin: Begin, triggerers: Ai
 def test_the_cause_of_a_failure_is_logged_by_the_trigger(begin: Begin, storage: s3.S3) -> None:
     stage = begin("chaos_logs", lines=EARLY, seconds=20, code=3)
     check_end(stage, "failed")
-    log = check_log(stage, EARLY + 20)
-    (cause,) = {line.partition(": ")[2] for line in log.splitlines() if re.match(r"Training\w*Error: ", line)}
+    check_log(stage, EARLY + 20)
+    cause = wait_for("the cause", lambda: FAILURE.findall(stage.log()), UPLOADED_WITHIN)[0]
     assert cause in trigger_logs(storage, stage)
