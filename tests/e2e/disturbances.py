@@ -16,7 +16,8 @@ from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, descendants, title
 
 T = TypeVar("T")
-PAUSE = (2.0, 8.0)  # seconds between two disturbances
+PAUSE = (4.0, 16.0)  # seconds between two disturbances
+CALM = 60.0  # seconds that Airflow's API server is left alone after it was killed: without it no task starts
 AWAY = (2.0, 20.0)  # seconds that a process or the API server is away
 
 
@@ -33,6 +34,7 @@ class Disturbances:
         self._cluster = cluster
         self._random = random
         self._next = time.monotonic()
+        self._api_server_calm = 0.0  # until then
         self._undo: list[tuple[float, Callable[[], object]]] = []  # when, and how a disturbance is ended
         self._kinds: dict[str, Callable[[], bool]] = {
             "worker killed": self._kill_worker,
@@ -147,10 +149,11 @@ class Disturbances:
 
     def _kill_api_server(self) -> bool:
         name = "api-server"
-        if self._is_away(name):
+        if time.monotonic() < self._api_server_calm:
             return False
         self._airflow.signal(name, signal.SIGKILL)
-        self._away(lambda: self._start_again(name, name))
+        away = self._away(lambda: self._start_again(name, name))
+        self._api_server_calm = time.monotonic() + away + CALM
         return True
 
     def _fault(self, fault: str, **how: int) -> bool:

@@ -41,6 +41,7 @@ LOOK = 3.0  # seconds between two looks at the tasks
 SETTINGS = {
     **QUICK,
     "AIRFLOW__CORE__PARALLELISM": "6",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",  # longer than the API server is away
     # a worker that is killed before it has started its task leaves the task queued
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
