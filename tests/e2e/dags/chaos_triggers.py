@@ -55,5 +55,5 @@ def dag(dag_id: str, operator: type[PyTorchJobOperator], **parameters: Any) -> N
         operator(**JOB, **parameters)
 
 
-dag("chaos_defers_again", DefersAgainSoon)
+dag("chaos_defers_again", DefersAgainSoon, retries=2)
 dag("chaos_earlier_release", DefersAsAnEarlierRelease)
