@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -13,11 +14,12 @@ from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.logs import LogFollower
-from airflow_provider_ktrain.engine.release import job_pods, read
+from airflow_provider_ktrain.engine.release import job_pods, patiently, read
 from airflow_provider_ktrain.engine.submit import Log
 from airflow_provider_ktrain.engine.supervisor import log_line
 
 DRAIN = 5.0  #: seconds that logs may take after the release: the pods are gone by then
+PATIENCE = 300.0  #: seconds that an API server which is away is asked again: a release asks as long
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +39,10 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
 
     async def observe() -> None:
         nonlocal chosen
-        job, pods = await asyncio.gather(read(api, ref), job_pods(api, ref))
+        end = time.monotonic() + PATIENCE
+        job, pods = await asyncio.gather(
+            patiently(lambda: read(api, ref), end), patiently(lambda: job_pods(api, ref), end)
+        )
         chosen = chooser(logs, kind, job or {})
         for pod in pods:
             follower.observe(pod)

@@ -308,8 +308,8 @@ class LogFollower:
 
 
 REFUSED = (
-    "The logs can't be read now: {}. The connection may lack the right `get` on `pods/log`. "
-    "They are asked for again until the end of the job"
+    "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended. "
+    "The API server says: {}"
 )
 
 

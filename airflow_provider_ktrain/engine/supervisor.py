@@ -148,6 +148,8 @@ class _Supervisor:
         ):
             self.look = partial(self._take, jobs, pods)
             while True:
+                if self.shared:
+                    await self.logs.budget.awake()  # no line of its own either where another triggerer took over
                 await self.look()
                 outcome = await self._decide_unless(stopped)
                 if outcome is not None:
