@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.core.text import clean
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -127,8 +128,8 @@ async def configuration(
     except Exception as error:  # kubeconfigs are read and plugins run by libraries that raise whatever they meet
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
-            f"The connection {conn_id!r} gives no client: {error}. Check its kubeconfig ({where}) and cluster_context "
-            f"({cluster_context or extras.get('cluster_context') or 'not set'})"
+            f"The connection {conn_id!r} gives no client: {clean(str(error))}. Check its kubeconfig ({where}) and "
+            f"cluster_context ({cluster_context or extras.get('cluster_context') or 'not set'})"
         ) from error
 
 

@@ -239,10 +239,11 @@ def is_gone(pid: int) -> bool:
 async def test_an_exec_plugin_that_fails_is_an_error_with_its_words(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugin(home, "echo no role today >&2; exit 4")
+    plugin(home, r"printf 'no role today\000' >&2; exit 4")
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
-    with pytest.raises(AccessError, match=r"gives no client: exec: process returned 4. no role today"):
+    with pytest.raises(AccessError, match=r"gives no client: exec: process returned 4. no role today") as error:
         await ours()
+    assert "\0" not in str(error.value), "PostgreSQL refuses it"
 
 
 async def test_an_exec_plugin_gets_no_stdin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
