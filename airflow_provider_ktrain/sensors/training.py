@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -11,12 +13,13 @@ from airflow.sdk.exceptions import (
     AirflowException,
     AirflowSensorTimeout,
     AirflowSkipException,
-    TaskDeferralTimeout,
 )
 
+from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
+from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.terms import Options, Outcome
 
+STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
+RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
+
 
 class TrainingJobSensor(StorableLog, BaseSensorOperator):
     """Base of the sensors: wait until a job has one of some conditions.
@@ -36,6 +42,11 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     The job need not exist yet. Deferred, one watch serves all sensors of a connection and namespace that wait for it,
     and nothing is polled; not deferred, the worker watches (`mode="poke"`) or looks every `poke_interval`
     (`mode="reschedule"`, which brings no logs).
+
+    When its trigger fails, the worker waits for a minute, then the sensor defers again; after further failures for 5
+    and 15 minutes, then to its timeout. `soft_fail` skips the task where the job ended otherwise or the timeout has
+    passed; an error that says nothing of the job, such as refused credentials, is retried first while the task has
+    retries left.
 
     :param job_name: name of the job.
     :param namespace: Default: the connection's, else `default`.
@@ -50,6 +61,8 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     """
 
     kind: ClassVar[Kind]
+    #: seconds for which the worker waits after the first, second and third failure of a trigger; later to the timeout
+    seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
 
     template_fields: Sequence[str] = ("job_name", "namespace", "kubernetes_conn_id", "cluster_context")
     ui_color = "#e6f4ea"
@@ -77,24 +90,39 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
-        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         if not self.deferrable:
-            return super().execute(context) if self.reschedule else self._watch()
-        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-            ref, _ = host.call(self._look)
+            return super().execute(context) if self.reschedule else self._watch(context)
+        try:
+            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                ref, _ = host.call(self._look)
+        except AirflowException as e:
+            self._give_up(e, context)
+        self._defer(context, ref, failures=0, deadline=time.time() + self.timeout)
+
+    def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
+        """Wait in the triggerer until the deadline.
+
+        :param failures: how many triggers of this try have failed.
+        :param deadline: epoch seconds.
+        """
+        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+        state = {"version": VERSION, "job": ref.to_dict(), "failures": failures, "deadline": deadline}
+        compat.remember(context, STATE_KEY, state)
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
                 options=self._options().to_dict(),
                 kubernetes_conn_id=self.kubernetes_conn_id,
                 cluster_context=self.cluster_context,
+                failures=failures,
             ),
             method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
+            timeout=timedelta(seconds=max(1.0, deadline - time.time())),
         )
 
-    def _watch(self) -> None:
+    def _watch(self, context: Context) -> None:
         """Wait in this process: one watch instead of looking again and again."""
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
@@ -103,27 +131,32 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                 ref, _ = host.call(self._look)
                 self._finish(host.watch(ref, self._options(), self.timeout))
         except TimeoutError:
-            self._give_up(self._too_late())
+            self._give_up(self._too_late(), context)
         except AirflowException as e:
-            self._give_up(e)
+            self._give_up(e, context)
 
     def _too_late(self) -> AirflowSensorTimeout:
         return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
 
-    def _give_up(self, error: AirflowException) -> NoReturn:
-        if self.soft_fail or self.never_fail:
+    def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
+        """Fail or skip the task; retry it first where the error is no proof of how the job stands."""
+        unproven = isinstance(error.__cause__, ClusterError)
+        if (self.soft_fail or self.never_fail) and not (unproven and _has_retry(context)):
             self.log.warning("Skipped instead of failed: %s", error)
             raise AirflowSkipException(f"Skipped instead of failed: {error}") from error
         raise error
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after the trigger. Airflow's own would say of a timeout `Trigger timeout`, and of a skip not why."""
+        """Go on after the trigger. Airflow's own would fail the task where the trigger could not be loaded."""
         try:
+            if next_method == compat.TRIGGER_FAILED:
+                reason = compat.trigger_failure(next_kwargs)
+                if reason is None:
+                    raise self._too_late()
+                return self._go_on(context, reason)
             return super(BaseSensorOperator, self).resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout:
-            self._give_up(self._too_late())
         except AirflowException as e:
-            self._give_up(e)
+            self._give_up(e, context)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
@@ -132,22 +165,82 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
         with as_airflow_errors():
             ended = read_event(event)
-            if not isinstance(ended, Outcome):
-                raise KtrainError(f"the trigger failed while it waited for the job: {ended}")
-            self._finish(ended)
+            if isinstance(ended, Outcome):
+                self._finish(ended)
+            else:
+                self._go_on(context, ended)
+
+    def _go_on(self, context: Context, reason: str) -> None:
+        """Wait in the worker after a failure of the trigger, for longer each time, then defer again."""
+        from airflow_provider_ktrain.engine.terms import seconds_in_worker
+
+        stored = mapping(compat.recall(context, STATE_KEY))
+        failures = int(stored.get("failures") or 0) + 1
+        deadline = float(stored.get("deadline") or time.time() + self.timeout)
+        until = min(deadline, time.time() + (seconds_in_worker(failures, self.seconds_in_worker) or math.inf))
+        self.log.warning(
+            "The trigger failed: %s. This worker waits for %s for %.0f s", reason, self._title, until - time.time()
+        )
+        if self._watch_until(until):
+            return
+        if until >= deadline:
+            raise self._too_late()
+        self._defer(context, self._reference(stored), failures, deadline)
+
+    def _reference(self, stored: Mapping[str, Any]) -> JobRef:
+        """The job as it was deferred for, or as the cluster serves it now."""
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+
+        try:
+            return JobRef.from_dict(mapping(stored.get("job")))
+        except (KeyError, TypeError, ValueError):
+            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                return host.call(self._look)[0]
+
+    def _watch_until(self, until: float) -> bool:
+        """Whether the job had one of the conditions by then; what keeps it from being watched is tried again.
+
+        :param until: epoch seconds.
+        """
+        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+
+        while (left := until - time.time()) > 0:
+            try:
+                with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                    ref, _ = host.call(self._look)
+                    outcome = host.watch(ref, self._options(), left)
+            except TimeoutError:
+                return False
+            except AirflowException as e:
+                if not isinstance(e.__cause__, ClusterError):
+                    raise
+                self.log.warning("%s cannot be watched now: %s", self._title, e)
+                time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
+            else:
+                self._finish(outcome)
+                return True
+        return False
 
     def poke(self, context: Context) -> bool:
         """One look, for `mode="reschedule"`."""
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
-        with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-            ref, job = host.call(self._look)
-            if job is None:
+        try:
+            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
+                ref, job = host.call(self._look)
+                if job is None:
+                    return False
+                if set(self.conditions) & true_conditions(job).keys():
+                    return True
+                if phase_of(job).ended:  # to say why it did takes a watch
+                    self._finish(host.watch(ref, self._options(), self.timeout))
                 return False
-            if set(self.conditions) & true_conditions(job).keys():
-                return True
-            if phase_of(job).ended:  # to say why it did takes a watch
-                self._finish(host.watch(ref, self._options(), self.timeout))
+        except AirflowException as e:
+            if not isinstance(e.__cause__, ClusterError):
+                raise
+            self.log.warning(
+                "%s cannot be read now; the sensor looks again in %.0f s: %s", self._title, self.poke_interval, e
+            )
             return False
 
     def _hook(self) -> TrainingHook:
@@ -190,6 +283,12 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     @property
     def _wanted(self) -> str:
         return " or ".join(self.conditions)
+
+
+def _has_retry(context: Context) -> bool:
+    """Whether Airflow tries again if this try fails."""
+    ti = context.get("ti")
+    return ti is not None and ti.try_number <= (ti.max_tries or 0)
 
 
 class PyTorchJobSensor(TrainingJobSensor):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
 from tests.life.jobs import Jobs, Object
+from tests.operators.instance import Store
 
 FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
 
@@ -156,10 +160,101 @@ def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
     waiting.execute_complete({}, payload)
     assert jobs.read(job)
     cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    outcome = {**payload["outcome"], "phase": "Failed", "cause": cause, "succeeded": False}
     with pytest.raises(TrainingUserCodeError, match="Master 0 failed"):
-        waiting.execute_complete({}, {**payload, "phase": "Failed", "cause": cause, "succeeded": False})
-    with pytest.raises(TrainingJobError, match="the trigger failed while it waited for the job: boom"):
-        waiting.execute_complete({}, {"error": "boom"})
+        waiting.execute_complete({}, {**payload, "outcome": outcome})
+
+
+# what says nothing of the job
+
+
+class Patient(PyTorchJobSensor):
+    """Waits in the worker for a moment after the first failure of a trigger, then for long."""
+
+    seconds_in_worker = (0.5, 240.0)
+
+
+def context(try_number: int = 1, max_tries: int = 0) -> Any:
+    return {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries), "task_state_store": Store()}
+
+
+def unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = yaml.safe_load(jobs.kubeconfig.read_text())
+    content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    extra = {"kube_config": json.dumps(content), "namespace": jobs.namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+FAILURES = [
+    (TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_FAILURE, "traceback": ["ImportError: no such module"]}),
+    ("execute_complete", {"event": {"version": 1, "error": "ImportError: no such module"}}),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments"), FAILURES, ids=["no trigger", "event"])
+def test_a_trigger_that_fails_is_followed_by_another(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str], method: str, arguments: dict[str, Any]
+) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    with pytest.raises(TaskDeferred) as again:
+        waiting.resume_execution(method, arguments, here)
+    assert "The trigger failed: ImportError: no such module" in "".join(capfd.readouterr())
+    assert again.value.trigger.serialize()[1]["job"]["name"] == job["metadata"]["name"]
+    assert again.value.timeout.total_seconds() < 240, "the timeout of the sensor goes on"
+    waiting.conditions = ["Running"]
+    waiting.resume_execution(method, arguments, here)  # the second time the worker waits for longer
+    assert jobs.condition(job, "Running")
+
+
+def test_a_trigger_that_fails_again_and_again_ends_with_the_timeout(jobs: Jobs) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=3)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    here["task_state_store"]["ktrain_sensor"]["failures"] = 5
+    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 3 s"):
+        waiting.resume_execution(*FAILURES[0], here)
+
+
+def test_a_cluster_that_is_away_is_asked_again_in_the_worker(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    unreachable(jobs, monkeypatch)
+    with pytest.raises(TaskDeferred):
+        waiting.resume_execution(*FAILURES[0], here)
+    assert f"PyTorchJob {job['metadata']['name']} cannot be watched now: " in "".join(capfd.readouterr())
+
+
+def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable(jobs, monkeypatch)
+    for deferrable in (True, False):
+        waiting = sensor(jobs.build(), deferrable=deferrable, soft_fail=True)
+        with pytest.raises(TrainingJobError, match="cannot be reached"):
+            waiting.execute(context(try_number=1, max_tries=1))
+        with pytest.raises(AirflowSkipException, match="cannot be reached"):
+            waiting.execute(context(try_number=2, max_tries=1))
+
+
+def test_soft_fail_covers_a_job_that_failed_while_deferred(jobs: Jobs) -> None:
+    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    event = {"version": 1, "outcome": {"phase": "Failed", "succeeded": False, "cause": cause}}
+    waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
+    with pytest.raises(AirflowSkipException, match="Master 0 failed"):
+        waiting.resume_execution("execute_complete", {"event": event}, context(try_number=1, max_tries=1))
+
+
+def test_a_look_at_a_cluster_that_is_away_is_repeated(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable(jobs, monkeypatch)
+    assert sensor(jobs.build(), mode="reschedule").poke(context()) is False
 
 
 def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
