@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -19,7 +20,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.formats import VERSION, mapping
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.selection import LogChoice, check_choice
@@ -34,6 +35,24 @@ if TYPE_CHECKING:
 
 STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a sensor stores in the task's state when it defers.
+
+    :param failures: how many triggers of this try have failed. Default: 0.
+    :param deadline: epoch seconds at which its timeout is over. Default: 0, not known.
+    :param job: the job that it waits for, as `core.identity.JobRef`. Default: not known.
+    """
+
+    failures: int = 0
+    deadline: float = 0.0
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Waiting:
+        return cls(**known_fields(cls, mapping(data)))
 
 
 class TrainingJobSensor(StorableLog, BaseSensorOperator):
@@ -108,8 +127,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         """
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
-        state = {"version": VERSION, "job": ref.to_dict(), "failures": failures, "deadline": deadline}
-        compat.remember(context, STATE_KEY, state)
+        compat.remember(context, STATE_KEY, {"version": VERSION, **asdict(Waiting(failures, deadline, ref.to_dict()))})
         self.defer(
             trigger=TrainingJobTrigger(
                 job=ref.to_dict(),
@@ -174,9 +192,9 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         """Wait in the worker after a failure of the trigger, for longer each time, then defer again."""
         from airflow_provider_ktrain.engine.terms import seconds_in_worker
 
-        stored = mapping(compat.recall(context, STATE_KEY))
-        failures = int(stored.get("failures") or 0) + 1
-        deadline = float(stored.get("deadline") or time.time() + self.timeout)
+        stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
+        failures = stored.failures + 1
+        deadline = stored.deadline or time.time() + self.timeout
         until = min(deadline, time.time() + (seconds_in_worker(failures, self.seconds_in_worker) or math.inf))
         self.log.warning(
             "The trigger failed: %s. This worker waits for %s for %.0f s", reason, self._title, until - time.time()
@@ -187,12 +205,12 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
             raise self._too_late()
         self._defer(context, self._reference(stored), failures, deadline)
 
-    def _reference(self, stored: Mapping[str, Any]) -> JobRef:
+    def _reference(self, stored: Waiting) -> JobRef:
         """The job as it was deferred for, or as the cluster serves it now."""
         from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
 
         try:
-            return JobRef.from_dict(mapping(stored.get("job")))
+            return JobRef.from_dict(mapping(stored.job))
         except (KeyError, TypeError, ValueError):
             with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
                 return host.call(self._look)[0]

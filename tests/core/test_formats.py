@@ -26,6 +26,7 @@ from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
+from airflow_provider_ktrain.sensors.training import Waiting
 from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
@@ -80,6 +81,11 @@ def job_metadata(data: Any) -> Any:
     return Owner.of({"metadata": data})
 
 
+def sensor(data: Any) -> Any:
+    waiting = Waiting.from_dict(data)
+    return waiting.failures, waiting.deadline, waiting.job and JobRef.from_dict(mapping(waiting.job))
+
+
 def tries(data: Any) -> Any:
     return with_try(data, {"try_number": 4})["tries"][-1]
 
@@ -102,6 +108,7 @@ READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "state_ktrain_outcome_failed": (state_outcome, set()),
     "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it as a retry does
     "state_ktrain_tries": (tries, set()),
+    "state_ktrain_sensor": (sensor, JOB - {"job"}),
     "job_metadata": (job_metadata, set()),
     "xcoms": (xcoms, {"job"}),
 }

@@ -145,7 +145,7 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
     """Each release may take a minute."""
     instance.execute(number=2, max_tries=1, name="other")
     reaper, found = look(instance, dry_run=False)
-    assert len(found) == 2
+    assert len(found["candidates"]) == 2
     supervisor.states = [TaskInstanceState.FAILED] * 3 + [TaskInstanceState.RUNNING]  # both in the look, then each
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
@@ -158,7 +158,7 @@ def test_one_namespace_is_a_string(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, found = look(instance, namespaces=instance.cluster.namespace)
-    assert len(found) == 1
+    assert len(found["candidates"]) == 1
     where = f"of deployment '{instance.run_id}' in namespace '{instance.cluster.namespace}': 1 left over"
     assert f"Looked at 1 job {where}" in capsys.readouterr().out
 
@@ -190,7 +190,7 @@ def test_without_the_right_to_read_namespaces_it_goes_on(
     extra = {"kube_config": json.dumps(kubeconfig), "namespace": instance.cluster.namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     _, found = look(instance)
-    assert len(found) == 1
+    assert len(found["candidates"]) == 1
     assert f"Whether namespace '{instance.cluster.namespace}' exists cannot be checked" in capsys.readouterr().out
 
 
