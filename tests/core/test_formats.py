@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
@@ -109,6 +110,7 @@ READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it as a retry does
     "state_ktrain_tries": (tries, set()),
     "state_ktrain_sensor": (sensor, JOB - {"job"}),
+    "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_logcursor.py has the details
     "job_metadata": (job_metadata, set()),
     "xcoms": (xcoms, {"job"}),
 }
