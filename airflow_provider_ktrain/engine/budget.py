@@ -45,7 +45,7 @@ class StreamBudget:
         running triggers with the assigned ones about once a second, and cancels those that are assigned elsewhere.
     """
 
-    def __init__(self, streams: int = 300, turn: float = 5.0, stall: float = 20.0, settle: float = 10.0) -> None:
+    def __init__(self, streams: int = 300, turn: float = 5.0, stall: float = 5.0, settle: float = 10.0) -> None:
         self.streams = streams
         self.turn = turn
         self.stall = stall

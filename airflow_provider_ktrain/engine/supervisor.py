@@ -38,7 +38,7 @@ FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, 
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
-TAKEOVER_AFTER = 15.0  # seconds after a handover: a trigger usually starts within 2 s, a takeover needs longer
+TAKEOVER_AFTER = 10.0  # seconds after a handover: a trigger usually starts within 2 s, a takeover needs longer
 
 
 async def follow(
