@@ -37,6 +37,10 @@ class TrainingOutOfMemoryError(TrainingJobError):
     """A container exceeded its memory limit, or a GPU's memory is used up."""
 
 
+class TrainingEnvironmentError(TrainingJobError):
+    """What the job needs around it is missing or refused: a ConfigMap, a Secret, a volume, an account, a policy."""
+
+
 class TrainingImageError(TrainingJobError):
     """An image cannot be pulled or started."""
 
@@ -85,6 +89,7 @@ class TrainingConfigurationError(AirflowFailException):
 BY_CATEGORY: Mapping[str, type[TrainingJobError | TrainingConfigurationError]] = {
     "user code": TrainingUserCodeError,
     "configuration": TrainingConfigurationError,
+    "environment": TrainingEnvironmentError,
     "image": TrainingImageError,
     "scheduling": TrainingSchedulingError,
     "infrastructure": TrainingInfrastructureError,

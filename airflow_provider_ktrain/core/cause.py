@@ -11,10 +11,16 @@ DETAIL = 16 * 1024  #: characters of `Cause.detail`, which travels in events and
 
 
 class Category(enum.StrEnum):
-    """What kind of thing went wrong: which exception is raised, and whom it concerns."""
+    """What kind of thing went wrong: which exception is raised, and whom it concerns.
+
+    CONFIGURATION forbids a retry, so it needs proof: the API server, or the operator, refuses this manifest.
+    ENVIRONMENT is what the job needs around it and what may be put right before a retry: a ConfigMap, a Secret, a
+    volume, a service account, an admission policy.
+    """
 
     USER_CODE = "user code"
     CONFIGURATION = "configuration"
+    ENVIRONMENT = "environment"
     IMAGE = "image"
     SCHEDULING = "scheduling"
     INFRASTRUCTURE = "infrastructure"
@@ -35,7 +41,8 @@ class Cause:
     :param detail: what else was seen: the operator's message, restarts, the last lines of the replica's log.
     :param resolution: what to do; empty where nobody can say.
     :param replica: `Worker 3`; empty where it is the whole job's.
-    :param retryable: whether the same job, submitted again, may go through.
+    :param retryable: whether the same job, submitted again, may succeed. False only where the API server, the kubelet
+        or the operator refused what the manifest says.
     """
 
     category: Category
@@ -62,3 +69,4 @@ class Limit(enum.StrEnum):
     EXECUTION = "execution_timeout"
     LOG_STALL = "log_stall_timeout"
     RESTARTS = "max_restarts"
+    CRASH_LOOP = "crash_loop_limit"

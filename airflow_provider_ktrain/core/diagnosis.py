@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -140,7 +141,8 @@ def never_starts(job: Json, pods: Sequence[Json]) -> Cause | None:
     Its job says Running all the while: under OnFailure, which is training-operator's default, without end.
     """
     for failure in failures(_seen(job, pods, ()).kind, pods, {}):
-        if failure.final and failure.restarts >= STARTS and (cause := _not_started(failure)) and not cause.retryable:
+        tried_often = failure.final and failure.restarts >= STARTS
+        if tried_often and (cause := _not_started(failure)) and cause.category is Category.IMAGE:
             said = f"{cause.summary}; it was tried {failure.restarts + 1} times"
             return replace(cause, summary=said, replica=failure.replica)
     return None
@@ -172,13 +174,14 @@ def limit_passed(
     if limit is Limit.STARTUP and not pods and not true_conditions(job) and not obstacle:
         what, resolution = "was taken up by no operator", "see whether training-operator or mpi-operator runs"
     said = f": {obstacle.summary}" if obstacle else ""
+    decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
     return Cause(
-        obstacle.category if obstacle and limit in (Limit.SCHEDULE, Limit.STARTUP) else category,
+        decisive.category if decisive else category,
         f"{seen.title} {what} after {seconds:.0f} s ({limit}){said}",
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
-        limit is not Limit.EXECUTION,
+        decisive.retryable if decisive else True,
     )
 
 
@@ -260,11 +263,22 @@ def _out_of_memory(f: Failure) -> Cause | None:
 
 
 def _not_started(f: Failure) -> Cause | None:
-    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError") and f.exit_code not in (126, 127):
+    """The kubelet's word that the container never ran."""
+    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError"):
         return None
     known, said = _start_failure(f.message)
     said = said or f.tail.last or _code(f.exit_code)
-    return Cause(known.category, f"{f.replica}: {known.what}: {said}", "", known.resolution, retryable=known.retryable)
+    return Cause(known.category, f"{f.replica}: {known.what}: {said}", "", known.resolution)
+
+
+def _command_missing(f: Failure) -> Cause | None:
+    """A shell's exit codes: some command of the program is missing, perhaps after hours of training."""
+    what = {126: "a command is not executable", 127: "a command was not found"}.get(f.exit_code or 0)
+    if what is None or f.tail.exception:
+        return None
+    said = f": {f.tail.last}" if f.tail.last else ""
+    resolution = "correct the command, or use an image that has it"
+    return Cause(Category.USER_CODE, f"{f.replica} failed with {_code(f.exit_code)}, {what}{said}", "", resolution)
 
 
 def _start_failure(message: str) -> tuple[words.Words, str]:
@@ -274,22 +288,38 @@ def _start_failure(message: str) -> tuple[words.Words, str]:
 
 
 def _known_words(f: Failure) -> Cause | None:
-    """The exception first, then what stands behind it: what stands before it may have been dealt with."""
-    _, _, behind = f.tail.text.rpartition(f.tail.exception) if f.tail.exception else ("", "", f.tail.text)
-    for text, known in itertools.product((f.tail.exception, behind), words.PROGRAMS):
+    """A known message in the exception, or near the end of the log and behind the exception.
+
+    A message explains what ended by itself. A kill from outside needs no explanation by the program, and the crash of a
+    process is explained by its exception only.
+    """
+    signalled = _signal_of(f)
+    if signalled in (signal.SIGKILL, signal.SIGTERM):
+        return None
+    _, _, behind = f.tail.end.rpartition(f.tail.exception) if f.tail.exception else ("", "", f.tail.end)
+    texts = (f.tail.exception, behind) if signalled in (0, signal.SIGABRT) else (f.tail.exception,)
+    for text, known in itertools.product(texts, words.PROGRAMS):
         if match := re.search(known.pattern, text):
             said = f.tail.exception or _line_at(text, match.start())
             summary = f"{f.replica} {known.what}: {said} ({_code(f.exit_code)})"
-            return Cause(known.category, summary, "", known.resolution, retryable=known.retryable)
-    if f.exit_code == 128 + 7:
-        return Cause(
-            Category.CONFIGURATION,
-            f"{f.replica} died of SIGBUS (exit code 135), most likely for lack of shared memory",
-            "",
-            words.SHM,
-            retryable=False,
-        )
+            category = known.category_with_gpus if f.gpus and known.category_with_gpus else known.category
+            return Cause(category, summary, "", known.resolution)
     return None
+
+
+def _bus_error(f: Failure) -> Cause | None:
+    if _signal_of(f) != signal.SIGBUS or f.tail.exception:
+        return None
+    summary = f"{f.replica} died of SIGBUS ({_code(f.exit_code)}), most likely for lack of shared memory"
+    return Cause(Category.USER_CODE, summary, "", words.SHM)
+
+
+def _signal_of(f: Failure) -> int:
+    """The signal that ended the container, or the process that its launcher reports; 0 where none did."""
+    for code in (f.tail.child, (128 - f.exit_code) if f.exit_code else None):
+        if code is not None and code < 0:
+            return -code
+    return 0
 
 
 def _line_at(text: str, place: int) -> str:
@@ -320,7 +350,9 @@ _FAILURES: tuple[Callable[[Failure], Cause | None], ...] = (
     _taken_away,
     _out_of_memory,
     _not_started,
+    _command_missing,
     _known_words,
+    _bus_error,
     _lost_a_peer,
     _killed,
 )
@@ -463,11 +495,10 @@ def _pods_refused(seen: Seen, waited: float = math.inf) -> Cause | None:
         refused = str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION, message)
         if refused and not _made_since(seen, message):
             return Cause(
-                Category.CONFIGURATION,
+                Category.ENVIRONMENT,
                 f"{seen.title} has pods that the cluster refuses: {_first_line(message)}",
                 f"event {event.get('reason')}",
                 "correct what is named, or ask whoever set the rule; a service account must exist in the namespace",
-                retryable=False,
             )
     return None
 
@@ -518,26 +549,27 @@ def _cannot_start(seen: Seen, waited: float = math.inf) -> Cause | None:
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
     if "Image" in reason or "Registry" in reason:
         image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "")
-        permanent = reason in ("InvalidImageName", "ErrImageNeverPull")
         return Cause(
             Category.IMAGE,
             f"{replica}: image {image} cannot be pulled ({reason}): {_why_no_image(message)}",
             message,
             _image_remedy(reason, message),
             replica,
-            not permanent,
+            retryable=reason != "InvalidImageName",
         )
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, said = _start_failure(message)
         summary = f"{replica}: {known.what}: {said}"
-        return Cause(known.category, summary, "", known.resolution, replica, known.retryable)
+        return Cause(known.category, summary, "", known.resolution, replica)
+    missing = reason == "CreateContainerConfigError"
     return Cause(
-        Category.CONFIGURATION,
-        f"{replica}: container {container.get('name')} cannot be made ({reason}): {_first_line(message)}",
+        Category.ENVIRONMENT if missing else Category.INFRASTRUCTURE,
+        f"{replica}: container {container.get('name')} cannot be created ({reason}): {_first_line(message)}",
         "",
-        "create what is missing in the job's namespace, or correct its name in the manifest",
+        "create what is missing in the job's namespace, or correct its name in the manifest"
+        if missing
+        else "look at the node and at the pod's volumes; retry",
         replica,
-        False,
     )
 
 
@@ -579,7 +611,7 @@ def _mount_failures(seen: Seen, pod: Json, waited: float) -> list[Cause]:
         if re.search(known.pattern, said):
             replica = seen.replica_of(pod)
             what = f"{replica}: {known.what}: {said}"
-            return [Cause(known.category, what, f"event {reason}", known.resolution, replica, known.retryable)]
+            return [Cause(known.category, what, f"event {reason}", known.resolution, replica)]
     return []
 
 

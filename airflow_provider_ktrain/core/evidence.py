@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest import pod_gpus
 from airflow_provider_ktrain.core.tails import Tail, read_tail
 
 Json = Mapping[str, Any]
@@ -38,6 +39,7 @@ class Failure:
     :param reason: the kubelet's or the pod's word: Error, OOMKilled, StartError, Evicted, ...
     :param restarts: how often the container was started again.
     :param tail: what its log, or its termination message, says.
+    :param gpus: how many GPUs its pod requests.
     :param final: False where another pod took its place, whether that one runs by now or has failed too. True where
         none did: what made the job fail, where the job did, is among those.
     """
@@ -55,6 +57,7 @@ class Failure:
     restarts: int
     tail: Tail
     final: bool
+    gpus: int = 0
 
     @property
     def replica(self) -> str:
@@ -157,6 +160,7 @@ def _of_pod(
             int(container.get("restartCount") or 0),
             tail(log_key(_name(pod), name), str(last.get("message") or "")),
             is_newest,
+            pod_gpus(pod.get("spec") or {}),
         )
     if taken and not told:
         yield Failure(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.core.text import clipped
 
 SHOWN = 20  #: lines of a log that a diagnosis repeats
+NEAR_END = 15  #: last lines in which a known message can explain the end of a program
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Tail:
     :param child: exit code of the process that torchrun or mpirun names as the first to fail (negative: a signal).
     :param lines: the last lines of the program's own, as they are but for their length: what a diagnosis repeats.
     :param text: all that is known of the program's own.
+    :param end: the last `NEAR_END` lines of that, without warnings: what explains the end of a program stands here.
     :param heard: whether there was a log at all to look at.
     """
 
@@ -32,9 +34,12 @@ class Tail:
     lines: tuple[str, ...] = ()
     text: str = ""
     heard: bool = False
+    end: str = ""
 
 
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
+_WARNING = re.compile(r"(?i)\bwarn(ing)?\b")
+_FRAME = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
@@ -111,7 +116,19 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
         lines=tuple((lines[:end] or lines)[-SHOWN:]),
         text="\n".join(own),
         heard=log is not None,
+        end="\n".join(line for line in _last_lines(own) if not _WARNING.search(line)),
     )
+
+
+def _last_lines(lines: Sequence[str]) -> Sequence[str]:
+    """The last `NEAR_END` lines; one of mpirun's messages, which dashed lines frame, counts as one line."""
+    count, framed = 0, False
+    for start in range(len(lines) - 1, -1, -1):
+        framed ^= _FRAME.match(lines[start]) is not None
+        count += not framed
+        if count == NEAR_END:
+            return lines[start:]
+    return lines
 
 
 def _is_effect(text: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.cause import Category
 
-USER, CONFIGURATION, INFRASTRUCTURE = Category.USER_CODE, Category.CONFIGURATION, Category.INFRASTRUCTURE
+USER, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUCTURE, Category.ENVIRONMENT
 SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])"
 
 
@@ -17,16 +17,20 @@ SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])
 class Words:
     """A regular expression, and what it means where it matches.
 
-    A configuration is what no retry can mend: tasks are not retried for it (`exceptions.TrainingConfigurationError`).
+    A match explains a failure. It proves nothing, so no entry has the category configuration, which forbids retries.
 
+    :param pattern: the regular expression.
+    :param category: of the cause.
     :param what: what befell the replica, as in `Worker 0 <what>: ...`.
+    :param resolution: what to do.
+    :param category_with_gpus: the category where the pod requests GPUs; None (default): the same one.
     """
 
     pattern: str
     category: Category
     what: str
     resolution: str
-    retryable: bool = True
+    category_with_gpus: Category | None = None
 
 
 #: in the log of a program, or in the exception that ended it
@@ -46,46 +50,47 @@ PROGRAMS = (
     ),
     Words(
         r"insufficient shared memory|killed by signal: Bus error|(?i:unexpected bus error)|Bus error \(core dumped\)",
-        CONFIGURATION,
+        USER,
         "has too little shared memory",
         SHM,
-        retryable=False,
     ),
     Words(
         r"error: (unrecognized arguments|the following arguments are required|argument )",
-        CONFIGURATION,
+        USER,
         "does not take its arguments",
         "correct args; leave out what the program does not read, as --world-size",
-        retryable=False,
     ),
     Words(
         r"can't open file |No module named '?__main__|unable to launch the specified application as it could not",
-        CONFIGURATION,
+        USER,
         "cannot find its program",
         "correct the path, or the image",
-        retryable=False,
     ),
     Words(
         r"(?i)exec format error",
-        CONFIGURATION,
+        USER,
         "has an image for another processor",
         "build the image for the node's architecture, or choose nodes of the image's",
-        retryable=False,
     ),
     Words(
-        r"(?i)no NVIDIA driver|driver version is insufficient|no kernel image is available|not compiled with CUDA|"
-        r"ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available|invalid device ordinal",
-        CONFIGURATION,
+        r"(?i)no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available",
+        USER,
+        "sees no GPU",
+        "request GPUs (gpus=...) or use gloo; where they are requested, report the node and retry on another one",
+        category_with_gpus=INFRASTRUCTURE,
+    ),
+    Words(
+        r"(?i)driver version is insufficient|no kernel image is available|not compiled with CUDA|"
+        r"invalid device ordinal",
+        USER,
         "cannot use the GPUs",
-        "ask for GPUs (gpus=...), use gloo without them, or an image that fits the node's driver",
-        retryable=False,
+        "use an image that fits the node's driver and GPU, and no more processes than GPUs",
     ),
     Words(
         r"Duplicate GPU detected",
-        CONFIGURATION,
+        USER,
         "puts two processes on one GPU",
         "start no more processes than GPUs, and let each take its own: torch.cuda.set_device(LOCAL_RANK)",
-        retryable=False,
     ),
     Words(
         r"(?i)uncorrectable ECC|GPU has fallen off the bus|Xid[ :(]|device-side hardware|CUDA error: unknown error|"
@@ -96,17 +101,15 @@ PROGRAMS = (
     ),
     Words(
         r"(?i)not enough slots available",
-        CONFIGURATION,
+        USER,
         "starts more processes than there are slots",
         "match -np with Workers times slotsPerWorker",
-        retryable=False,
     ),
     Words(
         r"has detected an attempt to run as root",
-        CONFIGURATION,
+        USER,
         "is not allowed to start mpirun",
         "give mpirun --allow-run-as-root, or run the image as another user",
-        retryable=False,
     ),
     Words(
         r"Host key verification failed|Permission denied \(publickey|ssh: Could not resolve hostname|"
@@ -141,7 +144,6 @@ PROGRAMS = (
         USER,
         "cannot import its code",
         "add what is missing to the image",
-        retryable=False,
     ),
 )
 
@@ -222,10 +224,9 @@ STARTS = (
     *(
         Words(
             pattern,
-            CONFIGURATION,
+            Category.IMAGE,
             "the command cannot be started",
             "correct the command, or use an image that has it",
-            retryable=False,
         )
         for pattern in (r"exec: .*?(?=: unknown$|$)", ".*")
     ),
@@ -236,10 +237,9 @@ _MISSING = "create what is missing in the job's namespace, or correct its name i
 MOUNTS = (
     Words(
         r"hostPath type check failed",
-        CONFIGURATION,
+        ENVIRONMENT,
         "a volume cannot be mounted",
         "make it on the nodes, or correct the path; the type DirectoryOrCreate makes it",
-        retryable=False,
     ),
     Words(
         r"Multi-Attach error",
@@ -247,7 +247,7 @@ MOUNTS = (
         "a volume cannot be mounted",
         "use a claim that is ReadWriteMany, or let the other pod end",
     ),
-    Words(r"not found", CONFIGURATION, "a volume cannot be mounted", _MISSING, retryable=False),
+    Words(r"not found", ENVIRONMENT, "a volume cannot be mounted", _MISSING),
     Words(
         "",
         INFRASTRUCTURE,

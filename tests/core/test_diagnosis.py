@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core import words
 from airflow_provider_ktrain.core.cause import DETAIL
 from airflow_provider_ktrain.core.diagnosis import (
     PATIENCE,
@@ -23,7 +24,7 @@ from airflow_provider_ktrain.core.diagnosis import (
     limit_passed,
     log_key,
 )
-from airflow_provider_ktrain.core.tails import read_tail
+from airflow_provider_ktrain.core.tails import NEAR_END, read_tail
 from airflow_provider_ktrain.core.text import LINE, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -93,16 +94,16 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
         "init container prepare of Master 0 failed with exit code 4; its last line: cannot prepare",
     ),
     "25c-pt-bad-command": (
-        Category.CONFIGURATION,
+        Category.IMAGE,
         'Master 0: the command cannot be started: exec: "/no/such/program": stat /no/such/program: '
         "no such file or directory",
     ),
     "25d-pt-config-error": (
-        Category.CONFIGURATION,
-        'Master 0: container pytorch cannot be made (CreateContainerConfigError): configmap "absent" not found',
+        Category.ENVIRONMENT,
+        'Master 0: container pytorch cannot be created (CreateContainerConfigError): configmap "absent" not found',
     ),
     "25d-pt-config-error-nosecret": (
-        Category.CONFIGURATION,
+        Category.ENVIRONMENT,
         'Master 0: a volume cannot be mounted: MountVolume.SetUp failed for volume "s" : secret "absent" not found',
     ),
     "32-mpi-launcher-fails": (
@@ -421,12 +422,12 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         ),
         (
             "mpirun-root",
-            Category.CONFIGURATION,
+            Category.USER_CODE,
             "Master 0 is not allowed to start mpirun: prterun has detected an attempt to run as root. (exit code 1)",
         ),
         (
             "mpirun-slots",
-            Category.CONFIGURATION,
+            Category.USER_CODE,
             "Master 0 starts more processes than there are slots: "
             "There are not enough slots available in the system to satisfy the 64 (exit code 1)",
         ),
@@ -465,28 +466,89 @@ def test_torchelastics_error_file_is_read_from_the_termination_message() -> None
 
 
 WORDS = [
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", 1, Category.OUT_OF_MEMORY, True),
-    ("train.py: error: unrecognized arguments: --world-size=16", 2, Category.CONFIGURATION, False),
-    ("python: can't open file '/app/trian.py': [Errno 2] No such file or directory", 2, Category.CONFIGURATION, False),
-    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", 1, Category.CONFIGURATION, False),
-    ("RuntimeError: Found no NVIDIA driver on your system.", 1, Category.CONFIGURATION, False),
-    ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", 1, Category.CONFIGURATION, False),
-    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1, Category.INFRASTRUCTURE, True),
-    ("OSError: [Errno 28] No space left on device", 1, Category.INFRASTRUCTURE, True),
-    ("ModuleNotFoundError: No module named 'timm'", 1, Category.USER_CODE, False),
-    ("There are not enough slots available in the system", 1, Category.CONFIGURATION, False),
-    ("sh: trian: not found", 127, Category.CONFIGURATION, False),
-    ("", 135, Category.CONFIGURATION, False),
-    ("Fatal Python error: Segmentation fault", 139, Category.USER_CODE, True),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", 1, Category.OUT_OF_MEMORY),
+    ("train.py: error: unrecognized arguments: --world-size=16", 2, Category.USER_CODE),
+    ("python: can't open file '/app/trian.py': [Errno 2] No such file or directory", 2, Category.USER_CODE),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", 1, Category.USER_CODE),
+    ("RuntimeError: Found no NVIDIA driver on your system.", 1, Category.USER_CODE),
+    ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", 1, Category.USER_CODE),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1, Category.INFRASTRUCTURE),
+    ("OSError: [Errno 28] No space left on device", 1, Category.INFRASTRUCTURE),
+    ("ModuleNotFoundError: No module named 'timm'", 1, Category.USER_CODE),
+    ("There are not enough slots available in the system", 1, Category.USER_CODE),
+    ("sh: trian: not found", 127, Category.USER_CODE),
+    ("", 135, Category.USER_CODE),
+    ("Fatal Python error: Segmentation fault", 139, Category.USER_CODE),
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "category", "retryable"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
-def test_known_words_of_programs(line: str, code: int, category: Category, retryable: bool) -> None:
+@pytest.mark.parametrize(("line", "code", "category"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
+def test_known_messages_of_programs(line: str, code: int, category: Category) -> None:
+    """They explain a failure. None of them forbids a retry."""
     cause = diagnose(failed(), [pod("Worker", 2, code=code, at=5)], log_tails=logs(worker_2=line))
-    assert (cause.category, cause.retryable) == (category, retryable)
-    assert line in cause.summary or category is Category.CONFIGURATION
+    assert (cause.category, cause.retryable) == (category, True)
+    assert line in cause.summary
     assert cause.summary.startswith("Worker 2")
+
+
+def test_no_known_message_is_a_configuration_error() -> None:
+    """Configuration errors are never retried, and a word in a log is no proof."""
+    tables = (words.PROGRAMS, words.PEERS, words.TAKEN, words.STARTS, words.MOUNTS)
+    known = [entry for table in tables for entry in table]
+    assert Category.CONFIGURATION not in {c for e in known for c in (e.category, e.category_with_gpus)}
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_gpus_that_are_requested_and_not_seen_are_the_nodes_fault(gpus: int) -> None:
+    it = pod("Worker", 0, code=1, at=5)
+    it["spec"]["containers"] = [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
+    cause = diagnose(failed(), [it], log_tails=logs(worker_0="RuntimeError: No CUDA GPUs are available"))
+    assert cause.summary == "Worker 0 sees no GPU: RuntimeError: No CUDA GPUs are available (exit code 1)"
+    assert cause.category is (Category.INFRASTRUCTURE if gpus else Category.USER_CODE)
+    assert cause.retryable
+
+
+NO_FILE = "python: can't open file '/etc/train.yaml': [Errno 2] No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        [f"warning: {NO_FILE}, using defaults"],
+        [NO_FILE, *(f"epoch {i}" for i in range(NEAR_END))],
+        [NO_FILE, "Traceback (most recent call last):", "  x", "ValueError: negative loss"],
+    ],
+    ids=["a warning", "far from the end", "before the exception"],
+)
+def test_a_known_message_that_the_program_survived_explains_nothing(log: list[str]) -> None:
+    cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails={log_key("train-worker-0", "pytorch"): log})
+    assert "cannot find its program" not in cause.summary
+    assert (cause.category, cause.retryable) == (Category.USER_CODE, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "category", "says"),
+    [
+        (137, Category.INFRASTRUCTURE, "was killed from outside by SIGKILL"),
+        (143, Category.INFRASTRUCTURE, "was killed from outside by SIGTERM"),
+        (139, Category.USER_CODE, "failed with exit code 139, SIGSEGV"),
+    ],
+)
+def test_a_known_message_does_not_override_a_signal(code: int, category: Category, says: str) -> None:
+    cause = diagnose(failed(), [pod("Worker", 0, code=code, at=5)], log_tails=logs(worker_0=NO_FILE))
+    assert cause.category is category
+    assert cause.summary.startswith(f"Worker 0 {says}")
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
+def test_only_a_refused_manifest_is_a_configuration_error(name: str) -> None:
+    """Retries need to be forbidden by the API server or the operator: its events say so."""
+    record = recording(name)
+    cause = cause_of(record)
+    refused = [
+        e for e in record["events"] if "Validation" in str(e.get("reason")) or "63 char" in str(e.get("message"))
+    ]
+    assert (cause.category is Category.CONFIGURATION) is (not cause.retryable) is bool(refused)
 
 
 def test_signals_have_names() -> None:
@@ -531,7 +593,7 @@ def test_quota() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "name", "category", "words"),
+    ("limit", "name", "category", "said"),
     [
         (
             Limit.QUEUE,
@@ -549,7 +611,7 @@ def test_quota() -> None:
         (
             Limit.STARTUP,
             "25d-pt-config-error-nosecret",
-            Category.CONFIGURATION,
+            Category.ENVIRONMENT,
             "(startup_timeout): Master 0: a volume",
         ),
         (
@@ -566,11 +628,11 @@ def test_quota() -> None:
         ),
     ],
 )
-def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Category, words: str) -> None:
+def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Category, said: str) -> None:
     record = recording(name)
     cause = limit_passed(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is category
-    assert words in cause.summary
+    assert said in cause.summary
     assert cause.resolution
 
 

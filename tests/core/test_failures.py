@@ -99,8 +99,12 @@ def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
             {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": executable file not found'},
             True,
         ),
-        (STARTS, {"exitCode": 127, "reason": "Error"}, True),
-        (STARTS - 1, {"exitCode": 127, "reason": "Error"}, False),  # not yet
+        (
+            STARTS - 1,
+            {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": not found'},
+            False,
+        ),  # not yet
+        (STARTS, {"exitCode": 127, "reason": "Error"}, False),  # a shell's word: the program may have run before
         (STARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
         (STARTS, {"exitCode": 128, "reason": "StartError", "message": "nvidia-container-cli: no driver"}, False),
     ],
@@ -116,4 +120,4 @@ def test_a_command_that_cannot_be_started_is_not_tried_without_end(
     if cause:
         assert cause.summary.startswith("Worker 0: the command cannot be started: ")
         assert cause.summary.endswith("; it was tried 4 times")
-        assert not cause.retryable
+        assert (cause.category, cause.retryable) == ("image", True)

@@ -12,6 +12,6 @@ async def test_a_command_that_is_not_there_is_given_up(jobs: Jobs) -> None:
     job, ref = owned(jobs, manifest)
     outcome = await follow_to_the_end(jobs, ref, Lines())
     assert outcome.cause
-    assert (outcome.phase, outcome.cause["category"]) == ("Running", "configuration")
+    assert (outcome.phase, outcome.cause["category"]) == ("Running", "image")
     assert outcome.cause["summary"].startswith('Master 0: the command cannot be started: exec: "/no/such/program"')
     assert jobs.read(job) is None
