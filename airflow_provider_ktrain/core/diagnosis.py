@@ -185,6 +185,29 @@ def limit_passed(
     )
 
 
+def crash_loop(
+    replica: str,
+    times: int,
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json] = (),
+    log_tails: Mapping[str, Sequence[str]] | None = None,
+) -> Cause:
+    """The cause where a crash loop ended the job: that of the last failure.
+
+    :param replica: `Master 0`, whose container failed.
+    :param times: how often in a row.
+    """
+    seen = replace(_seen(job, pods, events, log_tails), healed=True)
+    last = _replica_failed(seen)
+    said = last.summary.removeprefix(f"{replica} failed: ") if last else "no failure is left to be seen"
+    return replace(
+        last or Cause(Category.USER_CODE, "", replica=replica, resolution="see the log of this replica"),
+        summary=f"{replica} failed {times} times in a row, each time within 10 minutes ({Limit.CRASH_LOOP}): {said}",
+        retryable=True,
+    )
+
+
 _LIMITS = {
     Limit.QUEUE: (Category.QUEUE, "was not admitted by its queue", "look at the queue's quota and workloads"),
     Limit.SCHEDULE: (Category.SCHEDULING, "has no nodes for all its pods", "free nodes, ask for less, or wait longer"),

@@ -21,6 +21,14 @@ def keeps_world_size(kind: Kind, job: Mapping[str, Any]) -> bool:
     return kind.name == "PyTorchJob" and "Master" in kind.replicas(job) and not isinstance(said, Mapping)
 
 
+def is_elastic(kind: Kind, job: Mapping[str, Any]) -> bool:
+    """Whether the job goes on with fewer Workers: an elasticPolicy, or horovodrun's `--min-np` or `--max-np`."""
+    if kind.name == "PyTorchJob":
+        return isinstance((job.get("spec") or {}).get("elasticPolicy"), Mapping)
+    words = _launcher_words(kind, job)
+    return any(_flag(words, flags) is not None for flags in (MIN_FLAGS, MAX_FLAGS))
+
+
 def bounds(kind: Kind, job: Mapping[str, Any]) -> tuple[int, int | None]:
     """The least and the most Workers; (1, None) where the job says nothing, MPIJobs may go down to 0.
 

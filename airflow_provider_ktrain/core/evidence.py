@@ -137,10 +137,10 @@ def _of_pod(
 ) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
-    taken, taken_message, taken_at = _taken_away(status)
+    taken, taken_message, taken_at = taken_away(status)
     told = False
     for is_init, container in _containers(status):
-        genuine = [t for t in _ends(container, healed) if taken or not _is_collateral(t, pod)]
+        genuine = [t for t in _ends(container, healed) if taken or not is_collateral(t, pod)]
         if not genuine:
             continue
         first, last = genuine[0], genuine[-1]
@@ -181,15 +181,15 @@ def _ends(container: Json, healed: bool = False) -> list[Json]:
     """
     state, last = container.get("state") or {}, container.get("lastState") or {}
     ends = [s["terminated"] for s in (last, state) if s.get("terminated")]
-    over = state.get("running") or (state.get("terminated") and not _failed(state["terminated"]))
-    return [] if over and not healed else [end for end in ends if _failed(end)]
+    over = state.get("running") or (state.get("terminated") and not run_failed(state["terminated"]))
+    return [] if over and not healed else [end for end in ends if run_failed(end)]
 
 
-def _failed(end: Json) -> bool:
+def run_failed(end: Json) -> bool:
     return end.get("exitCode") not in (0, None) or end.get("reason") == "OOMKilled"
 
 
-def _is_collateral(end: Json, pod: Json) -> bool:
+def is_collateral(end: Json, pod: Json) -> bool:
     """Whether a container ended because its pod was being deleted. A kill for memory never is.
 
     Deletion sends SIGTERM at once and SIGKILL when the grace period is over; a program that handles SIGTERM may end
@@ -210,7 +210,7 @@ def _is_collateral(end: Json, pod: Json) -> bool:
     return at >= asked if code == SIGTERMED else at > asked
 
 
-def _taken_away(status: Json) -> tuple[str, str, datetime | None]:
+def taken_away(status: Json) -> tuple[str, str, datetime | None]:
     """Reason, message and time, where something other than the program ended the pod."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":

@@ -26,6 +26,7 @@ class Limits:
         has taken the job up.
     :param log_stall: the job runs, and no replica that is followed writes a line.
     :param max_restarts: a number: restarts of containers, and pods that failed and were made anew (ExitCode).
+    :param crash_loop: a number: failures of one container in a row, each after a short run; see `core.crashloop`.
     """
 
     queue: float | None = None
@@ -33,6 +34,7 @@ class Limits:
     startup: float | None = None
     log_stall: float | None = None
     max_restarts: int | None = None
+    crash_loop: int | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         return asdict(self)

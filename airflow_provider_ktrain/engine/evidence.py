@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.diagnosis import log_key
 from airflow_provider_ktrain.core.identity import JobRef
@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.text import LINE, clipped
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.logs import LogLine
+from airflow_provider_ktrain.engine.outlet import Inspect, LogLine
 from airflow_provider_ktrain.engine.submit import Log
 
 Object = dict[str, Any]
@@ -24,7 +24,16 @@ TAIL = 50  # last lines kept of every container: operators delete pods with thei
 TAIL_BYTES = 128 * 1024  # of them, where they were not followed
 PATIENCE = 10.0  # seconds for all that is read in the end: the GPUs wait for it
 OBJECTS = 20  # of which events are read: the job, and the pods that are there first
+SECONDS = len("2026-11-21T10:00:00")  # of a timestamp: times of container states have no fraction
 CONTAINERS = 10  # whose logs are read in the end: those that failed first
+
+
+class Kept(NamedTuple):
+    """A line that is kept: the number of its container's run, its time in UTC, and its text."""
+
+    run: int
+    time: str
+    text: str
 
 
 class Evidence:
@@ -32,13 +41,25 @@ class Evidence:
 
     def __init__(self, api: Api, kind: Kind, cursor: Cursor, log: Log) -> None:
         self._api, self._kind, self._cursor, self._log = api, kind, cursor, log
-        self._tails: dict[str, deque[str]] = {}  # by log_key
+        self._tails: dict[str, deque[Kept]] = {}  # by log_key
         self.heard = True  #: whether there are events of the job; believed until they were looked at
 
-    def tail(self, source: LogLine) -> Callable[[str], None]:
-        """What keeps the last lines of a container that is followed: it is called with the text of each."""
+    def tail(self, source: LogLine) -> Inspect:
+        """What keeps the last lines of a container that is followed: it is called with each."""
         keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL)).append
-        return lambda text: keep(text if len(text) <= LINE else clipped(text))
+        return lambda text, time, run: keep(Kept(run, time, text if len(text) <= LINE else clipped(text)))
+
+    def of_run(self, pod: str, container: str, number: int, ended: Mapping[str, Any]) -> list[str] | None:
+        """The last lines of one run of a container; None where they are not followed.
+
+        :param number: of the run within its pod. Pods that were recreated have the same name, hence the next parameter.
+        :param ended: the run's terminated state, which has its times.
+        """
+        tail = self._tails.get(log_key(pod, container))
+        if tail is None:
+            return None
+        began, end = str(ended.get("startedAt") or "")[:SECONDS], str(ended.get("finishedAt") or "~")[:SECONDS]
+        return [line.text for line in tail if line.run == number and began <= line.time[:SECONDS] <= end]
 
     async def gather(
         self, ref: JobRef, pods: Sequence[Pod], uids: Sequence[str]
@@ -53,7 +74,7 @@ class Evidence:
                 await asyncio.gather(self._read_events(ref, uids, events), self._read_tails(ref, pods))
         except TimeoutError:
             self._log.warning(f"Not all events and logs of {ref} could be read within {PATIENCE:.0f} s")
-        return events, {key: list(lines) for key, lines in self._tails.items()}
+        return events, {key: [line.text for line in lines] for key, lines in self._tails.items()}
 
     async def events(self, ref: JobRef, uids: Sequence[str]) -> list[Object]:
         """Events about the job and its pods; none where they cannot be read: a cause is better than none."""
@@ -97,7 +118,7 @@ class Evidence:
         except (ApiStatusError, ApiUnavailable):
             return
         lines = end.decode(errors="replace").splitlines()
-        self._tails[log_key(name, container)] = deque(map(clipped, lines), maxlen=TAIL)
+        self._tails[log_key(name, container)] = deque((Kept(0, "", clipped(line)) for line in lines), maxlen=TAIL)
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
         for line in () if self._cursor.has(uid, container) else lines:  # told already
             self._log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)

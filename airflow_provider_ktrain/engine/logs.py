@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.logcursor import Cursor, Position, Replay, nor
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.budget import StreamBudget, process_budget
-from airflow_provider_ktrain.engine.outlet import Lines, LogLine, Outlet, Rate, ignore
+from airflow_provider_ktrain.engine.outlet import Inspect, Lines, LogLine, Outlet, Rate, ignore
 
 __all__ = ["DrainReport", "LogFollower", "LogLine", "Rate", "Run", "Tally", "run_of"]
 
@@ -171,8 +171,8 @@ class LogFollower:
     :param budget: of streams; None is the process's own.
     :param chosen: whether to follow a container of a pod; asked again whenever the pod has changed until it says yes.
     :param rate: how much of each container is handed on.
-    :param inspector: called once per container with a line that names it; what it returns is called with the text of
-        every new line before the rate limit drops any. Default: nothing looks at them.
+    :param inspector: called once per container with a line that names it; what it returns is called with text,
+        time and run of every new line before the rate limit drops any. Default: nothing looks at them.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class LogFollower:
         budget: StreamBudget | None = None,
         chosen: Callable[[Pod, str], bool] = lambda pod, container: True,
         rate: Rate | None = None,
-        inspector: Callable[[LogLine], Callable[[str], None]] = lambda source: ignore,
+        inspector: Callable[[LogLine], Inspect] = lambda source: ignore,
     ) -> None:
         self.api = api
         self.sink = sink

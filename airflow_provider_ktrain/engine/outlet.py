@@ -32,7 +32,10 @@ class LogLine:
     note: bool = False
 
 
-def ignore(text: str) -> None:
+Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run
+
+
+def ignore(text: str, time: str, run: int) -> None:
     """An inspector of lines that looks at none."""
 
 
@@ -86,7 +89,7 @@ class Outlet:
     :param sink: called for each line.
     :param budget: its gate is held while a slice is handed on: one stream of the process at a time.
     :param source: the line to make others from: pod, container, role, index.
-    :param inspect: called with the text of each new line before the rate limit drops any.
+    :param inspect: called with text, time and run of each new line before the rate limit drops any.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Outlet:
         budget: StreamBudget,
         rate: Rate,
         source: LogLine,
-        inspect: Callable[[str], None] = ignore,
+        inspect: Inspect = ignore,
     ) -> None:
         self.lines = 0
         self.bytes = 0
@@ -162,7 +165,7 @@ class Outlet:
             self._hand(replay.position, replay.position.last, line)
 
     def _hand(self, position: Position, time: str, text: str) -> None:
-        self._inspect(text)
+        self._inspect(text, time, position.restart)
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True

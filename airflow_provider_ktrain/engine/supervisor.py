@@ -26,7 +26,9 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.evidence import Evidence
 from airflow_provider_ktrain.engine.logs import LogFollower, LogLine
+from airflow_provider_ktrain.engine.outlet import Inspect
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
+from airflow_provider_ktrain.engine.restarts import Restarts
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
@@ -115,6 +117,7 @@ class _Supervisor:
         self.handed_over_at = handover.handed_over_at
         self.cursor = Cursor.from_dict(handover.cursor) if cursor is None else cursor
         self.evidence = Evidence(api, self.kind, self.cursor, log)
+        self.restarts = Restarts(self.kind, self.evidence, log, handover.pod_history.get("crashes"))
         self.logs = LogFollower(
             api,
             partial(log_line, log, self.kind),
@@ -161,7 +164,7 @@ class _Supervisor:
                         cursor=self.cursor.to_dict(),
                         metrics=self.metrics,
                         result_line=self.result_line,
-                        pod_history=self.pods.past(_now()),
+                        pod_history={**self.pods.past(_now()), "crashes": self.restarts.past()},
                         handed_over_at=time.time(),
                     )
                 await self._wait(jobs, pods, stopped, until)
@@ -198,7 +201,7 @@ class _Supervisor:
         if self.phase.ended:
             self.behind = await self._is_behind()
             return None if self.behind else await self._ended()
-        cause = await self._overdue() or await self._hopeless()
+        cause = await self._overdue() or await self._crash_loop() or await self._hopeless()
         return None if cause is None else await self._failed(cause)
 
     async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
@@ -214,6 +217,8 @@ class _Supervisor:
             due = min(due, self.phase_since + SETTLE - time.monotonic())
         if self._not_started:
             due = min(due, self.looked + self.look_after - time.monotonic())
+        if self.restarts.due is not None:
+            due = min(due, self.restarts.due - time.monotonic())
         changes = [asyncio.ensure_future(jobs.changed()), asyncio.ensure_future(pods.changed())]
         waits: list[asyncio.Future[Any]] = [*changes, asyncio.ensure_future(stopped.wait())]
         try:
@@ -243,6 +248,7 @@ class _Supervisor:
                 uid = seen.object["metadata"]["uid"]
                 if uid != self.ref.uid and self._is_mine(seen.object):
                     self.pods.lost(seen.object)
+                    self.restarts.see_deleted(seen.object)
                     self.logs.observe(seen.object, deleted=True)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -278,6 +284,7 @@ class _Supervisor:
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
             self.pods.see(mine, _now())
+            self.restarts.see(self.job, mine)
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
@@ -382,6 +389,14 @@ class _Supervisor:
         await self._drain(min(self.options.drain_timeout, 5))
         return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._why())
 
+    async def _crash_loop(self) -> Cause | None:
+        loop = self.restarts.crash_loop(self.options.limits.crash_loop)
+        if loop is None:
+            return None
+        await self._drain(min(self.options.drain_timeout, 5))
+        seen = self.job or {}, self.pods.all, *await self._why()
+        return diagnosis.crash_loop(loop.replica, loop.failures, *seen)
+
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
         if cause := diagnosis.never_starts(self.job or {}, self.pods.all):
@@ -407,15 +422,15 @@ class _Supervisor:
                 self.log.warning(f"{self.ref} is still {self.phase}: {told}")
             self.obstacle = told
 
-    def _inspector(self, source: LogLine) -> Callable[[str], None]:
+    def _inspector(self, source: LogLine) -> Inspect:
         """What sees each line of a container before the rate limit drops any: results, and the lines that tell why a
         replica failed, must not get lost in a flood."""
         keep = self.evidence.tail(source)
         primary = source.index == 0 and source.role == self.kind.primary(self.job or {})
 
-        def inspect(text: str) -> None:
+        def inspect(text: str, written: str, run: int) -> None:
             self.last_line = time.time()
-            keep(text)
+            keep(text, written, run)
             if primary and RESULT_MARKER in text:
                 self.result_line = keep_result_line(self.result_line, text)
 
@@ -483,6 +498,7 @@ class _Supervisor:
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
         self.releasing = True
+        self.restarts.report(at_once=True)
         succeeded = cause is None
         if cause and cause.category is Category.TIMEOUT and not self.shared:
             verify = False  # a worker has Airflow's own alarm behind it: it would interrupt a wait for pods

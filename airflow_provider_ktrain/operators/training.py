@@ -79,6 +79,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         timedelta; None (default): for ever.
     :param max_restarts: how many restarts of containers, and of pods that failed and were made anew (ExitCode), are
         borne over all pods. None (default): any number.
+    :param crash_loop_limit: how many failures in a row of one container, each after less than 10 minutes, end the job.
+        They count from when every replica has run once; elastic jobs are exempt. Default: 6; None turns it off.
     :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
     :param container_resources: other resources per replica than those of `gpus`, as limits and requests:
         `{"rdma/hca": 1}`.
@@ -132,6 +134,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         startup_timeout: timedelta | float | None = timedelta(hours=1),
         log_stall_timeout: timedelta | float | None = None,
         max_restarts: int | None = None,
+        crash_loop_limit: int | None = 6,
         image: str | None = None,
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
@@ -170,6 +173,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         self.startup_timeout = startup_timeout
         self.log_stall_timeout = log_stall_timeout
         self.max_restarts = max_restarts
+        self.crash_loop_limit = crash_loop_limit
         self.image = image
         self.command = command
         self.args = args
@@ -617,6 +621,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 startup=_seconds(self.startup_timeout),
                 log_stall=_seconds(self.log_stall_timeout),
                 max_restarts=self.max_restarts,
+                crash_loop=self.crash_loop_limit,
             ),
             deadline=float(deadline) if deadline else None,
             on_finish_action=self.on_finish_action,

@@ -788,7 +788,7 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
 
     def inspector(source: LogLine) -> Any:
         sources.append(source)
-        return seen.append
+        return lambda text, time, run: seen.append(text)
 
     write(kube.log("p"), 0, 1000)
     kube.log("p").end()

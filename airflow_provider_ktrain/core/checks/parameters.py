@@ -149,6 +149,9 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
     **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
     **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),
+    "crash_loop_limit": Shape(
+        "a whole number, 1 or more, or None", lambda value: _whole(value, 1), remedy="write 6, or None", numbers=True
+    ),
     **dict.fromkeys(("queue_timeout", "schedule_timeout", "startup_timeout", "log_stall_timeout"), _DURATION),
     "timeout": _DURATION,
     **dict.fromkeys(("command", "args"), _WORDS),

@@ -1,0 +1,321 @@
+"""Restarts are reported with their reason, and a crash loop is told from what only looks like one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.crashloop import KEPT, SHORT, Restart, RestartHistory
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+
+RECORDINGS = Path(__file__).parent / "data" / "restarts"
+START = datetime(2026, 11, 21, 10, tzinfo=UTC)
+Pods = dict[str, Any]
+
+
+def at(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat()
+
+
+def job(workers: int = 0, **spec: Any) -> Any:
+    replicas = {"Master": {"replicas": 1}} | ({"Worker": {"replicas": workers}} if workers else {})
+    return {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {"pytorchReplicaSpecs": replicas, **spec}}
+
+
+def run(began: float, ended: float, code: int = 1, **more: Any) -> Any:
+    reason = "Error" if code else "Completed"
+    return {"startedAt": at(began), "finishedAt": at(ended), "exitCode": code, "reason": reason, **more}
+
+
+def pod(
+    replica: str = "master-0",
+    *,
+    uid: str = "",
+    restarts: int = 0,
+    running: float | None = None,
+    ended: Any = None,
+    before: Any = None,
+    created: float = 0,
+    **status: Any,
+) -> Any:
+    """One pod: `running` since, or `ended`, or neither: it waits. `before`: the run before."""
+    role, index = replica.split("-")
+    prefix = "training.kubeflow.org"
+    state = {"running": {"startedAt": at(running)}} if running is not None else {"waiting": {}}
+    container = {
+        "name": "pytorch",
+        "restartCount": restarts,
+        "state": {"terminated": ended} if ended else state,
+        "lastState": {"terminated": before} if before else {},
+    }
+    return {
+        "metadata": {
+            "name": f"train-{replica}",
+            "uid": uid or replica,
+            "creationTimestamp": at(created),
+            "labels": {f"{prefix}/replica-type": role, f"{prefix}/replica-index": index},
+        },
+        "spec": {"containers": [{"name": "pytorch"}]},
+        "status": {"phase": "Running", "containerStatuses": [container], **status},
+    }
+
+
+def by_uid(*pods: Any) -> Pods:
+    return {p["metadata"]["uid"]: p for p in pods}
+
+
+def told(restarts: list[Restart]) -> list[str]:
+    return [restart.describe(None) for restart in restarts]
+
+
+def crashes(
+    history: RestartHistory, number: int, *beside: Any, of: Any = None, replica: str = "master-0", lasts: float = 5
+) -> None:
+    """The kubelet restarts a container `number` times, each time after a run of `lasts` seconds and a pause of 10."""
+    for n in range(number):
+        began = 100 + n * (lasts + 10)
+        again = began + lasts + 10
+        crashed = pod(replica, restarts=n + 1, running=again, before=run(began, began + lasts))
+        history.see(of or job(len(beside)), by_uid(crashed, *beside))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "06-pt-onfailure-retry",
+            [
+                "Master 0 restarted (1st time) after exit code 1.",
+                "Master 0 restarted (2nd time) after exit code 1. Back-off 14 s.",
+            ],
+        ),
+        ("09-pt-exitcode-130", ["Master 0 restarted (1st time) after exit code 130 (SIGINT)."]),
+    ],
+)
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> None:
+    """Each is reported once, also where another host follows after each event."""
+    (_, recorded), *events = [json.loads(line) for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines()]
+    history = RestartHistory(PYTORCHJOB)
+    pods: Pods = {}
+    restarts = []
+    for kind, it in events:
+        if kind == "DELETED":
+            del pods[it["metadata"]["uid"]]
+            restarts += history.see_deleted(it)
+        else:
+            pods[it["metadata"]["uid"]] = it
+        restarts += history.see(recorded, pods)
+        if handed_over and kind == "MODIFIED":
+            history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
+            restarts += history.see(recorded, pods)
+    assert told(restarts) == lines
+    assert history.crash_loop(1 if name.startswith("09") else 2) is None  # it ended well
+
+
+def test_a_restart_names_the_exception_of_the_run_before() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    (restart,) = history.see(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
+    log = ["Traceback (most recent call last):", "  x", "KeyError: 'label_map'"]
+    assert restart.describe(log) == "Master 0 restarted (3rd time) after KeyError: 'label_map'. Back-off 40 s."
+    assert (
+        restart.describe(["bye"])
+        == "Master 0 restarted (3rd time) after exit code 1; its last line: bye. Back-off 40 s."
+    )
+    assert restart.describe(None) == "Master 0 restarted (3rd time) after exit code 1. Back-off 40 s."
+
+
+def test_a_restart_names_what_the_kubelet_says() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    oom = run(100, 105, 137) | {"reason": "OOMKilled"}
+    assert told(history.see(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
+        "Master 0 restarted (1st time) after OOMKilled, exit code 137 (SIGKILL)."
+    ]
+
+
+def test_a_pod_that_is_recreated_is_a_restart() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    lines = []
+    for n in range(3):
+        failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
+        lines += told(history.see(job(), by_uid(failed)))
+        lines += told(history.see_deleted(failed))
+    assert lines == [
+        "Master 0 restarted (1st time) after exit code 130 (SIGINT).",
+        "Master 0 restarted (2nd time) after exit code 130 (SIGINT).",
+    ]
+    assert history.crash_loop(3)
+
+
+def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
+    """The failed ones stay, also for the host that follows next."""
+    pods: Pods = {}
+    history = RestartHistory(MPIJOB)
+    lines = []
+    for n in range(3):
+        launcher = pod("launcher-0", uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5), phase="Failed")
+        launcher["metadata"] |= {
+            "name": f"train-launcher-{n}",
+            "labels": {"training.kubeflow.org/job-role": "launcher"},
+        }
+        pods |= by_uid(launcher)
+        lines += told(history.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
+    assert lines == [f"Launcher restarted ({n} time) after exit code 1." for n in ("1st", "2nd")]
+    assert history.crash_loop(3)
+    after = RestartHistory(MPIJOB, history.past())
+    assert after.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
+    late = RestartHistory(MPIJOB)
+    assert told(late.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
+
+
+def test_a_pod_that_was_evicted_is_a_restart() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    history.see(job(), by_uid(pod(running=0, uid="a")))
+    history.see_deleted(pod(uid="a", phase="Failed", reason="Evicted", ended=run(0, 9, 137)))
+    assert told(history.see(job(), by_uid(pod(uid="b", created=10)))) == [
+        "Master 0 restarted (1st time) after its pod was evicted from its node (Evicted)."
+    ]
+
+
+@pytest.mark.parametrize(("number", "ends"), [(5, False), (6, True)])
+def test_six_short_failures_in_a_row_are_a_crash_loop(number: int, ends: bool) -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, number, pod("worker-0", running=0))
+    loop = history.crash_loop(6)
+    assert (loop is not None) is ends
+    if loop:
+        assert (loop.replica, loop.failures) == ("Master 0", 6)
+    assert history.crash_loop(None) is None
+
+
+def test_failures_before_every_replica_has_run_do_not_count() -> None:
+    """Workers crash while the master still pulls its image."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 20, pod("master-0"), replica="worker-0")
+    assert history.crash_loop(1) is None
+    last = pod("worker-0", restarts=20, running=400, before=run(385, 390))
+    history.see(job(1), by_uid(last, pod("master-0", running=395)))
+    assert history.crash_loop(1) is None, "they failed before the master ran"
+    last = pod("worker-0", restarts=21, running=420, before=run(400, 410))
+    history.see(job(1), by_uid(last, pod("master-0", running=395)))
+    assert history.crash_loop(1)
+
+
+def test_long_runs_are_no_crash_loop() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 20, lasts=SHORT)
+    assert history.crash_loop(1) is None
+
+
+def test_a_long_run_ends_the_row() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5)
+    long = pod(restarts=6, running=900, before=run(180, 180 + SHORT))
+    history.see(job(), by_uid(long))
+    history.see(job(), by_uid(pod(restarts=7, running=920, before=run(900, 910))))
+    assert history.crash_loop(2) is None
+    assert history.crash_loop(1)
+
+
+def test_a_failure_long_after_the_one_before_begins_another_row() -> None:
+    """Nobody followed it for an hour: what was between is not known."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5)
+    history = RestartHistory(PYTORCHJOB, history.past())
+    history.see(job(), by_uid(pod(restarts=9, running=4000, before=run(3900, 3905))))
+    assert history.crash_loop(2) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "gone"), [("Evicted", False), ("Preempting", False), ("NodeLost", False), ("", True)], ids=str
+)
+def test_counting_starts_again_when_a_replica_loses_its_pod(reason: str, gone: bool) -> None:
+    """Its peers fail in NCCL until it runs again."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5, pod("worker-0", running=0))
+    crashed = pod(restarts=5, running=175, before=run(160, 165))
+    lost = pod("worker-0", phase="Failed", reason=reason)
+    history.see(job(1), by_uid(crashed, *([] if gone else [lost])))
+    waiting = pod("worker-0", uid="again", created=180)
+    for n in range(6, 12):
+        crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
+        history.see(job(1), by_uid(crashed, waiting))
+    assert history.crash_loop(1) is None
+    back = pod("worker-0", uid="again", created=180, running=1150)
+    for n in range(12, 18):
+        assert history.crash_loop(6) is None
+        crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
+        history.see(job(1), by_uid(crashed, back))
+    assert history.crash_loop(6)
+
+
+def test_counting_starts_again_after_a_suspension() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5)
+    history.see(job(runPolicy={"suspend": True}), {})
+    assert told(history.see(job(), by_uid(pod(uid="b", created=200)))) == []
+    history.see(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
+    assert history.crash_loop(2) is None
+
+
+def test_a_kill_by_the_deletion_of_its_pod_is_no_failure() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    history.see(job(), by_uid(pod(running=0)))
+    deleted = pod(ended=run(0, 5, 143))
+    deleted["metadata"] |= {"deletionTimestamp": at(34), "deletionGracePeriodSeconds": 30}
+    history.see_deleted(deleted)
+    assert history.crash_loop(1) is None
+
+
+@pytest.mark.parametrize("elastic", [job(elasticPolicy={"minReplicas": 1})], ids=["elasticPolicy"])
+def test_elastic_jobs_are_exempt(elastic: Any) -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 20, of=elastic)
+    assert history.crash_loop(1) is None
+
+
+def test_horovodrun_with_min_np_is_elastic() -> None:
+    launcher = {"template": {"spec": {"containers": [{"command": ["horovodrun", "--min-np", "1"]}]}}}
+    elastic = {"spec": {"mpiReplicaSpecs": {"Launcher": launcher}}}
+    history = RestartHistory(MPIJOB)
+    crashes(history, 20, of=elastic, replica="launcher-0")
+    assert history.crash_loop(1) is None
+
+
+def test_a_handover_keeps_the_count_and_reports_nothing_twice() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 4)
+    crashed = pod(restarts=4, running=160, before=run(145, 150))
+    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
+    assert after.see(job(), by_uid(crashed)) == []
+    assert told(after.see(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
+        "Master 0 restarted (5th time) after exit code 1. Back-off 10 s."
+    ]
+    after.see(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
+    assert after.crash_loop(6)
+
+
+def test_a_handover_of_a_thousand_crashing_pods_is_small() -> None:
+    history = RestartHistory(PYTORCHJOB)
+    workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
+    history.see(job(1000), by_uid(pod(running=0), *workers))
+    worst = pod("worker-700", restarts=3, running=140, before=run(120, 130))
+    history.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
+    past = json.dumps(history.past())
+    assert len(past) < 200 * KEPT
+    after = RestartHistory(PYTORCHJOB, json.loads(past))
+    assert after.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
+    again = pod("worker-700", restarts=4, running=160, before=run(140, 150))
+    assert told(after.see(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
+        "Worker 700 restarted (4th time) after exit code 1. Back-off 10 s."
+    ]
+
+
+def test_a_history_of_another_release_can_be_read() -> None:
+    past = {"since": 1.0, "containers": {"Master 0/pytorch": {"failures": 5, "shape": "round"}}, "more": 1}
+    assert RestartHistory(PYTORCHJOB, past).crash_loop(5)
+    assert RestartHistory(PYTORCHJOB, {}).crash_loop(1) is None
