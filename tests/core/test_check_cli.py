@@ -29,7 +29,7 @@ def test_warnings_are_zero_and_errors_are_one(capsys: pytest.CaptureFixture[str]
     assert main(["check", str(DATA / "torchrun-cpu.yaml"), str(DATA / "practitioner-nccl.yaml")]) == 1
     out = capsys.readouterr().out
     assert f"{DATA / 'practitioner-nccl.yaml'}:104: error wrong-list at $.spec.pytorchReplicaSpecs.Worker" in out
-    assert out.endswith("2 files: 4 errors, 3 warnings\n")
+    assert out.endswith("2 files: 4 errors, 5 warnings\n")
 
 
 def test_json_for_ci(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,14 +63,19 @@ SEEDS = {
         ("error", "wrong-list", f"{WORKER}.containers[0].volumeMounts[6]"),
         ("warning", "world-size", f"{MASTER}.containers[0].args[11]"),
         ("warning", "world-size", f"{WORKER}.containers[0].args[11]"),
+        ("warning", "endless-restarts", "$.spec.runPolicy.backoffLimit"),
     ],
     "pytorch-operator-guide.yaml": [
         ("error", "image", f"{MASTER}.containers[0].image"),
         ("error", "image", f"{WORKER}.containers[0].image"),
         ("warning", "shm", f"{MASTER}.containers[0].volumeMounts"),
         ("warning", "shm", f"{WORKER}.containers[0].volumeMounts"),
+        ("warning", "endless-restarts", "$.spec.runPolicy.backoffLimit"),
     ],
-    "torchrun-cpu.yaml": [("warning", "image-tag", f"{MASTER}.containers[0].image")],
+    "torchrun-cpu.yaml": [
+        ("warning", "image-tag", f"{MASTER}.containers[0].image"),
+        ("warning", "endless-restarts", "$.spec.runPolicy.backoffLimit"),
+    ],
     "mpi-operator-guide.yaml": [],
 }
 SEEDS["pytorch-guide.yaml"] = SEEDS["pytorch-operator-guide.yaml"]

@@ -207,6 +207,30 @@ def backoff_limit_counts_restarts(job: Job) -> Iterator[Found]:
         )
 
 
+@rule("endless-restarts", WARNING)
+def restarts_are_bounded(job: Job) -> Iterator[Found]:
+    """Without backoffLimit, training-operator lets the kubelet restart a broken program for ever, and says Running.
+
+    Its default restartPolicy is OnFailure for PyTorchJobs and Never for MPIJobs v1. mpi-operator (v2beta1) is left out:
+    its launcher is a batch Job, whose backoffLimit is 6 by default. So are elastic jobs, which restart by design.
+    """
+    if job.mpi_v2 or job.spec["runPolicy"]["backoffLimit"].here or job.spec["elasticPolicy"].here:
+        return
+    default = "OnFailure" if job.kind.name == "PyTorchJob" else "Never"
+    replicas = [r for role, r in job.replicas.items() if role in job.kind.roles]
+    restarted = [r for r in replicas if (r.at["restartPolicy"].text or default) == "OnFailure"]
+    if restarted:
+        roles = " and ".join(r.role for r in restarted)
+        by_default = "" if any(r.at["restartPolicy"].here for r in restarted) else " by default"
+        yield Found(
+            job.spec["runPolicy"]["backoffLimit"],
+            f"restartPolicy of {roles} is OnFailure{by_default}: a program that fails is restarted without limit",
+            "no backoffLimit",
+            "restartPolicy Never, or a backoffLimit",
+            "set restartPolicy: Never, and `retries` of the task; crash_loop_limit ends only crash loops",
+        )
+
+
 @rule("mpi-processes", WARNING)
 def mpirun_has_slots(job: Job) -> Iterator[Found]:
     worker, launcher = job.replicas.get("Worker"), job.replicas.get("Launcher")
