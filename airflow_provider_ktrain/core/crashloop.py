@@ -62,21 +62,23 @@ class Restart:
         times = "" if self.number is None else f" ({_ordinal(self.number)} time)"
         who = f"Init container {self.container} of {self.replica}" if self.is_init else self.replica
         back_off = f" Back-off {self.back_off:.0f} s." if self.back_off and self.back_off >= 1 else ""
-        reason = f" after {self._reason(lines)}" if self.ended or self.lost else ""
-        return f"{who} restarted{times}{reason}.{back_off}"
+        reason = self._reason(lines)
+        return f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}"
 
     def _reason(self, lines: Sequence[str] | None) -> str:
+        """Empty where nobody knows: the status of a container tells its last two runs only."""
         if self.lost:
             return self.lost
         code, reason = self.ended.get("exitCode"), str(self.ended.get("reason") or "")
-        name = signal_name(code)
-        said = f"exit code {code}" + (f" ({name})" if name else "")
-        if reason not in ("", "Error", "Completed"):
-            said = f"{reason}, {said}"
         tail = read_tail(lines, str(self.ended.get("message") or ""))
         if tail.exception and reason != "OOMKilled":
             return tail.exception.rstrip(".")
-        return f"{said}; its last line: {tail.last.rstrip('.')}" if tail.last else said
+        said = [] if reason in ("", "Error", "Completed") else [reason]
+        if code is not None:
+            name = signal_name(code)
+            said.append(f"exit code {code}" + (f" ({name})" if name else ""))
+        last = f"its last line: {tail.last.rstrip('.')}" if tail.last else ""
+        return "; ".join(text for text in (", ".join(said), last) if text)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class RestartHistory:
         self._running_since: dict[str, float] = {}  # by replica
         self._lost: set[str] = set()  # uids of present pods that were taken away
         self._seen: dict[str, Json] = {}  # by uid
+        self._last_run: dict[str, tuple[int, Json]] = {}  # of each container, with its number, that ended last
 
     def see(self, job: Json, pods: Mapping[str, Json]) -> list[Restart]:
         """Restarts that are new.
@@ -214,8 +217,9 @@ class RestartHistory:
         known = [self._containers.setdefault(f"{place}/{name}", _Container(_uid(before))) for name in names]
         if status.get("phase") == "Succeeded" or any(container.uid == _uid(pod) for container in known):
             return None
-        for container in known:
+        for name, container in zip(names, known, strict=True):
             container.move_to(_uid(pod))
+            self._last_run.pop(f"{place}/{name}", None)
         number = None if self._partial else max((container.earlier for container in known), default=1)
         lost = _why_lost(before, gone=True)
         failed = [
@@ -268,6 +272,7 @@ class RestartHistory:
         """The job is suspended: its pods go, and come again when it is resumed."""
         self._since = None
         self._containers.clear()
+        self._last_run.clear()
         self._pods.clear()
         self._running_since.clear()
         self._lost.clear()
@@ -292,6 +297,7 @@ class RestartHistory:
                         self._count(container, pod, run)
             if restart := self._restart_in_place(key, pod, is_init, status):
                 restarts.append(restart)
+            self._last_run[key] = max(_ended_runs(status), key=lambda found: found[0], default=(-1, {}))
         return restarts
 
     def _container(self, key: str, pod: Json, status: Json) -> _Container | None:
@@ -305,6 +311,7 @@ class RestartHistory:
             known = self._containers[key] = _Container(_uid(pod), reported)
         elif known.uid != _uid(pod):
             known.move_to(_uid(pod))
+            self._last_run.pop(key, None)
         return known
 
     def _restart_in_place(self, key: str, pod: Json, is_init: bool, status: Json) -> Restart | None:
@@ -313,7 +320,8 @@ class RestartHistory:
         if count <= container.restarts:
             return None
         container.restarts = count
-        run = dict(_ended_runs(status)).get(count - 1, {})
+        runs = dict([self._last_run.get(key, (-1, {})), *_ended_runs(status)])
+        run = runs.get(count - 1, {})
         finished = _epoch(run, "finishedAt") or 0.0
         self._reported = max(self._reported, finished)
         started = _epoch((status.get("state") or {}).get("running") or {}, "startedAt")

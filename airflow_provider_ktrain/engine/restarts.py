@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.crashloop import CrashLoop, Restart, RestartHistory
@@ -24,8 +24,13 @@ class Restarts:
         self._evidence, self._log = evidence, log
         self._unreported: deque[tuple[float, Restart]] = deque()  # and since when they are known
 
-    def see(self, job: Object, pods: Mapping[str, Object]) -> None:
-        """These pods, by uid, are there now, and no others."""
+    def see(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object] = ()) -> None:
+        """These pods, by uid, are there now, and no others.
+
+        :param deleted: pods that are missing from them, as they were in the end.
+        """
+        for pod in deleted:
+            self.see_deleted(pod)
         self._note(self._history.see(job, pods))
         self.report()
 

@@ -284,7 +284,7 @@ class _Supervisor:
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
             self.pods.see(mine, _now())
-            self.restarts.see(self.job, mine)
+            self.restarts.see(self.job, mine, filter(self._is_mine, pods.deleted))
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause

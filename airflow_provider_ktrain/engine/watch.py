@@ -104,6 +104,11 @@ class Listener:
         self._pending.clear()
         return seen
 
+    @property
+    def deleted(self) -> list[Object]:
+        """Objects whose deletion the next `changed` will return: they are missing from `objects` already."""
+        return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
+
     def __aiter__(self) -> Self:
         return self
 

@@ -197,6 +197,58 @@ async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
     assert await task.job() is None
 
 
+CRASHES = "echo starting; echo \"KeyError: 'label_map'\" >&2; exit 1"
+
+
+async def test_a_crash_loop_ends_the_job(task: Task) -> None:
+    """The job says Running all the while. Each restart is reported with its reason."""
+    ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3))
+    assert outcome.cause is not None
+    assert (outcome.phase, outcome.cause["category"], outcome.cause["retryable"]) == ("Running", "user code", True)
+    assert outcome.cause["summary"] == (
+        "Master 0 failed 3 times in a row, each time within 10 minutes (crash_loop_limit): "
+        "KeyError: 'label_map' (exit code 1)"
+    )
+    restarts = [line.partition(" Back-off")[0] for line in task.log.said if "restarted" in line]
+    assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    assert await task.job() is None
+
+
+async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> None:
+    ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3), logs="none")
+    assert outcome.cause is not None
+    assert re.match(r"Master 0 failed \d times in a row", outcome.cause["summary"])
+    restarts = [line for line in task.log.said if "restarted" in line]
+    assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
+
+
+async def test_a_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
+    ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
+
+    async def restarted() -> bool:
+        handover = await task.follow(ref, limits=Limits(crash_loop=3), until=soon(1))
+        assert isinstance(handover, Handover)
+        handovers.append(handover)
+        return any("1st time" in line for line in task.log.said)
+
+    handovers: list[Handover] = []
+    await until(restarted)
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3), handover=handovers[-1])
+    assert outcome.cause is not None
+    assert "failed 3 times in a row" in outcome.cause["summary"]
+    assert sum("(2nd time)" in line for line in task.log.said) == 1
+
+
+async def test_no_limit_of_crash_loops_lets_the_kubelet_try_on(task: Task) -> None:
+    program = (
+        "test -e $TMPDIR/third && exit 0; test -e $TMPDIR/second && touch $TMPDIR/third; touch $TMPDIR/second; exit 1"
+    )
+    ref = (await task.submit(1, f"TMPDIR=${{TMPDIR:-/tmp}}; {program}", restart_policy="OnFailure")).ref
+    assert (await task.ended(ref, limits=Limits(crash_loop=None))).succeeded
+
+
 @pytest.mark.embedded
 async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
     """A Worker that found no node is scaled away, and no watch tells: it is missing from the next list."""
