@@ -171,13 +171,16 @@ def limit_passed(
         much = f"was restarted more often than max_restarts={seconds:.0f} allows"
         return replace(cause, summary=f"{seen.title} {much}: {said}")
     category, what, resolution = _LIMITS[limit]
+    after = f"after {seconds:.0f} s ({limit})"
+    if limit is Limit.EXECUTION:
+        after = f"{seconds:.0f} s after its creation ({limit}, less the time to release it)"
     if limit is Limit.STARTUP and not pods and not true_conditions(job) and not obstacle:
-        what, resolution = "was taken up by no operator", "see whether training-operator or mpi-operator runs"
+        what, resolution = "was reconciled by no operator", "see whether training-operator or mpi-operator runs"
     said = f": {obstacle.summary}" if obstacle else ""
     decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
     return Cause(
         decisive.category if decisive else category,
-        f"{seen.title} {what} after {seconds:.0f} s ({limit}){said}",
+        f"{seen.title} {what} {after}{said}",
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
@@ -702,7 +705,7 @@ def _unknown(seen: Seen) -> Cause:
     if not true_conditions(seen.job):
         return Cause(
             Category.UNKNOWN,
-            f"{seen.title} has no status: no operator has taken it up",
+            f"{seen.title} has no status: no operator has reconciled it",
             "",
             "see whether training-operator or mpi-operator runs, and the job's events",
         )

@@ -25,6 +25,11 @@ def clean(value: T) -> T:
     return cast("T", cleaned)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def clipped(text: str, size: int = LINE) -> str:
     """The text, or head and tail of it with a word on what is missing, in `size` characters together."""
     if len(text) <= size:

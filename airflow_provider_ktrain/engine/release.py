@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.manifest import pod_gpus
 from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 
@@ -42,7 +43,7 @@ class Mode(enum.Enum):
     DELETE_PODS = "delete pods"  #: keep a finished job and its ended pods; pods that still run go
 
 
-WORDS = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept, its running pods deleted"}
+WORDS = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Released:
 
     :param done: False where the job has another owner by now, or none: nothing was touched.
     :param pods: pods that are gone or have ended.
-    :param gpus: GPUs of those that had not ended before.
+    :param gpus: GPUs of those that held some: they had a node and had not ended.
     :param seconds: from the first request until the last pod was seen to be gone.
     :param text: one line for the log.
     :param kept: the job had ended and was spared: it is still there, without running pods.
@@ -109,7 +110,7 @@ async def release(
         async with asyncio.timeout(timeout + HANG) as limit:
             asked = await patiently(count_and_ask, end)
             if asked is None:
-                return Released(False, 0, 0, 0.0, f"{ref} is not this try's any more: nothing was touched")
+                return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
             done, what = asked
             if verify and before:
                 timeout = max(timeout, max(map(_grace, before)) + margin)
@@ -128,22 +129,31 @@ async def release(
     if left:
         names = ", ".join(p["metadata"]["name"] for p in left)
         raise ReleaseError(
-            f"{ref}: {len(left)} pods with {sum(map(_gpus, left))} GPUs are still there after {seconds:.0f} s: "
-            f"{names}. They were asked to end; see `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+            f"{ref}: {counted(len(left), 'pod')} with {counted(_held(left), 'GPU')} still present "
+            f"{seconds:.0f} s after the deletion was requested: {names}. "
+            f"See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     kept = mode is Mode.DELETE and done is not mode
     pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not _ended(p)]
-    gpus = sum(map(_gpus, (p for p in pods if not _ended(p))))
-    if not verify:
-        free = "its pods are asked to end"
-    elif before is None:
-        free = "its pods, which could not be counted, are gone"
-    else:
-        went = "have ended" if kept else "are gone"
-        free = f"its {len(pods)} pods {went}, {sum(map(_gpus, pods))} GPUs are free"
-    held = f" (held until now: {gpus})" if before is not None else ""
-    text = f"{ref} {what}: {free}{held}; took {seconds:.1f} s"
-    return Released(True, len(pods), gpus, round(seconds, 3), text, kept)
+    text = f"{ref} {what}. {_result(before, pods, verify)} ({seconds:.1f} s)"
+    return Released(True, len(pods), _held(pods), round(seconds, 3), text, kept)
+
+
+def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
+    """What came of a release: how many GPUs, as far as that is known."""
+    if before is None:
+        return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
+    gpus, unfinished = _held(pods), counted(sum(not _ended(p) for p in pods), "pod")
+    if not pods:
+        return "No pods were left."
+    if all(map(_ended, pods)):
+        return f"{counted(len(pods), 'pod')} had ended, no GPUs were held."
+    if not verified:
+        return (
+            f"{counted(gpus, 'GPU')} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
+        )
+    released = f"{counted(gpus, 'GPU')} released" if gpus else "No GPUs were held"
+    return f"{released}, {unfinished} deleted."
 
 
 def passing(error: ApiUnavailable | ApiStatusError) -> bool:
@@ -194,8 +204,10 @@ def is_going(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def _gpus(pod: Mapping[str, Any]) -> int:
-    return pod_gpus(pod.get("spec") or {})
+def _held(pods: Iterable[Mapping[str, Any]]) -> int:
+    """GPUs that pods hold: those that have a node and have not ended."""
+    specs = (pod.get("spec") or {} for pod in pods if not _ended(pod))
+    return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
 
 
 def _grace(pod: Mapping[str, Any]) -> float:
@@ -235,7 +247,7 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ende
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None
         if spare_ended and phase_of(job).ended:
-            fitting, what = _fitting(ref, job, Mode.DELETE_PODS)[0], "released"
+            fitting, what = _fitting(ref, job, Mode.DELETE_PODS)[0], "has ended"
         else:
             fitting, what = _fitting(ref, job, mode)
         try:
@@ -259,7 +271,7 @@ def _fitting(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str
     if phase_of(job).ended:  # suspending frees nothing where an operator is done with the job, and all where it is not
         mode = Mode.SUSPEND if remade(ref, job) else Mode.DELETE_PODS
     elif mode is Mode.SUSPEND and QUEUE_LABEL in (job["metadata"].get("labels") or {}):
-        return Mode.DELETE, f"{WORDS[Mode.DELETE]} (kept jobs of a Kueue queue would be resumed by it)"
+        return Mode.DELETE, f"{WORDS[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
     return mode, WORDS[mode]
 
 

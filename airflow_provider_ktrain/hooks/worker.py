@@ -175,7 +175,7 @@ class WorkerHost:
                     done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False, spare_ended=True)
                     self._log.info(done.text)
         except Exception as e:  # it must not hide the kill
-            self._log.warning(f"The job could not be released as the task was killed: {e}")
+            self._log.warning(f"The job could not be released: {e}")
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run one coroutine function with the API and the connection's namespace."""

@@ -577,9 +577,9 @@ def test_a_job_that_mpi_operator_says_was_evicted() -> None:
 
 def test_a_job_that_nobody_took_up() -> None:
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    assert "no operator has taken it up" in diagnose(job, []).summary
+    assert "no operator has reconciled it" in diagnose(job, []).summary
     cause = limit_passed(Limit.STARTUP, 300, job, [])
-    assert cause.summary == "PyTorchJob train was taken up by no operator after 300 s (startup_timeout)"
+    assert cause.summary == "PyTorchJob train was reconciled by no operator after 300 s (startup_timeout)"
 
 
 def test_quota() -> None:
@@ -618,7 +618,7 @@ def test_quota() -> None:
             Limit.EXECUTION,
             "13b-pt-activedeadline-quiet",
             Category.TIMEOUT,
-            "has not ended after 60 s (execution_timeout)",
+            "has not ended 60 s after its creation (execution_timeout, less the time to release it)",
         ),
         (
             Limit.LOG_STALL,

@@ -12,8 +12,8 @@ from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError, fa
 
 @pytest.mark.parametrize("category", Category)
 def test_each_category_has_its_exception_and_carries_the_cause(category: Category) -> None:
-    error = failure(as_dict(Cause(category, "why", "more", "do this", "Worker 3", retryable=False)), "2 GPUs are free")
-    assert str(error).splitlines() == ["why", "more", "do this", "2 GPUs are free"]
+    error = failure(as_dict(Cause(category, "why", "more", "do this", "Worker 3", retryable=False)), "2 GPUs released")
+    assert str(error).splitlines() == ["why", "more", "do this", "2 GPUs released"]
     assert type(error) is BY_CATEGORY.get(category, TrainingJobError)
     assert isinstance(error, AirflowFailException) is (category is Category.CONFIGURATION)
     assert (error.cause["replica"], error.cause["retryable"]) == ("Worker 3", False)

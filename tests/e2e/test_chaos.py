@@ -139,7 +139,7 @@ def test_deferral_times_out_with_its_triggerer(begin: Begin, triggerers: Airflow
     stage.wait_followed()
     triggerers.signal("triggerer", signal.SIGSTOP)
     check_end(stage, "failed")
-    assert "2 GPUs are free" in stage.log()
+    assert "2 GPUs released" in stage.log()
     assert "TaskDeferralTimeout" in stage.log()
 
 
@@ -150,7 +150,7 @@ def test_deadline_while_deferred(begin: Begin) -> None:
     stage = begin("chaos_timeout", seconds=600)
     check_end(stage, "failed")
     assert "TrainingTimeoutError" in stage.log()
-    assert "2 GPUs are free" in stage.log()
+    assert "2 GPUs released" in stage.log()
 
 
 def test_mark_success_while_deferred(begin: Begin) -> None:
@@ -216,7 +216,7 @@ def test_api_server_away_while_marked_failed(begin: Begin, cluster: TestCluster)
     stage.set_state("failed")
     wait_for("the API server is back", stage.answers)
     check_end(stage, "failed")
-    stage.wait_line("2 GPUs are free")
+    stage.wait_line("2 GPUs released")
 
 
 @pytest.mark.parametrize("dag", ["chaos_worker", "chaos_deferred"])

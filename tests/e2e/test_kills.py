@@ -37,7 +37,7 @@ def test_mark_failed_while_deferred(begin: Begin) -> None:
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
     wait_for("the job is gone", lambda: stage.job() is None)
-    stage.wait_line("2 GPUs are free")
+    stage.wait_line("2 GPUs released")
 
 
 def test_clear_while_deferred_starts_anew(begin: Begin) -> None:

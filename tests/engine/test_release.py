@@ -44,7 +44,19 @@ async def test_delete_is_foreground_and_verified(task: Task) -> None:
     assert await task.job() is None
     assert not await task.pods(ref)
     assert (done.done, done.pods, done.gpus) == (True, 2, 2)
-    assert "deleted: its 2 pods are gone, 2 GPUs are free (held until now: 2)" in done.text
+    assert "deleted. 2 GPUs released, 2 pods deleted." in done.text
+
+
+async def test_pods_that_never_had_a_node_held_no_gpus(task: Task) -> None:
+    ref = (await task.submit(gpus=1000, workers=1)).ref
+
+    async def made() -> bool:
+        return len(await task.pods(ref)) == 2
+
+    await until(made)
+    done = await release(task.api, ref)
+    assert (done.pods, done.gpus) == (2, 0)
+    assert "deleted. No GPUs were held, 2 pods deleted." in done.text
 
 
 async def test_it_is_idempotent(task: Task) -> None:
@@ -59,7 +71,7 @@ async def test_without_verification_it_returns_while_pods_go(task: Task) -> None
     ref = (await task.submit(1, STUBBORN, grace=5)).ref
     await task.running(ref)
     done = await release(task.api, ref, verify=False)
-    assert "its pods are asked to end" in done.text
+    assert "deleted. 1 GPU will be released when 1 pod terminates." in done.text
     assert await task.pods(ref)
     job = await task.job()
     assert job is not None
@@ -73,7 +85,7 @@ async def test_an_unfinished_job_is_kept_without_its_pods(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     done = await release(task.api, ref, Mode.SUSPEND)
-    assert "suspended: its 1 pods are gone, 1 GPUs are free" in done.text
+    assert "suspended. 1 GPU released, 1 pod deleted." in done.text
     job = await task.job()
     assert job is not None
     assert job["spec"]["runPolicy"]["suspend"] is True
@@ -90,7 +102,7 @@ async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: M
     done = await release(task.api, ref, mode)
     assert not await task.holding(ref)
     assert "Succeeded" in (await task.pods(ref)).values()
-    assert "its 2 pods are gone, 2 GPUs are free" in done.text
+    assert "2 GPUs released, 2 pods deleted." in done.text
     job = await task.job()
     assert job is not None
     assert not job["spec"]["runPolicy"].get("suspend")
@@ -99,11 +111,14 @@ async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: M
 async def test_pods_that_mpi_operator_would_make_anew_go_by_suspending_it() -> None:
     evicted = EvictedApi()
     done = await release(evicted, evicted.ref, Mode.DELETE_PODS, timeout=2, margin=-30)
-    assert "suspended: its 1 pods are gone" in done.text
+    assert "suspended. No GPUs were held, 1 pod deleted." in done.text
     assert evicted.job is not None
     assert evicted.job["spec"] == {"runPolicy": {"suspend": True}}
     completed = EvictedApi(completionTime="2026-11-21T10:00:00Z")
-    assert "kept, its running pods deleted" in (await release(completed, completed.ref, Mode.DELETE_PODS)).text
+    assert (
+        "kept without running pods. No GPUs were held, 1 pod deleted."
+        in (await release(completed, completed.ref, Mode.DELETE_PODS)).text
+    )
     assert completed.job is not None
     assert not completed.job["spec"]
 
@@ -113,7 +128,7 @@ async def test_a_job_of_a_kueue_queue_is_not_kept(task: Task) -> None:
     ref = (await task.submit(queue="team-a")).ref
     await task.running(ref)
     done = await release(task.api, ref, Mode.SUSPEND)
-    assert "deleted (kept jobs of a Kueue queue would be resumed by it): its 1 pods are gone" in done.text
+    assert "deleted, as Kueue would resume a suspended job of its queue. 1 GPU released, 1 pod deleted." in done.text
     assert await task.job() is None
 
 
@@ -134,7 +149,7 @@ async def test_another_tries_job_is_not_touched(task: Task, mode: Mode) -> None:
     await task.running(ref)
     done = await release(task.api, ref, mode)
     assert not done.done
-    assert "not this try's any more" in done.text
+    assert "belongs to another try now. Nothing was released." in done.text
     assert list((await task.pods(ref)).values()) == ["Running"]
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
@@ -198,7 +213,10 @@ async def test_an_adoption_in_between_fences_it_off(task: Task, cluster: TestClu
 async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=5)).ref
     await task.running(ref)
-    with pytest.raises(ReleaseError, match=r"1 pods with 1 GPUs are still there after 1 s: \S+-master-0.*kubectl get"):
+    with pytest.raises(
+        ReleaseError,
+        match=r"1 pod with 1 GPU still present 1 s after the deletion was requested: \S+-master-0.*kubectl get",
+    ):
         await release(task.api, ref, timeout=1, margin=-4)
 
 
@@ -262,7 +280,7 @@ async def test_pods_that_cannot_be_counted_do_not_hold_it_up(task: Task, cluster
     await task.running(ref)
     cluster.admin("status", status=503, verb="list", path="/pods", count=1)
     done = await release(task.api, ref)
-    assert "its pods, which could not be counted, are gone; took" in done.text
+    assert "deleted. Its pods are gone; their GPUs were not counted." in done.text
     assert await task.job() is None
 
 

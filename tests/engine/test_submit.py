@@ -64,7 +64,7 @@ async def test_a_clear_replaces_what_lives_once_its_pods_are_gone(task: Task) ->
     assert second.created
     assert second.ref.uid != first.ref.uid
     assert not await task.pods(first.ref)
-    assert "1 GPUs are free" in str(task.log)
+    assert "1 GPU released" in str(task.log)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ async def test_success(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0; echo line 1")).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
-    assert "1 GPUs are free" in outcome.released
+    assert "has ended. 1 pod had ended, no GPUs were held." in outcome.released
     assert lines(task) == ["0", "1"]
     assert await task.job() is None
 
@@ -149,6 +149,20 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
     assert outcome.kept is None
     assert await task.job() is not None
     assert not await task.holding(ref)
+
+
+@pytest.mark.parametrize("policy", ["None", "Running", "All"])
+@pytest.mark.parametrize("each", [600, 2], ids=["one host", "many hosts"])
+async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy: str, each: float) -> None:
+    """The operator deletes the Worker, which still runs, when the Master has succeeded."""
+    program = "case $RANK in 0) sleep 5; echo line 0;; *) echo started; trap 'exit 143' TERM; sleep 600 & wait;; esac"
+    ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": policy})).ref
+    outcome: Outcome | Handover = Handover()
+    while isinstance(outcome, Handover):
+        outcome = await task.follow(ref, handover=outcome, until=soon(each))
+    assert outcome.succeeded
+    assert lines(task) == ["0"]
+    assert [line for line in task.log.said if line.startswith(("Log of", "The logs of"))] == []
 
 
 # limits
@@ -295,7 +309,7 @@ async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> No
     await task.running(ref)
     outcome = await task.ended(ref, deadline=time.time() - 1)
     assert (outcome.cause or {})["category"] == "timeout"
-    assert "asked to end" in outcome.released
+    assert "will be released" in outcome.released
     assert await task.holding(ref)
 
 
@@ -464,7 +478,7 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
     outcome = await following
     assert outcome.cause is not None
     assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "the task was killed")
-    assert "asked to end" in outcome.released
+    assert "will be released" in outcome.released
     assert await task.pods(ref)
     job = await task.job()
     assert job is not None

@@ -146,7 +146,7 @@ def test_it_is_resumed_when_its_last_pods_are_gone(jobs: Jobs) -> None:
 def test_deleting_waits_until_the_pods_are_gone(jobs: Jobs) -> None:
     job = jobs.submit(workers=1)
     jobs.wait_pods(job, 2)
-    assert "2 GPUs are free" in run(DeleteTrainingJobOperator, job)
+    assert "2 GPUs released" in run(DeleteTrainingJobOperator, job)
     assert jobs.read(job) is None
     assert jobs.pods(job) == []
 

@@ -58,7 +58,7 @@ def test_while_it_follows(instance: Instance, kill: Kill, monkeypatch: pytest.Mo
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
     kill(instance.running)
     said = check_killed(instance, deferrable=deferrable)
-    assert "its pods are asked to end (held until now: 1)" in said
+    assert "1 GPU will be released when 1 pod terminates." in said
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
