@@ -255,14 +255,6 @@ async def test_a_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
     assert sum("(2nd time)" in line for line in task.log.said) == 1
 
 
-async def test_no_limit_of_crash_loops_lets_the_kubelet_try_on(task: Task) -> None:
-    program = (
-        "test -e $TMPDIR/third && exit 0; test -e $TMPDIR/second && touch $TMPDIR/third; touch $TMPDIR/second; exit 1"
-    )
-    ref = (await task.submit(1, f"TMPDIR=${{TMPDIR:-/tmp}}; {program}", restart_policy="OnFailure")).ref
-    assert (await task.ended(ref, limits=Limits(crash_loop=None))).succeeded
-
-
 @pytest.mark.embedded
 async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
     """A Worker that found no node is scaled away, and no watch tells: it is missing from the next list."""
