@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import time
 import uuid
@@ -164,10 +163,13 @@ class Instance:
 
     def delete(self) -> None:
         for job in self.jobs():
-            with contextlib.suppress(client.exceptions.NotFoundException):
+            try:
                 self._custom.delete_namespaced_custom_object(
                     "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"]
                 )
+            except client.ApiException as e:
+                if e.status != 404:
+                    raise
 
 
 class Supervisor:

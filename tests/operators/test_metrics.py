@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,9 +24,16 @@ class Kept:
 @pytest.fixture
 def kept() -> Iterator[Kept]:
     backend = Kept()
-    stats.initialize(factory=lambda: backend, export_legacy_names=False)
+    initialize(lambda: backend)
     yield backend
-    stats.initialize(factory=Kept, export_legacy_names=False)
+    initialize(Kept)
+
+
+def initialize(factory: Callable[[], Kept]) -> None:
+    if hasattr(stats, "initialize"):
+        stats.initialize(factory=factory, export_legacy_names=False)
+    else:  # Airflow 3.2
+        stats.Stats.initialize(factory=factory)
 
 
 def test_seconds_gpus_and_logs_of_a_task(instance: Instance, kept: Kept) -> None:

@@ -88,6 +88,7 @@ def _of_model(name: str) -> Struct:
     model = getattr(models, name)
     fields = {}
     for attribute, type_ in model.openapi_types.items():
+        type_ = re.sub(r"^dict\((.*)\)$", r"dict[\1]", type_)  # client 35 writes dict(str, str)
         if attribute in QUANTITIES.get(name, ()):
             type_ = "dict[str, quantity]" if type_.startswith("dict") else "quantity"
         fields[model.attribute_map[attribute]] = type_
