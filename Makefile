@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos soak bench docs test-kind clean
+.PHONY: demo test lint chaos soak test-matrix bench docs test-kind clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python scripts/demo.py
@@ -30,6 +30,10 @@ soak: $(VENV)/.test
 		$(BIN)/python -m tests.e2e.soak --trainings $(TRAININGS) $(if $(SEED),--seed $(SEED)) || failed=1; \
 	done; exit $$failed
 
+# QUICK=1 for core, operators, triggers and kills alone; ONLY="3.2.2 3.3.0" for some of tests/matrix/*.txt
+test-matrix:
+	@$(PYTHON) scripts/matrix.py $(if $(QUICK),--quick) $(ONLY)
+
 bench: $(VENV)/.test
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
@@ -43,4 +47,4 @@ $(VENV)/.%: pyproject.toml constraints.txt scripts/bootstrap.py
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache site
+	rm -rf $(VENV) .venv-matrix .pytest_cache .mypy_cache .ruff_cache site

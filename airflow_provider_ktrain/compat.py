@@ -1,4 +1,7 @@
-"""Everything that depends on Airflow's version, in one place. Today: 3.3 and newer."""
+"""Everything that depends on Airflow's version, in one place: 3.2.2 and newer.
+
+Branches for Airflow below 3.3 say so: "below 3.3" finds all that can be deleted once 3.3 is required.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
 from airflow_provider_ktrain.core.text import clean
 
 if TYPE_CHECKING:
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
 DEFAULT_WORKER_SECONDS = 10.0
 TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
 DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
+SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after which the cluster deletes a job that its task has kept
+#: below 3.3
+WHO_DELETES_IT = "Its operator deletes a PyTorchJob an hour after its end; the reaper deletes any other kind"
+RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that stand for task state
 #: seconds a trigger keeps its event: 3.3 fails a task whose event comes while its worker still reports the deferral (2
 #: of 20 within 5 s)
 EARLIEST_EVENT = 10.0
@@ -86,17 +94,45 @@ def explicit_deployment_id() -> str:
 
 
 def remember(context: Context, key: str, value: Any) -> bool:
-    """Write into `task_state_store` (3.3), which survives a SIGKILL and retries; False where there is no such store."""
+    """Store something for later segments and tries of this task: in `task_state_store`, which survives a SIGKILL.
+
+    Below 3.3 there is no such store. What a resumed task needs (RESUME_STATE) is an XCom then, which Airflow keeps over
+    a resume and clears before the next try; anything else is not stored.
+
+    :return: whether later tries find it.
+    """
     store = context.get("task_state_store")
     if store is not None:
         store.set(key, clean(value))
+    elif key in RESUME_STATE:  # below 3.3
+        push(context, key, value)
     return store is not None
 
 
 def recall(context: Context, key: str) -> Any:
-    """What `remember` wrote for this task of this run; None where there is nothing."""
+    """What `remember` stored for this task of this run; None where there is nothing."""
     store = context.get("task_state_store")
-    return None if store is None else store.get(key)
+    if store is not None:
+        return store.get(key)
+    if key not in RESUME_STATE:  # below 3.3
+        return None
+    ti = context["ti"]
+    return ti.xcom_pull(task_ids=ti.task_id, key=key, map_indexes=ti.map_index)
+
+
+def has_task_state(context: Context) -> bool:
+    """Whether later tries find what this one stores.
+
+    Below 3.3 they don't: the job itself is the only proof of its success then, so its task doesn't delete it.
+    """
+    return context.get("task_state_store") is not None
+
+
+def calls_on_kill() -> bool:
+    """Whether Airflow calls `BaseTrigger.on_kill`. Below 3.3 it only cancels a trigger, whatever the reason."""
+    from airflow.triggers.base import BaseTrigger
+
+    return hasattr(BaseTrigger, "on_kill")
 
 
 def push(context: Context, key: str, value: Any) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+DOCUMENTATION = "https://pypi.org/project/airflow-provider-ktrain/"  #: as in pyproject.toml
+
 
 def get_provider_info() -> dict[str, Any]:
     """The provider's metadata, read by Airflow's provider manager."""
     return {
         "package-name": "airflow-provider-ktrain",
         "name": "Kubeflow training",
-        "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks.",
+        # the form of Apache's own providers: Airflow strips the markup and shows the URL
+        "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks. "
+        f"`Documentation <{DOCUMENTATION}>`__",
         "task-decorators": [
             {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"}
         ],

@@ -1,8 +1,8 @@
 """Run the tests with other versions of Airflow: `matrix.py [--quick] [NAME ...]`.
 
-NAME is a file in tests/matrix without its suffix, such as 3.2.2; default: all of them, oldest first. Each gets a virtual
-environment of its own in .venv-matrix, and all print one table at the end. `--quick` leaves out chaos and the package
-index. Standard library only.
+NAME is a file in tests/matrix without its suffix, such as 3.2.2; default: all, oldest first. Each gets a virtual
+environment of its own in .venv-matrix, and all print one table at the end. The newest also runs what needs to run once:
+PostgreSQL with two triggerers, and the questions to the package index. Standard library only.
 """
 
 import argparse
@@ -19,10 +19,44 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PINS = ROOT / "tests" / "matrix"
 VENVS = ROOT / ".venv-matrix"
 WORKERS = str(min(3, os.cpu_count() or 1))
-#: part -> arguments of pytest
-UNIT = ("tests/core", "tests/operators", "-n", WORKERS, "--dist", "loadgroup")
-QUICK = {"core, operators, triggers": UNIT, "kills": ("tests/e2e/test_kills.py",)}
-FULL = {**QUICK, "chaos": ("tests/e2e", "-m", "chaos"), "package index": ("tests/matrix", "-m", "index")}
+POSTGRESQL = {"KTRAIN_TEST_DATABASE": "postgresql"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some of the tests.
+
+    :param name: as the table has it.
+    :param command: arguments of Python, without those for a report.
+    :param env: additional environment variables.
+    :param quick: whether `--quick` runs it.
+    :param newest: whether only the newest environment runs it.
+    """
+
+    name: str
+    command: tuple
+    env: dict = dataclasses.field(default_factory=dict)
+    quick: bool = False
+    newest: bool = False
+
+
+def pytest(*arguments):
+    return ("-m", "pytest", "-q", "-rs", *arguments)
+
+
+PARTS = (
+    Part(
+        "core, operators, triggers",
+        pytest("tests/core", "tests/operators", "-n", WORKERS, "--dist", "loadgroup"),
+        quick=True,
+    ),
+    Part("kills", pytest("tests/e2e/test_kills.py"), quick=True),
+    Part("chaos", pytest("tests/e2e", "-m", "chaos")),
+    Part("kills on PostgreSQL", pytest("tests/e2e/test_kills.py"), env=POSTGRESQL, newest=True),
+    Part("chaos on PostgreSQL", pytest("tests/e2e", "-m", "chaos"), env=POSTGRESQL, newest=True),
+    Part("soak on PostgreSQL", ("-m", "tests.e2e.soak", "--trainings", "100"), env=POSTGRESQL, newest=True),
+    Part("package index", pytest("tests/matrix", "-m", "index"), newest=True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +65,12 @@ class Row:
 
     environment: str
     part: str
-    tests: int
-    failed: int
-    skipped: int
+    result: str
+    passed: bool
     seconds: float
 
     def __str__(self):
-        found = f"{self.tests - self.failed - self.skipped} passed"
-        found += f", {self.failed} failed" if self.failed else ""
-        found += f", {self.skipped} skipped" if self.skipped else ""
-        return f"| {self.environment} | {self.part} | {found} | {self.seconds:.0f} |"
+        return f"| {self.environment} | {self.part} | {self.result} | {self.seconds:.0f} |"
 
 
 def say(text):
@@ -62,21 +92,26 @@ def environment(name):
     return python
 
 
-def run(name, part, python, arguments):
-    """Run one part of the tests; None where pytest gave no report."""
+def run(name, part, python):
+    """Run one part of the tests in one environment."""
     report = VENVS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    say(f"{name}: {part}")
+    say(f"{name}: {part.name}")
+    env = {**os.environ, **part.env, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    reported = (f"--junitxml={report}",) if "pytest" in part.command else ()
     began = time.monotonic()
-    env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "KTRAIN_MATRIX": name}
-    command = [python, "-m", "pytest", "-q", f"--junitxml={report}", *arguments]
-    subprocess.run(command, cwd=ROOT, env=env)
-    seconds = time.monotonic() - began
-    if not report.exists():
-        return Row(name, part, 1, 1, 0, seconds)
+    status = subprocess.run([python, *part.command, *reported], cwd=ROOT, env=env).returncode
+    result = counted(report) if report.exists() else "failed" if status else "passed"
+    return Row(name, part.name, result, status == 0, time.monotonic() - began)
+
+
+def counted(report):
+    """The numbers of a JUnit report."""
     suite = ET.parse(report).getroot().find("testsuite").attrib
-    failed = int(suite["failures"]) + int(suite["errors"])
-    return Row(name, part, int(suite["tests"]), failed, int(suite["skipped"]), seconds)
+    bad = int(suite["failures"]) + int(suite["errors"])
+    skipped = int(suite["skipped"])
+    numbers = {"passed": int(suite["tests"]) - bad - skipped, "failed": bad, "skipped": skipped}
+    return ", ".join(f"{number} {what}" for what, number in numbers.items() if number or what == "passed")
 
 
 def versions(name, python):
@@ -93,7 +128,7 @@ def main():
     known = sorted(p.stem for p in PINS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"environments: {', '.join(known)}")
-    parser.add_argument("--quick", action="store_true", help="leave out chaos and the package index")
+    parser.add_argument("--quick", action="store_true", help="only core, operators, triggers and kills")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(known):
         parser.error(f"unknown environment {', '.join(unknown)}; there are: {', '.join(known)}")
@@ -101,11 +136,13 @@ def main():
     for name in asked.names or known:
         python = environment(name)
         legend.append(versions(name, python))
-        rows += [run(name, part, python, how) for part, how in (QUICK if asked.quick else FULL).items()]
+        for part in PARTS:
+            if (part.quick or not asked.quick) and (name == known[-1] or not part.newest):
+                rows.append(run(name, part, python))
     print("\n".join(legend))
     print("\n| environment | part | tests | seconds |\n|---|---|---|---|")
     print("\n".join(map(str, rows)), flush=True)
-    sys.exit(any(row.failed or not row.tests for row in rows))
+    sys.exit(not all(row.passed for row in rows))
 
 
 if __name__ == "__main__":

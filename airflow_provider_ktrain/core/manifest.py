@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import Manifest, kind_of
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Manifest, kind_of
 from airflow_provider_ktrain.core.overlay import (
     ClaimVolume,
     HostPath,
@@ -178,6 +178,21 @@ def backstop(manifest: Mapping[str, Any], seconds: float, margin: float = BACKST
         policy.setdefault("cleanPodPolicy", "Running")
     for _, template in templates(result):
         _lower(template.setdefault("spec", {}), seconds + margin)
+    return result
+
+
+def expire(manifest: Mapping[str, Any], seconds: int) -> Manifest:
+    """Let the cluster delete the job some time after its end, where its operator does that.
+
+    Only a PyTorchJob's TTL is known to delete the job and its pods (recording 12-pt-ttl). mpi-operator's deletes the
+    launcher and leaves the MPIJob (40c-mpi-deadline-ttl). A TTL that the manifest has is replaced.
+
+    :param seconds: from the job's end to its deletion.
+    """
+    result: Manifest = plain(manifest)
+    if result.get("kind") == PYTORCHJOB.name:
+        spec = result.setdefault("spec", {})
+        spec["runPolicy"] = {**(spec.get("runPolicy") or {}), "ttlSecondsAfterFinished": seconds}
     return result
 
 

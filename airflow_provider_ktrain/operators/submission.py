@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
 from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner
+from airflow_provider_ktrain.core.manifest import expire
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.preflight import preflight
@@ -60,6 +61,7 @@ class Submission:
             operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
         )
         self.version: str | None = None
+        self._expires = not compat.has_task_state(context) and operator.on_finish_action == "delete_job"
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == self.owner.max_tries
         if same_life:  # `retries` may have been changed since
@@ -112,6 +114,8 @@ class Submission:
         def stamped(submission: str) -> Manifest:
             manifest = operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
             manifest["metadata"]["annotations"][FINISH_ANNOTATION] = operator.on_finish_action
+            if self._expires:
+                manifest = expire(manifest, compat.SUCCEEDED_JOB_TTL)
             return manifest
 
         return await submit(

@@ -505,7 +505,10 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         left = bool(outcome.kept) or (late and outcome.succeeded)
         if left and outcome.succeeded and not stored:
-            self.log.warning("The succeeded job is kept, without pods that run: its outcome could not be stored")
+            if compat.has_task_state(context):
+                self.log.warning("The succeeded job is kept, without pods that run: its outcome could not be stored")
+            else:
+                self.log.info("The succeeded job is kept for a retry, without pods that run. %s", compat.WHO_DELETES_IT)
         elif left and self._delete_or_release(context, outcome.kept):
             self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
         if not outcome.succeeded:

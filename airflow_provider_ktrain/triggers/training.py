@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
@@ -91,6 +92,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         except asyncio.CancelledError:
             if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nobody is left
                 await self._release(JobRef.from_dict(self.job), timeout=INTERRUPTED, verify=False)
+            elif not compat.calls_on_kill():
+                await self.on_kill()
             raise
         except Exception as e:
             # never raise: Airflow hands only a traceback to the worker then

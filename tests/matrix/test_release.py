@@ -1,0 +1,96 @@
+"""What a release must meet, asked of pip and the package index: `make test-matrix` runs this, `make test` doesn't."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.index
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ENVIRONMENTS = sorted(pathlib.Path(__file__).parent.glob("*.txt"))
+CLOUDS = ("amazon", "google", "microsoft-azure")
+
+
+def pip(*arguments: str | pathlib.Path, python: str | pathlib.Path = sys.executable) -> str:
+    command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"pip {' '.join(map(str, arguments))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def resolved(*requirements: str | pathlib.Path) -> dict[str, str]:
+    """The versions that pip would install into an empty environment, by normalized name."""
+    report = json.loads(pip("install", "-qq", "--dry-run", "--ignore-installed", "--report", "-", *requirements))
+    found: list[dict[str, Any]] = [entry["metadata"] for entry in report["install"]]
+    return {normalized(package["name"]): package["version"] for package in found}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(file: pathlib.Path) -> dict[str, str]:
+    lines = (line.partition("#")[0].strip().partition("==") for line in file.read_text().splitlines())
+    return {normalized(name): version for name, equal, version in lines if equal}
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory with the sdist and the wheel that a release uploads."""
+    folder = tmp_path_factory.mktemp("dist")
+    tools = tmp_path_factory.mktemp("tools")
+    subprocess.run([sys.executable, "-m", "venv", tools], check=True)
+    pip("install", "-qq", "build", "twine", python=tools / "bin" / "python")
+    build = [tools / "bin" / "python", "-m", "build", "--outdir", folder, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run([tools / "bin" / "twine", "check", "--strict", *folder.iterdir()], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: pathlib.Path) -> pathlib.Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.mark.parametrize("file", ENVIRONMENTS, ids=lambda file: file.stem)
+def test_wheel_resolves_beside_the_versions_of_an_environment(file: pathlib.Path, wheel: pathlib.Path) -> None:
+    found = resolved("-r", file, wheel)
+    assert {name: found[name] for name in pins(file)} == pins(file)
+    assert found["airflow-provider-ktrain"]
+
+
+def test_constraints_resolve_beside_the_providers_of_the_clouds(wheel: pathlib.Path) -> None:
+    providers = [f"apache-airflow-providers-{cloud}" for cloud in CLOUDS]
+    newest = {name: resolved("--no-deps", name)[name] for name in providers}
+    found = resolved("-c", ROOT / "constraints.txt", wheel, *(f"{name}=={newest[name]}" for name in providers))
+    assert {name: found[name] for name in newest} == newest
+
+
+def test_extras_resolve(wheel: pathlib.Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = resolved(f"{wheel}[{','.join(extras)}]")
+    assert {"torch", "mpi4py", "jsonpatch", "mkdocs", "pytest"} <= found.keys()
+    assert not any("+" in version for name, version in pins(ROOT / "constraints.txt").items())
+
+
+def test_airflow_lists_the_provider_that_is_installed_into_an_empty_environment(
+    wheel: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip("install", "-qq", f"{wheel}[local]", python=python)
+    env = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    listed = subprocess.run(
+        [python, "-m", "airflow", "providers", "list", "--output", "json"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (ours,) = [p for p in json.loads(listed.stdout) if p["package_name"] == "airflow-provider-ktrain"]
+    assert "https://pypi.org/project/airflow-provider-ktrain/" in ours["description"]
