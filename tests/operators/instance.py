@@ -57,6 +57,10 @@ class Ti:
         self.xcoms[key] = value
         self.jobs_at[key] = len(self.jobs())
 
+    def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> Any:
+        assert (task_ids, map_indexes) == (self.task_id, self.map_index)
+        return self.xcoms.get(key)
+
 
 class DefersSoon(PyTorchJobOperator):
     """Follows a job whose trigger failed for a moment only, twice, then to its end."""
@@ -71,6 +75,7 @@ class Instance:
         self.cluster = cluster
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
+        self.has_state = True  # False: as Airflow below 3.3
         self.ti: Ti | None = None
         self.operator: TrainingJobOperator | None = None
         self.folder = ""
@@ -135,7 +140,7 @@ class Instance:
 
     @property
     def context(self) -> Any:
-        return {"ti": self.ti, "task_state_store": self.store}
+        return {"ti": self.ti, **({"task_state_store": self.store} if self.has_state else {})}
 
     # the cluster
 

@@ -15,7 +15,7 @@ import yaml
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time import task_runner
-from airflow.triggers.base import TriggerEvent
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
@@ -143,6 +143,22 @@ def test_lines_after_a_kill_are_logged_and_counted(
     assert "started" not in said, "it was read before"
     assert "3 lines were written between the kill and the end of the pods" in said
     assert not instance.jobs()
+
+
+@pytest.mark.skipif(hasattr(BaseTrigger, "on_kill"), reason="this Airflow calls on_kill")
+@pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.DEFERRED, True)])
+def test_below_3_3_a_cancelled_trigger_asks_whether_its_task_was_killed(
+    instance: Instance,
+    supervisor: Supervisor,
+    capsys: pytest.CaptureFixture[str],
+    state: TaskInstanceState,
+    kept: bool,
+) -> None:
+    """Airflow cancels a trigger when its task is killed, when the triggerer stops, and when another one takes over."""
+    trigger = trigger_of(instance.execute(), instance)
+    supervisor.state = state
+    asyncio.run(stopped(trigger, capsys))
+    assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
 
 def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:

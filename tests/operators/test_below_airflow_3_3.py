@@ -1,0 +1,67 @@
+"""Airflow below 3.3: a task has no state that a retry finds, only XComs that its next try does not see."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+
+from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
+from tests.operators.instance import Instance
+
+TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
+
+
+@pytest.fixture
+def stateless(instance: Instance) -> Instance:
+    """A task instance without `task_state_store`. The XComs of a try go before the next one, as they do in Airflow."""
+    instance.has_state = False
+    return instance
+
+
+def uids(instance: Instance) -> list[str]:
+    return [job["metadata"]["uid"] for job in instance.jobs()]
+
+
+def test_a_succeeded_job_is_kept_and_a_retry_takes_its_result(stateless: Instance) -> None:
+    result = stateless.execute(number=1, retries=1, command=TRAINS_SOON, deferrable=False)
+    assert result == {"loss": 1}
+    kept = uids(stateless)
+    assert len(kept) == 1
+    assert stateless.running() == 0
+    assert stateless.execute(number=2, retries=1, command=TRAINS_SOON, deferrable=False) == result
+    assert uids(stateless) == kept
+
+
+def test_a_clear_replaces_the_kept_job(stateless: Instance) -> None:
+    stateless.execute(number=1, command=TRAINS_SOON, deferrable=False)
+    kept = uids(stateless)
+    stateless.execute(number=2, max_tries=1, command=TRAINS_SOON, deferrable=False)
+    assert len(uids(stateless)) == 1
+    assert uids(stateless) != kept
+
+
+@pytest.mark.parametrize(("action", "ttl"), [("delete_job", 3600), ("delete_succeeded_job", None), ("keep_job", None)])
+def test_only_a_job_that_is_to_be_deleted_expires(stateless: Instance, action: str, ttl: int | None) -> None:
+    stateless.execute(on_finish_action=action)
+    (job,) = stateless.jobs()
+    assert job["spec"]["runPolicy"].get("ttlSecondsAfterFinished") == ttl
+
+
+def test_a_job_whose_outcome_is_stored_does_not_expire(instance: Instance) -> None:
+    instance.execute()
+    (job,) = instance.jobs()
+    assert "ttlSecondsAfterFinished" not in (job["spec"].get("runPolicy") or {})
+
+
+def test_a_deferral_that_timed_out_releases_its_job(stateless: Instance) -> None:
+    assert isinstance(stateless.execute(), TaskDeferred)
+    with pytest.raises(TaskDeferralTimeout):
+        stateless.fail(DEFERRAL_TIMEOUT)
+    assert not stateless.jobs()
+
+
+def test_a_failed_trigger_is_followed_up_from_the_xcom(stateless: Instance) -> None:
+    command = ["sh", "-c", "sleep 3; echo 'KTRAIN_RESULT {\"loss\": 2}'"]
+    assert isinstance(stateless.execute(command=command), TaskDeferred)
+    assert stateless.fail("Trigger failure", traceback=["ImportError: no module\n"]) == {"loss": 2}
+    assert len(uids(stateless)) == 1
