@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from tests.e2e.airflow import wait_for
 from tests.e2e.database import ends_with_parent, free_port
 
@@ -47,6 +49,8 @@ class S3:
 
 @contextlib.contextmanager
 def running(home: pathlib.Path) -> Iterator[S3]:
+    """S3 for the length of a `with`; skips the test where moto is not installed (`make test-matrix`)."""
+    pytest.importorskip("moto")
     import boto3
 
     port = free_port()
