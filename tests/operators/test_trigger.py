@@ -118,7 +118,9 @@ async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str
     await trigger.cleanup()
 
 
-def test_a_triggerer_that_stops_deletes_nothing(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_triggerer_that_stops_deletes_nothing(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It cancels its triggers and calls `cleanup`, not `on_kill`."""
     asyncio.run(stopped(trigger_of(instance.execute(), instance), capsys))
     (job,) = instance.jobs()
