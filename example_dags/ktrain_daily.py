@@ -5,11 +5,18 @@ import tempfile
 from datetime import timedelta
 
 import pendulum
-from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import DAG
 
 from airflow_provider_ktrain.core.manifest import ClaimVolume, HostPath
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+try:
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+except ImportError:  # Airflow below 3.3
+    RULES = {}
+else:  # a program that fails by itself would only fail again
+    RULES = {"retry_policy": ExceptionRetryPolicy(rules=[RetryRule(TrainingUserCodeError, action=RetryAction.FAIL)])}
 
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
 CLAIM = os.environ.get("KTRAIN_CHECKPOINTS_CLAIM")  # a PersistentVolumeClaim, ReadWriteMany: what every node sees
@@ -39,5 +46,5 @@ with DAG(
         ],
         execution_timeout=timedelta(hours=6),
         retries=2,
-        retry_policy=ExceptionRetryPolicy(rules=[RetryRule(TrainingUserCodeError, action=RetryAction.FAIL)]),
+        **RULES,
     )

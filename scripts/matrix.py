@@ -46,8 +46,8 @@ def pytest(*arguments):
 
 PARTS = (
     Part(
-        "core, operators, triggers",
-        pytest("tests/core", "tests/operators", "-n", WORKERS, "--dist", "loadgroup"),
+        "core, operators, triggers, imports",
+        pytest("tests/core", "tests/operators", "tests/test_import.py", "-n", WORKERS, "--dist", "loadgroup"),
         quick=True,
     ),
     Part("kills", pytest("tests/e2e/test_kills.py"), quick=True),
@@ -128,7 +128,7 @@ def main():
     known = sorted(p.stem for p in PINS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"environments: {', '.join(known)}")
-    parser.add_argument("--quick", action="store_true", help="only core, operators, triggers and kills")
+    parser.add_argument("--quick", action="store_true", help="leave out chaos, PostgreSQL and the package index")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(known):
         parser.error(f"unknown environment {', '.join(unknown)}; there are: {', '.join(known)}")

@@ -17,16 +17,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENTS = sorted(pathlib.Path(__file__).parent.glob("*.txt"))
 
 
-def pip(*arguments: str | pathlib.Path, python: str | pathlib.Path = sys.executable) -> str:
+def pip(python: pathlib.Path, *arguments: str | pathlib.Path) -> str:
     command = [python, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"pip {' '.join(map(str, arguments))}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
-def resolved(*requirements: str | pathlib.Path) -> dict[str, str]:
+def resolved(tools: pathlib.Path, *requirements: str | pathlib.Path) -> dict[str, str]:
     """The versions that pip would install into an empty environment, by normalized name."""
-    report = json.loads(pip("install", "-qq", "--dry-run", "--ignore-installed", "--report", "-", *requirements))
+    report = json.loads(pip(tools, "install", "-qq", "--dry-run", "--ignore-installed", "--report", "-", *requirements))
     found: list[dict[str, Any]] = [entry["metadata"] for entry in report["install"]]
     return {normalized(package["name"]): package["version"] for package in found}
 
@@ -41,15 +41,21 @@ def pins(file: pathlib.Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def tools(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A Python with the newest pip, build and twine."""
+    venv = tmp_path_factory.mktemp("tools")
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    python = venv / "bin" / "python"
+    pip(python, "install", "-qq", "--upgrade", "pip", "build", "twine")
+    return python
+
+
+@pytest.fixture(scope="session")
+def dist(tools: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A directory with the sdist and the wheel that a release uploads."""
     folder = tmp_path_factory.mktemp("dist")
-    tools = tmp_path_factory.mktemp("tools")
-    subprocess.run([sys.executable, "-m", "venv", tools], check=True)
-    pip("install", "-qq", "build", "twine", python=tools / "bin" / "python")
-    build = [tools / "bin" / "python", "-m", "build", "--outdir", folder, ROOT]
-    subprocess.run(build, check=True, capture_output=True)
-    subprocess.run([tools / "bin" / "twine", "check", "--strict", *folder.iterdir()], check=True)
+    subprocess.run([tools, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    subprocess.run([tools, "-m", "twine", "check", "--strict", *folder.iterdir()], check=True)
     return folder
 
 
@@ -60,22 +66,26 @@ def wheel(dist: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("file", ENVIRONMENTS, ids=lambda file: file.stem)
-def test_wheel_resolves_beside_the_versions_of_an_environment(file: pathlib.Path, wheel: pathlib.Path) -> None:
-    found = resolved("-r", file, wheel)
+def test_wheel_resolves_beside_the_versions_of_an_environment(
+    file: pathlib.Path, tools: pathlib.Path, wheel: pathlib.Path
+) -> None:
+    found = resolved(tools, "-r", file, wheel)
     assert {name: found[name] for name in pins(file)} == pins(file)
     assert found["airflow-provider-ktrain"]
 
 
 @pytest.mark.parametrize("cloud", ["amazon", "google", "microsoft-azure"])
-def test_constraints_resolve_beside_the_newest_provider_of_a_cloud(cloud: str, wheel: pathlib.Path) -> None:
+def test_constraints_resolve_beside_the_newest_provider_of_a_cloud(
+    cloud: str, tools: pathlib.Path, wheel: pathlib.Path
+) -> None:
     name = f"apache-airflow-providers-{cloud}"
-    newest = resolved("--no-deps", name)[name]
-    assert resolved("-c", ROOT / "constraints.txt", wheel, f"{name}=={newest}")[name] == newest
+    newest = resolved(tools, "--no-deps", name)[name]
+    assert resolved(tools, "-c", ROOT / "constraints.txt", wheel, f"{name}=={newest}")[name] == newest
 
 
-def test_extras_resolve(wheel: pathlib.Path) -> None:
+def test_extras_resolve(tools: pathlib.Path, wheel: pathlib.Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    found = resolved(f"{wheel}[{','.join(extras)}]")
+    found = resolved(tools, f"{wheel}[{','.join(extras)}]")
     assert {"torch", "mpi4py", "jsonpatch", "mkdocs", "pytest"} <= found.keys()
     assert not any("+" in version for name, version in pins(ROOT / "constraints.txt").items())
 
@@ -85,7 +95,7 @@ def test_airflow_lists_the_provider_that_is_installed_into_an_empty_environment(
 ) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    pip("install", "-qq", f"{wheel}[local]", python=python)
+    pip(python, "install", "-qq", f"{wheel}[local]")
     env = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     listed = subprocess.run(
         [python, "-m", "airflow", "providers", "list", "--output", "json"],
