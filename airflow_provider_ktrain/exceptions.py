@@ -1,5 +1,7 @@
 """What a task raises: one exception per category of cause, so that `retry_policy` rules can name them.
 
+All are `TrainingJobError`s. Airflow retries all of them but `TrainingConfigurationError` and `TrainingReleaseError`.
+
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
 retry_policy=ExceptionRetryPolicy(rules=[RetryRule(exception=TrainingUserCodeError, action=RetryAction.FAIL)])
@@ -13,6 +15,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import clean
 
 
@@ -80,13 +83,23 @@ class TrainingReleaseError(TrainingJobError, AirflowFailException):
     """
 
 
-class TrainingConfigurationError(AirflowFailException):
-    """The manifest, the task's parameters or the cluster's set-up: trying again does not help, so it is not retried."""
+class TrainingClusterError(TrainingJobError):
+    """The cluster cannot run the job as things are: access, credentials, a right, a quota, or a missing object.
 
-    cause: Mapping[str, Any] = MappingProxyType({})
+    It may be put right without a change to the task: the connection, a token, the operator, a namespace, a policy, a
+    job that has this job's name. So Airflow retries it.
+    """
 
 
-BY_CATEGORY: Mapping[str, type[TrainingJobError | TrainingConfigurationError]] = {
+class TrainingConfigurationError(TrainingJobError, AirflowFailException):
+    """The manifest or a parameter is refused for what stands in it. Never retried.
+
+    Raised for parameters that cannot be valid on any cluster, and where the API server (400, 413, 422) or the
+    operator's own validation refuses this manifest.
+    """
+
+
+BY_CATEGORY: Mapping[str, type[TrainingJobError]] = {
     "user code": TrainingUserCodeError,
     "configuration": TrainingConfigurationError,
     "environment": TrainingEnvironmentError,
@@ -101,9 +114,20 @@ BY_CATEGORY: Mapping[str, type[TrainingJobError | TrainingConfigurationError]] =
 }
 
 
-def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError | TrainingConfigurationError:
-    """The exception of a cause (`core.diagnosis.Cause` as a dict): summary first, then detail, remedy, release."""
+def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError:
+    """The exception of a cause: summary first, then detail, remedy, release.
+
+    :param cause: `core.cause.Cause` as a dict.
+    :param released: what was released, one line; empty where nothing was.
+    """
     lines = [cause["summary"], cause.get("detail"), cause.get("resolution"), released]
     error = BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))
     error.cause = cause
     return error
+
+
+def airflow_error(error: KtrainError) -> TrainingJobError:
+    """The exception that a task raises for an error of ours; `KtrainError.final` decides whether it is retried."""
+    if error.final:
+        return TrainingConfigurationError(str(error))
+    return TrainingClusterError(str(error)) if isinstance(error, ClusterError) else TrainingJobError(str(error))

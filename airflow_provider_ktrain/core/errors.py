@@ -1,9 +1,20 @@
-"""Errors that core raises: typed, with what was expected, what was found, what to do.
+"""Errors that core and engine raise: typed, with what was expected, what was found, what to do.
 
-Faces to Airflow turn them into Airflow's exceptions (`exceptions.py`, by `hooks/worker.py`).
+`exceptions.airflow_error` turns them into what a task raises. Whether a task may be retried is decided here alone, by
+`final`:
+
+| final | error | because |
+|---|---|---|
+| yes | ManifestError | a manifest or parameter that cannot be valid, or that the API server refuses as it is |
+| no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
+| no | ClusterError and all below it | access, credentials, rights, quotas and other objects change without the task |
+| no | PlaceChangedError | the connection or the parameter may be put back |
+| no | every other KtrainError | nothing proves that another try cannot succeed |
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from airflow_provider_ktrain.core.text import clean
 
@@ -11,12 +22,14 @@ from airflow_provider_ktrain.core.text import clean
 class KtrainError(Exception):
     """Base of every error of this project. Its text is `clean`: it may quote a response, and is logged and stored."""
 
+    final: ClassVar[bool] = False  #: whether no other try of the same task can succeed: then it is not retried
+
     def __init__(self, *args: object) -> None:
         super().__init__(*clean(args))
 
 
 class ManifestError(KtrainError):
-    """A manifest that cannot be submitted as it is.
+    """A manifest or a parameter that cannot be submitted as it is.
 
     :param message: what is wrong, naming the field.
     :param where: file and line, or JSON path.
@@ -24,6 +37,8 @@ class ManifestError(KtrainError):
     :param expected: what should be there.
     :param remedy: what to do about it.
     """
+
+    final = True
 
     def __init__(self, message: str, *, where: str = "", found: str = "", expected: str = "", remedy: str = "") -> None:
         self.message = message
@@ -36,12 +51,28 @@ class ManifestError(KtrainError):
         super().__init__(f"{where}: {message}{details}" if where else f"{message}{details}")
 
 
+class ManifestUnreadableError(ManifestError):
+    """The manifest's file is missing or cannot be read: a DAG bundle or a volume may be late."""
+
+    final = False
+
+
+class VersionNotServedError(ManifestError):
+    """The manifest is written for an API version that this cluster does not serve now."""
+
+    final = False
+
+
+class PlaceChangedError(KtrainError):
+    """A retry would submit to another place than the try before it, where a job of this task may still run."""
+
+
 class UnknownKindError(ManifestError):
     """A kind that is no training job that we know."""
 
 
 class ClusterError(KtrainError):
-    """The cluster answers a request with an error that is not the manifest's fault."""
+    """The cluster does not carry out a request, for a reason other than what stands in the manifest."""
 
 
 class UnreachableError(ClusterError):
@@ -56,5 +87,5 @@ class OperatorMissingError(ClusterError):
     """The cluster does not serve the job's kind: no operator is installed."""
 
 
-class ForeignJobError(KtrainError):
-    """The job's name is taken by a job that is not this task's."""
+class ForeignJobError(ClusterError):
+    """The job's name is taken by a job that is not this task's. It may be deleted before the next try."""

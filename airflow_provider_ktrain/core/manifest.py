@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.errors import VersionNotServedError
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Manifest, kind_of
 from airflow_provider_ktrain.core.overlay import (
     ClaimVolume,
@@ -88,13 +88,13 @@ def fit(manifest: Mapping[str, Any], served: str) -> Manifest:
     refuses, is left out.
 
     :param served: the API version that the cluster serves for this kind, as `kubeflow.org/v1`.
-    :raises ManifestError: where the manifest is written for another version.
+    :raises VersionNotServedError: where the manifest is written for another version.
     """
     result: Manifest = plain(manifest)
     said = result.setdefault("apiVersion", served)
     kind = result.get("kind")
     if said != served:
-        raise ManifestError(
+        raise VersionNotServedError(
             f"apiVersion {said} of {kind} is not served by this cluster",
             where="$.apiVersion",
             found=str(said),

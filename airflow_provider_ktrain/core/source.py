@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -186,14 +186,16 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
-        raise ManifestError(
+        raise ManifestUnreadableError(
             f"the manifest {path} does not exist",
             found=f"nothing at {path.absolute()}",
             expected="a YAML file",
             remedy="give an absolute path, or one relative to the DAG's folder",
         ) from None
     except OSError as e:
-        raise ManifestError(f"the manifest {path} cannot be read", found=str(e.strerror), remedy="check it") from None
+        raise ManifestUnreadableError(
+            f"the manifest {path} cannot be read", found=str(e.strerror), remedy="check it"
+        ) from None
     except UnicodeDecodeError as e:
         raise ManifestError(
             f"the manifest {path} is no UTF-8", found=f"byte {path.read_bytes()[e.start]:#04x} at {e.start}"

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.engine.connection import Connection, Pool, serves
 
@@ -62,11 +62,11 @@ def _parse(body: bytes) -> Any:
             gc.enable()
 
 
-class ApiUnavailable(KtrainError):
+class ApiUnavailable(ClusterError):
     """No answer: refused, cut, timed out, no DNS, a TLS handshake that failed. Nothing was retried here."""
 
 
-class ApiStatusError(KtrainError):
+class ApiStatusError(ClusterError):
     """The API server said no.
 
     :param status: the HTTP status.

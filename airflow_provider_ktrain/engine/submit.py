@@ -9,10 +9,10 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.errors import (
     AccessError,
@@ -55,6 +55,7 @@ from airflow_provider_ktrain.engine.release import (
 )
 
 Object = dict[str, Any]
+T = TypeVar("T")
 DELETION_PATIENCE = 600.0  #: seconds that a job which is being deleted is waited for
 OVERDUE = 30.0  #: seconds after its time at which a pod's node, rather than its grace period, is suspected
 
@@ -112,6 +113,40 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Claim:
+    """What one try wants to have under its job's name.
+
+    :param manifest: stamped. Of an invalid one only the metadata.
+    :param invalid: why the manifest cannot be submitted; empty where it can.
+    :param changed: whether it counts as changed; None compares it with the job that is found.
+    """
+
+    kind: Kind
+    version: str
+    manifest: Object
+    me: Owner
+    first_try: int
+    reattach: Reattach
+    invalid: str = ""
+    changed: bool | None = None
+
+    @property
+    def namespace(self) -> str:
+        return str(self.manifest["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def path(self) -> str:
+        return paths.jobs(self.kind, self.version, self.namespace, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.kind.name} {self.namespace}/{self.name}"
+
+
 async def submit(
     api: Api,
     kind: Kind,
@@ -127,126 +162,185 @@ async def submit(
 ) -> Submitted:
     """Create the job, or adopt, take over, replace or wait for the one that has its name.
 
+    From the second try on, the job of an earlier try is looked for before a create is tried: an API server that refuses
+    the create (a quota, a manifest that has become invalid) does not say that the name is taken.
+
     :param build: the stamped manifest, given the value of its submission label.
     :param first_try: of `core.identity.first_try_since_clear`.
     :param patience: seconds that an unreachable or overloaded API server is asked again.
     :param deletion_patience: seconds that a job of that name which is being deleted is waited for.
-    :raises ManifestError: the API server or the operator's webhook refuses the manifest.
+    :raises ManifestError: the API server or the operator's webhook refuses the manifest for what stands in it.
     :raises ForeignJobError: the name is taken by a job that is not ours.
     :raises AccessError, UnreachableError, ClusterError: other ends of a request; ClusterError also for a deletion that
         does not end.
     """
-    submission = uuid.uuid4().hex[:12]
-    manifest = build(submission)
-    namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-    collection = paths.jobs(kind, version, namespace)
-    query = {"fieldValidation": "Strict"}
-    end, delay, verb = time.monotonic() + patience, 0.5, "create"
+    claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
     old = _Old(deletion_patience, log)
+    look_first = me.try_number > 1
+    while True:
+        if look_first and (taken := await _asking("patch", lambda: _take(api, claim, old, log), claim, patience, log)):
+            return taken
+        look_first = True
+        if created := await _asking("create", lambda: _create(api, claim), claim, patience, log):
+            return created
+
+
+async def adopt(
+    api: Api,
+    kind: Kind,
+    version: str,
+    metadata: Object,
+    me: Owner,
+    first_try: int,
+    *,
+    reattach: Reattach,
+    invalid: ManifestError,
+    patience: float = 120,
+    deletion_patience: float = DELETION_PATIENCE,
+    log: Log,
+) -> Submitted:
+    """Take over the job of an earlier try where this try's manifest is invalid, so that none can be created.
+
+    Under `if_unchanged` an invalid manifest counts as changed, so the job is released; one that only cannot be read now
+    (not `final`) proves no change.
+
+    :param metadata: of the stamped manifest: namespace, name, annotations.
+    :raises ManifestError: `invalid`, where no job of an earlier try is left.
+    :raises ForeignJobError, AccessError, UnreachableError, ClusterError: as `submit`.
+    """
+    claim = _Claim(
+        kind, version, {"metadata": metadata}, me, first_try, reattach, invalid=str(invalid), changed=invalid.final
+    )
+    old = _Old(deletion_patience, log)
+    while await _asking("get", lambda: _find(api, claim), claim, patience, log) is not None:
+        if taken := await _asking("patch", lambda: _take(api, claim, old, log), claim, patience, log):
+            return taken
+    raise invalid
+
+
+async def _asking(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, patience: float, log: Log) -> T:
+    """What `ask` returns; an API server that is away or overloaded is asked again for `patience` seconds."""
+    end, delay = time.monotonic() + patience, 0.5
     while True:
         try:
-            verb = "create"
-            try:
-                job = await api.request("POST", collection, body=manifest, query=query)
-                return Submitted(await _ref(api, kind, version, job, me), job, created=True)
-            except ApiStatusError as e:
-                if e.status != 409 or e.reason != "AlreadyExists":
-                    raise
-            verb = "patch"
-            taken = await _take(api, kind, version, namespace, name, manifest, me, first_try, reattach, old, log)
-            if taken is not None:
-                return taken
-            end, delay = time.monotonic() + patience, 0.5  # it answers
+            return await ask()
         except (ApiStatusError, ApiUnavailable) as e:
             again = passing(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota that changed meanwhile
             if not again or time.monotonic() + delay > end:
-                raise explain(e, verb, f"{kind.plural}.{kind.group}", namespace) from e
-            # it may have been carried out all the same: then the next create says 409
-            log.warning(f"The API server cannot take {kind.name} {namespace}/{name} now ({e}); trying again")
+                raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from e
+            # it may have been carried out all the same: then the next create answers 409
+            log.warning(f"The API server cannot take {claim} now ({e}); trying again")
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
 
-async def _take(
-    api: Api,
-    kind: Kind,
-    version: str,
-    namespace: str,
-    name: str,
-    wanted: Object,
-    me: Owner,
-    first_try: int,
-    reattach: Reattach,
-    old: _Old,
-    log: Log,
-) -> Submitted | None:
-    """Decide over the job that has our name and carry it out; None where the name should be free now."""
-    path = paths.jobs(kind, version, namespace, name)
+async def _create(api: Api, claim: _Claim) -> Submitted | None:
+    """Create the job; None where its name is taken."""
+    collection = paths.jobs(claim.kind, claim.version, claim.namespace)
     try:
-        found = await api.request("GET", path)
+        job = await api.request("POST", collection, body=claim.manifest, query={"fieldValidation": "Strict"})
+    except ApiStatusError as e:
+        if e.status == 409 and e.reason == "AlreadyExists":
+            return None
+        raise
+    return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created=True)
+
+
+async def _find(api: Api, claim: _Claim) -> Object | None:
+    """The job that has the claim's name, whoever it belongs to."""
+    try:
+        return await api.request("GET", claim.path)
     except ApiStatusError as e:
         if e.status == 404:
             return None
         raise
-    changed = _annotation(found, MANIFEST_ANNOTATION) != _annotation(wanted, MANIFEST_ANNOTATION)
-    decision = decide(found, me, first_try, reattach=reattach, changed=changed)
-    there = f"{kind.name} {namespace}/{name}"
-    log.info(f"{there} exists: {decision.reason}. Decision: {decision.action.value}")
+
+
+async def _take(api: Api, claim: _Claim, old: _Old, log: Log) -> Submitted | None:
+    """Decide over the job that has our name and carry it out; None where the name may be free now: look again."""
+    found = await _find(api, claim)
+    if found is None:
+        return None
+    differs = _annotation(found, MANIFEST_ANNOTATION) != _annotation(claim.manifest, MANIFEST_ANNOTATION)
+    changed = differs if claim.changed is None else claim.changed
+    decision = decide(found, claim.me, claim.first_try, reattach=claim.reattach, changed=changed)
+    log.info(f"{claim} exists: {decision.reason}. Decision: {decision.action.value}")
     match decision.action:
         case Action.REFUSE:
             raise ForeignJobError(
-                f"{there} exists and is not for this try to take: {decision.reason}. Expected: no job of that name, or "
+                f"{claim} exists and is not for this try to take: {decision.reason}. Expected: no job of that name, or "
                 f"one of an earlier try of this task. Give this task another `name`, or delete the job: kubectl delete "
-                f"-n {namespace} {kind.plural} {name}"
+                f"-n {claim.namespace} {claim.kind.plural} {claim.name}"
             )
         case Action.WAIT:
-            await old.gone(api, await _ref(api, kind, version, found, me))
+            await old.gone(api, await _ref(api, claim.kind, claim.version, found, claim.me))
             return None
         case Action.REPLACE:
-            ref = await _ref(api, kind, version, found, Owner.of(found) or me)
-            pods = await pods_before(api, ref)
-            try:  # what was decided holds for what was read: it may have succeeded since
-                await api.request("DELETE", path, body=foreground(found))
-            except ApiStatusError as e:
-                if e.status in (404, 409):
-                    return None
-                raise
-            log.info((await release(api, ref, Mode.DELETE, before=pods)).text)
+            await _replace(api, claim, found, log)
             return None
         case Action.TAKE_RESULT | Action.ADOPT:
-            if changed and decision.action is Action.ADOPT:
-                paths_ = [p for p in differences(wanted["spec"], found.get("spec")) if PREFIX not in p]
-                log.warning(
-                    f"The manifest has changed since {there} was submitted; the running job keeps its own. It differs "
-                    f"in {', '.join(paths_[:20]) or 'its metadata'}. Use reattach='if_unchanged' to replace such a job"
-                )
-            suspended = bool(_annotation(found, SUSPENDED_ANNOTATION)) and decision.action is Action.ADOPT
+            adopted = decision.action is Action.ADOPT
+            if adopted and (changed or claim.invalid):
+                log.warning(_what_differs(claim, found))
+            suspended = adopted and bool(_annotation(found, SUSPENDED_ANNOTATION))
             if suspended:
-                await old.pods_gone(api, await _ref(api, kind, version, found, me))
-            patch: Object = {
-                "metadata": {
-                    "resourceVersion": found["metadata"]["resourceVersion"],
-                    "annotations": {
-                        OWNER_ANNOTATION: me.annotation(),
-                        FINISH_ANNOTATION: _annotation(wanted, FINISH_ANNOTATION),
-                        SUSPENDED_ANNOTATION: None,
-                    },
-                }
-            }
-            if suspended:
-                # its time begins anew, as it does for the operator: a resumed job gets another startTime
-                patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(wanted, DEADLINE_ANNOTATION)
-                patch["spec"] = {"runPolicy": {"suspend": False}}
-                log.info(f"{there} was suspended when an earlier try ended: it is resumed")
-            try:
-                job = await api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
-            except ApiStatusError as e:
-                if e.status in (404, 409):  # it changed since the read: look and decide again
-                    return await _take(api, kind, version, namespace, name, wanted, me, first_try, reattach, old, log)
-                raise
-            # the answer to our own create may have been lost
-            created = _label(found, SUBMISSION_LABEL) == _label(wanted, SUBMISSION_LABEL)
-            return Submitted(await _ref(api, kind, version, job, me), job, created)
+                await old.pods_gone(api, await _ref(api, claim.kind, claim.version, found, claim.me))
+                log.info(f"{claim} was suspended when an earlier try ended: it is resumed")
+            return await _own(api, claim, found, resume=suspended)
+
+
+async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
+    """Release the job that was found, unless it has changed since."""
+    ref = await _ref(api, claim.kind, claim.version, found, Owner.of(found) or claim.me)
+    pods = await pods_before(api, ref)
+    try:  # what was decided holds for what was read: it may have succeeded since
+        await api.request("DELETE", claim.path, body=foreground(found))
+    except ApiStatusError as e:
+        if e.status in (404, 409):
+            return
+        raise
+    log.info((await release(api, ref, Mode.DELETE, before=pods)).text)
+
+
+async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submitted | None:
+    """Make this try the owner of the job that was found; None where the job has changed since."""
+    patch: Object = {
+        "metadata": {
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "annotations": {
+                OWNER_ANNOTATION: claim.me.annotation(),
+                FINISH_ANNOTATION: _annotation(claim.manifest, FINISH_ANNOTATION),
+                SUSPENDED_ANNOTATION: None,
+            },
+        }
+    }
+    if resume:
+        # its time begins anew, as it does for the operator: a resumed job gets another startTime
+        patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(claim.manifest, DEADLINE_ANNOTATION)
+        patch["spec"] = {"runPolicy": {"suspend": False}}
+    try:
+        job = await api.request("PATCH", claim.path, body=patch, content_type=MERGE_PATCH)
+    except ApiStatusError as e:
+        if e.status in (404, 409):
+            return None
+        raise
+    # the answer to our own create may have been lost
+    created = not claim.invalid and _label(found, SUBMISSION_LABEL) == _label(claim.manifest, SUBMISSION_LABEL)
+    return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created)
+
+
+def _what_differs(claim: _Claim, found: Object) -> str:
+    """The warning about a job that is adopted although this try's manifest is another, or invalid."""
+    if claim.invalid:
+        return (
+            f"The manifest cannot be submitted any more, so {claim} goes on with the one that it was submitted with. "
+            f"A new submission would fail: {claim.invalid}"
+        )
+    differing = [p for p in differences(claim.manifest["spec"], found.get("spec")) if PREFIX not in p]
+    return (
+        f"The manifest has changed since {claim} was submitted; the running job keeps its own. It differs "
+        f"in {', '.join(differing[:20]) or 'its metadata'}. Use reattach='if_unchanged' to replace such a job"
+    )
 
 
 class _Old:
@@ -378,18 +472,38 @@ def unreachable(error: ApiUnavailable) -> UnreachableError:
     )
 
 
-#: as the API server words what is refused by authorization, and by the admission of a ResourceQuota
+#: how the API server words a missing right, and a refusal by the admission of a ResourceQuota or of a webhook
 _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
 )
+_WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL)
+#: webhooks of the job's own operators; another one's rules, such as Kueue's or a policy engine's, may change
+_OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
+#: the denial is about another object, such as the runtime of a TrainJob (recording 55): that may be created
+_OTHER_OBJECT = re.compile(r"\bnot found\b|^spec\.runtimeRef: ", re.IGNORECASE)
 _WRITES = ("create", "patch", "delete")
+
+
+def refuses_manifest(error: ApiStatusError) -> bool:
+    """Whether the answer to a create proves that this manifest is refused for what stands in it.
+
+    Recordings 21, 29 and 55: the schema and validation answer 400 and 422, a webhook of the operator 403 or 400.
+    """
+    if webhook := _WEBHOOK.match(error.message):
+        return webhook["name"].endswith(_OPERATORS_OWN) and not _OTHER_OBJECT.search(webhook["why"])
+    if error.status == 413:  # may come from a proxy, without a reason
+        return True
+    return error.status in (400, 422) and bool(error.reason)
 
 
 def explain(
     error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
 ) -> ManifestError | AccessError | ClusterError:
-    """The error of a refused request, in words that name what was expected and what to do."""
+    """The error of a refused request: what was expected, what was found, what to do.
+
+    ManifestError, which is final, only where the refusal is about the manifest itself (`refuses_manifest`).
+    """
     if isinstance(error, ApiUnavailable):
         return unreachable(error)
     where = f" in namespace {namespace!r}" if namespace else ""
@@ -399,12 +513,14 @@ def explain(
             "check the connection's kubeconfig, or renew its token"
         )
     if error.status == 404 and error.details.get("kind") == "namespaces":
-        return ManifestError(
+        return ClusterError(
             f"namespace: found {namespace!r}, which does not exist in the cluster. Create it: kubectl create namespace "
             f"{namespace}"
         )
     if error.status == 403 and "because it is being terminated" in error.message:
-        return ManifestError(f"namespace: {namespace!r} is being terminated ({error.message})")
+        return ClusterError(
+            f"namespace: {namespace!r} is being terminated ({error.message}). Create it again once it is gone"
+        )
     if error.status == 403 and (quota := _QUOTA.search(error.message)):
         return ClusterError(
             f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403): asked for {quota['asked']}, "
@@ -419,6 +535,11 @@ def explain(
             f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "
             f"{namespace or 'NAMESPACE'} --verb={verb} --resource={resource}"
         )
-    if error.status in (400, 403, 413, 422):
+    if verb == "create" and refuses_manifest(error):
         return ManifestError(f"the API server refused the manifest ({error.status} {error.reason}): {error.message}")
+    if webhook := _WEBHOOK.match(error.message):
+        return ClusterError(
+            f"the admission webhook {webhook['name']!r} denied the job ({error.status}): {webhook['why']}. Ask whoever "
+            "runs that webhook, or create the object that it names; the task's `retries` try again"
+        )
     return ClusterError(f"the API server could not {verb} {resource}{where} ({error.status}): {error.message}")

@@ -10,13 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from airflow_provider_ktrain.core.errors import (
-    AccessError,
-    ForeignJobError,
-    KtrainError,
-    ManifestError,
-    OperatorMissingError,
-)
+from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import UNFIT
@@ -25,14 +19,13 @@ from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, read
 from airflow_provider_ktrain.engine.submit import Log, Submitted
 from airflow_provider_ktrain.engine.supervisor import follow
 from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingKilledError
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 T = TypeVar("T")
 Object = dict[str, Any]
 PAUSE = 5.0  #: seconds until following is begun again where it could not be done
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
-CONFIGURATION = (ManifestError, AccessError, OperatorMissingError, ForeignJobError)
 
 
 @contextlib.contextmanager
@@ -51,13 +44,11 @@ def as_airflow_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _typed_errors() -> Iterator[None]:
-    """Our errors as Airflow's: what no retry can mend fails the task for good."""
+    """Our errors as Airflow's: only a `final` one is not retried."""
     try:
         yield
-    except CONFIGURATION as e:
-        raise TrainingConfigurationError(str(e)) from e
     except KtrainError as e:
-        raise TrainingJobError(str(e)) from e
+        raise airflow_error(e) from e
 
 
 class Submitting(Protocol):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.checks import check, raise_errors
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.checks import check, parameters, raise_errors
+from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner
+from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner, Reattach
 from airflow_provider_ktrain.core.manifest import expire
+from airflow_provider_ktrain.core.selection import check_choice
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.preflight import preflight
-from airflow_provider_ktrain.engine.submit import Log, Submitted, served_version, submit
+from airflow_provider_ktrain.engine.submit import Log, Submitted, adopt, served_version, submit
 from airflow_provider_ktrain.operators import task_state
 from airflow_provider_ktrain.operators.training import source_hash
 
@@ -36,7 +37,11 @@ class Submission:
     Where the job goes is written into the task's state *before* it is created: a retry that would go elsewhere must
     not start a second job there.
 
-    :raises ManifestError: this try resolves to another place than the one before.
+    :param source: the rendered manifest.
+    :param offline: the manifest as far as it can be built without a cluster; None where it is invalid.
+    :param invalid: why. It is raised unless an earlier try has submitted a job, which is dealt with first: under
+        reattach='always' it is adopted, under 'if_unchanged' it is released and `invalid` is raised then.
+    :raises PlaceChangedError: this try resolves to another place than the one before.
     :raises AccessError: its connection means another cluster than it did then.
     """
 
@@ -45,30 +50,39 @@ class Submission:
         operator: TrainingJobOperator,
         context: Context,
         source: Mapping[str, Any] | str | None,
-        offline: Manifest,
+        offline: Manifest | None,
         hook: TrainingHook,
+        invalid: ManifestError | None = None,
     ) -> None:
         self._operator = operator
         self._source = source
+        self._invalid = invalid
         self.owner, self.first_try = operator.job_owner(context)
         if compat.is_common_deployment_id():
             operator.log.warning(
                 "[ktrain] deployment_id is not set, and [api] base_url tells this Airflow from no other one: where "
                 "another runs the same DAGs on this cluster, set AIRFLOW__KTRAIN__DEPLOYMENT_ID in all parts of each"
             )
-        self.name = self.owner.key.job_name(operator.name)
-        self.namespace = (
-            operator.namespace or (offline.get("metadata") or {}).get("namespace") or hook.namespace or "default"
-        )
         self.version: str | None = None
         self._expires = not compat.has_task_state(context) and operator.on_finish_action == "delete_job"
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == self.owner.max_tries
+        before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
+        if invalid is not None and (not before or operator.server_dry_run):
+            raise invalid
+        hook.load()
+        if invalid is not None or offline is None:
+            self.name, self.namespace = before["name"], before["namespace"]
+        else:
+            self.name = self.owner.key.job_name(operator.name)
+            said = (offline.get("metadata") or {}).get("namespace")
+            self.namespace = operator.namespace or said or hook.namespace or "default"
+        self._reattach: Reattach = operator.reattach if invalid is None or followable(operator) else "if_unchanged"
         if same_life:  # `retries` may have been changed since
             self.first_try = state.get("first_try", self.first_try)
         self._previous = int(state.get("attempt", 0)) if same_life or operator.resume_on_clear else 0
         if not operator.server_dry_run:
-            self._settle(context, mapping(state.get("place")) if same_life else {}, hook)
+            self._settle(context, before, hook)
 
     def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook) -> None:
         place = {
@@ -104,23 +118,38 @@ class Submission:
         """Find out what the cluster serves; create or adopt."""
         operator = self._operator
         self.version = await served_version(api, operator.kind, patience=DISCOVERY_PATIENCE)
-        served = f"{operator.kind.group}/{self.version}"
+        try:
+            if self._invalid is not None:
+                raise self._invalid
+            build = self._builder(f"{operator.kind.group}/{self.version}")
+            return await submit(
+                api, operator.kind, self.version, build, self.owner, self.first_try, reattach=operator.reattach, log=log
+            )
+        except ManifestError as invalid:
+            if self.owner.try_number == 1:
+                raise
+            metadata = self._stamp({"kind": operator.kind.name}, "", "")["metadata"]
+            return await adopt(
+                api, operator.kind, self.version, metadata, self.owner, self.first_try,
+                reattach=self._reattach, invalid=invalid, log=log,
+            )  # fmt: skip
+
+    def _builder(self, served: str) -> Callable[[str], Manifest]:
+        """What makes the manifest that is sent, given the value of its submission label."""
+        operator = self._operator
         built = operator.build_manifest(self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir)
         hashed = source_hash(built)
         sent = operator.build_manifest(
             self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir, attempt=self.attempt
         )
 
-        def stamped(submission: str) -> Manifest:
-            manifest = operator.stamped(sent, self.owner, self.name, self.namespace, submission, hashed)
-            manifest["metadata"]["annotations"][FINISH_ANNOTATION] = operator.on_finish_action
-            if self._expires:
-                manifest = expire(manifest, compat.SUCCEEDED_JOB_TTL)
-            return manifest
+        return lambda submission: self._stamp(sent, submission, hashed)
 
-        return await submit(
-            api, operator.kind, self.version, stamped, self.owner, self.first_try, reattach=operator.reattach, log=log
-        )
+    def _stamp(self, manifest: Manifest, submission: str, hashed: str) -> Manifest:
+        operator = self._operator
+        stamped = operator.stamped(manifest, self.owner, self.name, self.namespace, submission, hashed)
+        stamped["metadata"]["annotations"][FINISH_ANNOTATION] = operator.on_finish_action
+        return expire(stamped, compat.SUCCEEDED_JOB_TTL) if self._expires else stamped
 
     async def try_out(self, api: Api, log: Log) -> str:
         """Ask all that can be asked without creating anything; returns a line for the log.
@@ -171,12 +200,28 @@ class Submission:
 def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     changed = [key for key in now if before.get(key, now[key]) != now[key]]
     if changed:
-        raise ManifestError(
-            f"this try would submit to another place than the one before: {', '.join(changed)} changed",
-            found=str(now),
-            expected=str(dict(before)),
-            remedy="put it back, or clear the task to start anew once the job there is gone",
+        raise PlaceChangedError(
+            f"this try would submit to another place than the one before: {', '.join(changed)} changed; found {now}; "
+            f"expected {dict(before)}; remedy: put it back, or clear the task to start anew once the job there is gone"
         )
+
+
+#: the parameters by which a job is followed and released, whatever its manifest is
+FOLLOWING = (
+    "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
+    "log_stall_timeout", "max_restarts",
+)  # fmt: skip
+
+
+def followable(operator: TrainingJobOperator) -> bool:
+    """Whether a job of an earlier try can be followed, although another parameter or the manifest is invalid."""
+    try:
+        for name, value in parameters.read({name: getattr(operator, name) for name in FOLLOWING}).items():
+            setattr(operator, name, value)
+        check_choice(operator.logs, operator.kind)
+    except ManifestError:
+        return False
+    return True
 
 
 async def _cluster(hook: TrainingHook, job: JobRef | None) -> str:

@@ -17,7 +17,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core import manifest as manifests
 from airflow_provider_ktrain.core.checks import check, parameters
-from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
+from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
     MANIFEST_ANNOTATION,
@@ -99,7 +99,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     time is counted from the job's submission, over retries that go on with it, and anew where a kept one is resumed.
 
     :raises TrainingJobError: the job did not succeed; a subclass by category of the cause (see `exceptions`).
-    :raises TrainingConfigurationError: the manifest or a parameter is wrong; never retried.
+    :raises TrainingConfigurationError: the manifest or a parameter is wrong, for whatever cluster; never retried.
+    :raises TrainingClusterError: the cluster cannot run the job as things are: access, a quota, a missing object.
     """
 
     kind: ClassVar[Kind]
@@ -219,7 +220,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return super().render_template(content, context, jinja_env, seen_oids)
 
     def _source(self, path: str) -> str:
-        """The text of a manifest file, found as Airflow finds template files; ManifestError where there is none."""
+        """The text of a manifest file, found as Airflow finds template files; ManifestUnreadableError for none."""
         env = self.get_template_env()
         try:
             if os.path.isabs(path):
@@ -229,7 +230,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return str(env.loader.get_source(env, path)[0])
         except Exception as e:
             searched = getattr(env.loader, "searchpath", [])
-            raise ManifestError(
+            raise ManifestUnreadableError(
                 f"manifest: the file {path!r} cannot be read ({type(e).__name__})",
                 expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
                 remedy="mend the path, or give the manifest itself as a dict or YAML text",
@@ -301,12 +302,9 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
                 return self._conclude(earlier, context)
-            self._check_parameters()
-            source = self._rendered(context)
-            offline = self.build_manifest(source)  # what is wrong is told before anything is asked of a cluster
+            source, offline, invalid = self._prepared(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            hook.load()
-            submission = Submission(self, context, source, offline, hook)
+            submission = Submission(self, context, source, offline, hook, invalid)
             self._host = host = WorkerHost(hook, self.log)
             if self._killed:  # before there was a host
                 host.kill(KILLED)
@@ -324,6 +322,17 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 return self._finish(outcome, context)
             host.check()  # a kill while this worker was about to defer
             self._defer(self._deferral(submitted.ref, options, host.handover), context)
+
+    def _prepared(
+        self, context: Context
+    ) -> tuple[Mapping[str, Any] | str | None, Manifest | None, ManifestError | None]:
+        """The rendered manifest and the job as it is built without asking a cluster; or why it is invalid."""
+        try:
+            self._check_parameters()
+            source = self._rendered(context)
+            return source, self.build_manifest(source), None
+        except ManifestError as invalid:
+            return None, None, invalid
 
     def _tell(self, context: Context, ref: JobRef) -> None:
         """Which job it is, while it is."""

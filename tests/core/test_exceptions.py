@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_ktrain import exceptions
+from airflow_provider_ktrain.core import errors
 from airflow_provider_ktrain.core.cause import Category, Cause
 from airflow_provider_ktrain.core.diagnosis import as_dict
-from airflow_provider_ktrain.exceptions import BY_CATEGORY, TrainingJobError, failure
+from airflow_provider_ktrain.exceptions import (
+    BY_CATEGORY,
+    TrainingClusterError,
+    TrainingConfigurationError,
+    TrainingJobError,
+    airflow_error,
+    failure,
+)
 
 
 @pytest.mark.parametrize("category", Category)
@@ -17,3 +26,33 @@ def test_each_category_has_its_exception_and_carries_the_cause(category: Categor
     assert type(error) is BY_CATEGORY.get(category, TrainingJobError)
     assert isinstance(error, AirflowFailException) is (category is Category.CONFIGURATION)
     assert (error.cause["replica"], error.cause["retryable"]) == ("Worker 3", False)
+
+
+def test_all_exceptions_of_a_task_have_one_base() -> None:
+    raised = [e for e in vars(exceptions).values() if isinstance(e, type) and e.__module__ == exceptions.__name__]
+    assert len(raised) > 10
+    assert all(issubclass(e, TrainingJobError) for e in raised)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (errors.ManifestError("replicas"), TrainingConfigurationError),
+        (errors.UnknownKindError("TFJob"), TrainingConfigurationError),
+        (errors.ManifestUnreadableError("job.yaml"), TrainingJobError),
+        (errors.VersionNotServedError("v1"), TrainingJobError),
+        (errors.PlaceChangedError("namespace"), TrainingJobError),
+        (errors.ClusterError("a quota"), TrainingClusterError),
+        (errors.UnreachableError("no answer"), TrainingClusterError),
+        (errors.AccessError("401"), TrainingClusterError),
+        (errors.OperatorMissingError("no CRD"), TrainingClusterError),
+        (errors.ForeignJobError("the name is taken"), TrainingClusterError),
+        (errors.KtrainError("anything"), TrainingJobError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_is_final(error: errors.KtrainError, raised: type[TrainingJobError]) -> None:
+    made = airflow_error(error)
+    assert type(made) is raised
+    assert isinstance(made, AirflowFailException) is error.final
+    assert str(made) == str(error)

@@ -14,16 +14,16 @@ from airflow_provider_ktrain.core.errors import (
     ClusterError,
     ForeignJobError,
     ManifestError,
+    ManifestUnreadableError,
     UnreachableError,
 )
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, TaskKey
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, release
-from airflow_provider_ktrain.engine.submit import Submitted, explain, served_version, submit
-from airflow_provider_ktrain.hooks.worker import CONFIGURATION
+from airflow_provider_ktrain.engine.submit import Submitted, adopt, explain, served_version, submit
 from tests.clusters import TestCluster
-from tests.engine.tasks import Lines, MeddledApi, Task, api_of, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, until
 
 
 async def test_what_is_created_names_its_owner_and_its_submission(task: Task) -> None:
@@ -107,7 +107,7 @@ async def test_a_deletion_that_does_not_end_is_waited_for_so_long(task: Task) ->
         await task.submit(2, deletion_patience=2)
     assert f"kubectl delete pod -n {task.namespace} {task.key.job_name()}-master-0 --force" in str(error.value)
     assert "is still being deleted after 1 s, held by pod" in str(task.log)
-    assert not isinstance(error.value, CONFIGURATION), "it is worth another try"
+    assert not error.value.final, "it is worth another try"
 
 
 async def test_finalizers_that_hold_a_job_are_named(task: Task) -> None:
@@ -302,7 +302,7 @@ async def test_what_the_schema_refuses(task: Task) -> None:
 
 async def test_a_namespace_that_does_not_exist(task: Task) -> None:
     task.namespace = "nowhere"
-    with pytest.raises(ManifestError, match=r"namespace: found 'nowhere', .*kubectl create namespace nowhere"):
+    with pytest.raises(ClusterError, match=r"namespace: found 'nowhere', .*kubectl create namespace nowhere"):
         await task.submit()
 
 
@@ -327,18 +327,31 @@ async def test_no_cluster_there() -> None:
             "no right to create .*ktrain rbac --namespace ns",
         ),
         ('forbidden: User "u" cannot get path "/apis/kubeflow.org"', AccessError, "no right"),
-        ('admission webhook "q" denied the request: no', ManifestError, "refused the manifest"),
+        ('admission webhook "policy.example" denied the request: no', ClusterError, "'policy.example' denied"),
+        ('admission webhook "vpytorchjob.kb.io" denied the request: queue', ClusterError, "'vpytorchjob.kb.io' denied"),
+        (
+            'admission webhook "validator.pytorchjob.training-operator.kubeflow.org" denied the request: spec: Invalid',
+            ManifestError,
+            "refused the manifest.*spec: Invalid",
+        ),
+        (
+            'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: spec.RuntimeRef: Invalid '
+            'value: {}: ClusterTrainingRuntime.trainer.kubeflow.org "nosuch" not found: specified '
+            "clusterTrainingRuntime must be created before the TrainJob is created",
+            ClusterError,
+            "nosuch.*not found.*create the object",
+        ),
         (
             "pytorchjobs.kubeflow.org \"train\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no team",
-            ManifestError,
-            "refused the manifest.*no team",
+            ClusterError,
+            "could not create.*no team",
         ),
         (
             'pytorchjobs.kubeflow.org "train" is forbidden: failed quota: cpu: must specify limits.cpu',
-            ManifestError,
-            "refused the manifest.*must specify",
+            ClusterError,
+            "could not create.*must specify",
         ),
-        ("ns because it is being terminated", ManifestError, "is being terminated"),
+        ("ns because it is being terminated", ClusterError, "is being terminated"),
         (
             'pytorchjobs.kubeflow.org "train" is forbidden: exceeded quota: gpus, requested: '
             "count/pytorchjobs.kubeflow.org=1,pods=2, used: count/pytorchjobs.kubeflow.org=4,pods=7, limited: "
@@ -350,7 +363,7 @@ async def test_no_cluster_there() -> None:
     ],
 )
 def test_what_is_forbidden_in_words(message: str, error: type[Exception], says: str) -> None:
-    """Only what is a ClusterError and no AccessError is worth another try."""
+    """Only what stands in the manifest itself is final: a ManifestError."""
     with pytest.raises(Exception, match=says) as raised:
         raise explain(ApiStatusError(403, "Forbidden", message), "create", "pytorchjobs.kubeflow.org", "ns")
     assert type(raised.value) is error
@@ -371,3 +384,73 @@ def test_what_no_admission_forbids_is_a_right_that_is_missing(verb: str, reason:
 def test_a_refusal_in_words(error: ApiStatusError, says: str) -> None:
     with pytest.raises(Exception, match=says):
         raise explain(error, "create", "pytorchjobs.kubeflow.org", "ns")
+
+
+WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied the request: '
+
+
+@pytest.mark.parametrize(
+    ("error", "verb", "final"),
+    [
+        (ApiStatusError(422, "Invalid", "spec.replicas: Invalid value"), "create", True),
+        (ApiStatusError(400, "BadRequest", 'strict decoding error: unknown field "x"'), "create", True),
+        (ApiStatusError(400, "", f"{WEBHOOK}json: cannot unmarshal number"), "create", True),
+        (ApiStatusError(413, "RequestEntityTooLarge", "limit is 3145728"), "create", True),
+        (ApiStatusError(400, "", "<html>a proxy</html>"), "create", False),
+        (ApiStatusError(422, "Invalid", "metadata.resourceVersion"), "patch", False),
+        (ApiStatusError(400, "Bad", 'admission webhook "policy.example" denied the request: no'), "create", False),
+        (ApiStatusError(500, "InternalError", 'failed calling webhook "validator.kubeflow.org"'), "create", False),
+        (ApiStatusError(404, "NotFound", "the server could not find the requested resource"), "create", False),
+        (ApiStatusError(401, "Unauthorized", "Unauthorized"), "create", False),
+    ],
+    ids=[
+        "schema", "strict", "the operator's defaulting", "too large", "a proxy", "a patch", "a policy's webhook",
+        "a webhook that cannot be called", "no CRD", "credentials",
+    ],
+)  # fmt: skip
+def test_which_refusals_forbid_retries(error: ApiStatusError, verb: str, final: bool) -> None:
+    assert explain(error, verb, "pytorchjobs.kubeflow.org", "ns").final is final
+
+
+# an invalid manifest on a retry
+
+
+async def test_a_retry_finds_its_job_although_the_api_server_refuses_the_create(task: Task) -> None:
+    first = await task.submit(1)
+    again = await task.submit(2, run_policy={"backofLimit": 3})
+    assert again.ref.uid == first.ref.uid
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+async def take_over(task: Task, reattach: Reattach, invalid: ManifestError) -> Submitted:
+    metadata = task.manifest(2, "", TRAINS, {}, 1, "Never")["metadata"]
+    return await adopt(
+        task.api, PYTORCHJOB, "v1", metadata, task.owner(2), 1, reattach=reattach, invalid=invalid, log=task.log
+    )
+
+
+async def test_an_invalid_manifest_ends_no_job_under_always(task: Task) -> None:
+    first = await task.submit(1)
+    again = await take_over(task, "always", ManifestError("two Masters"))
+    assert again.ref.uid == first.ref.uid
+    assert not again.created
+    assert "A new submission would fail: two Masters" in str(task.log)
+
+
+async def test_an_invalid_manifest_counts_as_changed_under_if_unchanged(task: Task) -> None:
+    await task.submit(1)
+    with pytest.raises(ManifestError, match="two Masters"):
+        await take_over(task, "if_unchanged", ManifestError("two Masters"))
+    assert await task.job() is None
+
+
+async def test_a_manifest_that_cannot_be_read_proves_no_change(task: Task) -> None:
+    first = await task.submit(1)
+    again = await take_over(task, "if_unchanged", ManifestUnreadableError("job.yaml"))
+    assert again.ref.uid == first.ref.uid
+
+
+async def test_an_invalid_manifest_creates_nothing(task: Task) -> None:
+    with pytest.raises(ManifestError, match="two Masters"):
+        await take_over(task, "always", ManifestError("two Masters"))
+    assert await task.job() is None

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 from tests.core.manifests import pytorchjob
 from tests.operators.instance import Instance
@@ -34,8 +35,6 @@ def changed(change: str) -> str:
         ({"manifest": yaml.safe_dump(pytorchjob()), "operator": MPIJobOperator}, ["PyTorchJob", "MPIJob"]),
         ({"manifest": changed("no container")}, ["Master", "containers", "trainer", "pytorch"]),
         ({"manifest": changed("two masters")}, ["Master", "replicas", "found 2", "expected 1"]),
-        ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "cannot be read", "remedy"]),
-        ({"namespace": "nowhere"}, ["namespace", "nowhere", "kubectl create namespace nowhere"]),
         ({"on_finish_action": "keep"}, ["on_finish_action", "'keep'", "keep_job"]),
         ({"reattach": "never"}, ["reattach", "'never'", "if_unchanged"]),
         ({"logs": "some"}, ["logs", "some", "primary"]),
@@ -44,26 +43,44 @@ def changed(change: str) -> str:
         ({"schedule_timeout": "10m"}, ["schedule_timeout", "found '10m'", "timedelta(minutes=10)"]),
         ({"namespace": "Not A NS"}, ["namespace", "found 'Not A NS'", "lower-case"]),
         ({"gpus": 1, "container_resources": {"nvidia.com/gpu": 2}}, ["gpus", "nvidia.com/gpu", "2", "remedy"]),
-        ({"kubernetes_conn_id": "of_somebody"}, ["of_somebody"]),
-        ({"cluster_context": "elsewhere"}, ["elsewhere"]),
     ],
     ids=[
-        "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "a missing file",
-        "a missing namespace", "on_finish_action", "reattach", "logs", "silence of no logs", "text for a list",
-        "no duration", "no namespace's name", "gpus twice", "a missing connection", "a missing context",
+        "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "on_finish_action",
+        "reattach", "logs", "silence of no logs", "text for a list", "no duration", "no namespace's name", "gpus twice",
     ],
 )  # fmt: skip
-def test_it_is_told_and_nothing_is_left_behind(
+def test_what_is_wrong_for_any_cluster_fails_without_a_retry(
+    instance: Instance, parameters: dict[str, Any], said: list[str]
+) -> None:
+    assert isinstance(refused(instance, parameters, said), TrainingConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "cannot be read", "remedy"]),
+        ({"namespace": "nowhere"}, ["namespace", "nowhere", "kubectl create namespace nowhere"]),
+        ({"cluster_context": "elsewhere"}, ["elsewhere"]),
+    ],
+    ids=["a missing file", "a missing namespace", "a missing context"],
+)
+def test_what_may_be_put_right_outside_the_task_is_retried(
     instance: Instance, tmp_path: pathlib.Path, parameters: dict[str, Any], said: list[str]
 ) -> None:
     instance.folder = str(tmp_path)
+    assert not isinstance(refused(instance, parameters, said), AirflowFailException)
+
+
+def refused(instance: Instance, parameters: dict[str, Any], said: list[str]) -> TrainingJobError:
+    """The error of `execute`, which says all of `said` and leaves nothing behind."""
     before = instance.everything()
-    with pytest.raises(TrainingConfigurationError) as error:
+    with pytest.raises(TrainingJobError) as error:
         instance.execute(**parameters)
     message = str(error.value)
     assert [word for word in said if word not in message] == [], message
     assert instance.everything() <= before
     assert not instance.store.get("ktrain_job")
+    return error.value
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "", token: str = "") -> None:
@@ -80,21 +97,20 @@ def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "
 def test_a_kubeconfig_that_is_not_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"kube_config_path": "/nowhere/kubeconfig"}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
-    with pytest.raises(TrainingConfigurationError, match=r"gives no client: .*/nowhere/kubeconfig"):
+    with pytest.raises(TrainingClusterError, match=r"gives no client: .*/nowhere/kubeconfig"):
         instance.execute()
 
 
 def test_a_refused_token(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, instance, token="expired-and-secret")
-    with pytest.raises(TrainingConfigurationError, match=r"refused the credentials \(401\).*renew its token") as error:
+    with pytest.raises(TrainingClusterError, match=r"refused the credentials \(401\).*renew its token") as error:
         instance.execute()
     assert "expired-and-secret" not in str(error.value)
     assert not instance.jobs()
 
 
 def test_no_cluster_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A retry may help: it is no error of configuration."""
     connect(monkeypatch, instance, server="https://127.0.0.1:9")
-    with pytest.raises(TrainingJobError, match=r"the cluster cannot be reached: .*127.0.0.1:9.*kube_config_path"):
+    with pytest.raises(TrainingClusterError, match=r"the cluster cannot be reached: .*127.0.0.1:9.*kube_config_path"):
         instance.execute()
     assert not instance.jobs()

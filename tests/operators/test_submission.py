@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.bases.operator import TriggerFailureReason
-from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout, TaskDeferred
 
-from airflow_provider_ktrain.core.identity import Owner
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner
+from airflow_provider_ktrain.exceptions import (
+    TrainingClusterError,
+    TrainingConfigurationError,
+    TrainingJobError,
+    TrainingUserCodeError,
+)
 from tests.operators.instance import TRAINS, Instance, Object, Store
 
 FORMATS = pathlib.Path(__file__).parents[1] / "formats" / "v1"
@@ -97,11 +102,63 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
     other = {"conn_type": "kubernetes", "extra": {"namespace": instance.cluster.namespace}}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
     before = instance.everything()
-    with pytest.raises(TrainingConfigurationError, match=says) as error:
+    with pytest.raises(TrainingJobError, match=says) as error:
         instance.execute(number=2, retries=1, **changed)
+    assert not isinstance(error.value, AirflowFailException), "it may be put back before the next try"
     assert next(iter(changed.values())) in str(error.value)
     assert f"'name': '{instance.key.job_name()}'" in str(error.value)
     assert instance.everything() == before
+
+
+# a retry whose manifest or parameters have become invalid while the job of the try before runs on
+
+TWO_MASTERS = {"replicas": {"Master": 2}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [TWO_MASTERS, {"gpus": "two"}, {"manifest": "kind: [PyTorchJob\nspec: {}"}, {"manifest": "jobs/missing.yaml"}],
+    ids=["two masters", "a parameter of the manifest", "no YAML", "a missing file"],
+)
+def test_an_invalid_manifest_does_not_end_the_job_that_runs(
+    instance: Instance, capsys: pytest.CaptureFixture[str], parameters: dict[str, Any]
+) -> None:
+    instance.execute(number=1, retries=1)
+    (first,) = instance.jobs()
+    deferred = instance.execute(number=2, retries=1, **parameters)
+    assert deferred.trigger.job["uid"] == first["metadata"]["uid"]
+    assert "A new submission would fail" in capsys.readouterr().out
+    (job,) = instance.jobs()
+    assert instance.ti is not None
+    assert instance.ti.id in job["metadata"]["annotations"][OWNER_ANNOTATION]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{**TWO_MASTERS, "reattach": "if_unchanged"}, {"logs": "some"}, {"queue_timeout": "10m"}],
+    ids=["if_unchanged", "it cannot be followed", "a limit"],
+)
+def test_a_job_that_cannot_be_taken_over_is_released_before_the_error(
+    instance: Instance, parameters: dict[str, Any]
+) -> None:
+    """A configuration error is final: no later try would release the job."""
+    instance.execute(number=1, retries=1)
+    with pytest.raises(TrainingConfigurationError):
+        instance.execute(number=2, retries=1, **parameters)
+    assert not instance.jobs()
+
+
+def test_an_invalid_manifest_releases_nothing_while_the_cluster_is_away(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.execute(number=1, retries=2)
+    away = {"kube_config": json.dumps(_elsewhere(instance.cluster.kubeconfig)), "namespace": instance.cluster.namespace}
+    with monkeypatch.context() as patched:
+        patched.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": away}))
+        with pytest.raises(TrainingClusterError, match="cannot be reached"):
+            instance.execute(number=2, retries=2, **TWO_MASTERS, reattach="if_unchanged")
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
 
 
 def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None:
@@ -122,7 +179,7 @@ def test_another_airflow_with_the_same_deployment_id_is_refused(instance: Instan
     instance.execute()
     (theirs,) = instance.jobs()
     instance.store = Store()
-    with pytest.raises(TrainingConfigurationError, match=r"another Airflow's with the same \[ktrain\] deployment_id"):
+    with pytest.raises(TrainingClusterError, match=r"another Airflow's with the same \[ktrain\] deployment_id"):
         instance.execute()
     (job,) = instance.jobs()
     assert job["metadata"]["uid"] == theirs["metadata"]["uid"]

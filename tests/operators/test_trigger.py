@@ -18,7 +18,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJobTrigger
 from tests import clusters
@@ -238,10 +238,10 @@ def test_a_job_is_not_looked_for_in_another_cluster(
     assert server(other) in event["error"]
     with pytest.raises(TaskDeferred):  # so there is time to put it back
         instance.resume(event)
-    with pytest.raises(TrainingConfigurationError, match=f"submitted to {server(instance.cluster)}.*{server(other)}"):
+    with pytest.raises(TrainingClusterError, match=f"submitted to {server(instance.cluster)}.*{server(other)}"):
         instance.execute(number=2, retries=1)
     del instance.store["ktrain_job"]  # a worker that was lost just as it submitted
-    with pytest.raises(TrainingConfigurationError, match="another place than the one before: cluster changed"):
+    with pytest.raises(TrainingJobError, match="another place than the one before: cluster changed"):
         instance.execute(number=2, retries=1)
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
