@@ -86,6 +86,13 @@ def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) ->
     return str(getattr(found[key], "value", found[key]) or "none") if key in found else "absent"
 
 
+def supervisor_connection() -> object | None:
+    """The connection to Airflow's supervisor, over which this process asks; None where there is none."""
+    from airflow.sdk.execution_time import task_runner
+
+    return getattr(task_runner, "SUPERVISOR_COMMS", None)
+
+
 def explicit_deployment_id() -> str:
     """`[ktrain] deployment_id`; an empty string where it is not set."""
     from airflow.sdk.configuration import conf

@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 LEGACY_RUN_POLICY = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
+TTL = "ttlSecondsAfterFinished"
+TTL_MINIMUM = 86_400  #: seconds: a triggerer or a worker may be away for hours
 BACKSTOP_MARGIN = 20  #: seconds from the job's own deadline to its pods'
 _MAX_SECONDS = 2**31 - 1
 _SERVERS_OWN = (
@@ -132,12 +134,17 @@ def stamp(
 ) -> Manifest:
     """The manifest under our name and labels. The labels also stand on every pod template: pods are found by them.
 
-    What a server wrote (status, uid, resourceVersion, ...; of a manifest saved by `kubectl get -o yaml`) is left out.
+    What a server wrote (status, uid, resourceVersion, ...; of a manifest saved by `kubectl get -o yaml`) is left out. A
+    ttlSecondsAfterFinished below TTL_MINIMUM is raised to it: the ended job is the proof of how it ended until Airflow
+    knows, and the task itself releases it.
 
     :param annotations: on the job only.
     """
     result: Manifest = plain(manifest)
     result.pop("status", None)
+    policy = (result.get("spec") or {}).get("runPolicy") or {}
+    if isinstance(ttl := policy.get(TTL), int) and ttl < TTL_MINIMUM:
+        policy[TTL] = TTL_MINIMUM
     metadata = result.get("metadata") or {}
     kept = {k: v for k, v in metadata.items() if k not in _SERVERS_OWN}
     notes = {k: v for k, v in (kept.pop("annotations", None) or {}).items() if k != _LAST_APPLIED}

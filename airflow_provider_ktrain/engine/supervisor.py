@@ -178,7 +178,7 @@ class _Supervisor:
                 return await deciding
             deciding.cancel()
             await asyncio.wait([deciding])
-            return await self._killed(self.stop.reason or "")
+            return await self._killed()
         finally:
             killed.cancel()
             deciding.cancel()
@@ -186,7 +186,7 @@ class _Supervisor:
     async def _decide(self) -> Outcome | None:
         """The end, if this is it."""
         if self.stop.reason is not None:
-            return await self._killed(self.stop.reason)
+            return await self._killed()
         if self.phase is None:
             cause = await self._overdue() if time.monotonic() >= self.began + FIRST_LOOK else None
             return None if cause is None else await self._failed(cause)
@@ -246,7 +246,9 @@ class _Supervisor:
         for seen in changes.result():
             if seen.type == "DELETED":
                 uid = seen.object["metadata"]["uid"]
-                if uid != self.ref.uid and self._is_mine(seen.object):
+                if uid == self.ref.uid:
+                    self.job = seen.object
+                elif self._is_mine(seen.object):
                     self.pods.lost(seen.object)
                     self.restarts.see_deleted(seen.object)
                     self.logs.observe(seen.object, deleted=True)
@@ -277,6 +279,7 @@ class _Supervisor:
                 self.unsure = True
         elif job is not None:
             self.unsure = False
+        job = job or next((last for last in jobs.deleted if last["metadata"]["uid"] == self.ref.uid), None)
         if job is not None:
             if self.job is None:
                 self.chosen = chooser(self.options.logs, self.kind, job)
@@ -288,7 +291,9 @@ class _Supervisor:
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
-            phase = Phase.GONE if self.gone else phase_of(self.job, filter(self._is_mine, pods.objects.values()))
+            phase = phase_of(self.job, filter(self._is_mine, pods.objects.values()))
+            if self.gone and not phase.ended:  # one that had ended and was deleted then (a TTL of 0) has ended so
+                phase = Phase.GONE
             if phase is not self.phase:
                 self._say(phase)
                 self._count_phase()
@@ -298,7 +303,7 @@ class _Supervisor:
                     self.last_line = time.time()  # it was silent before because it did not run
 
     def _say(self, phase: Phase) -> None:
-        conditions = true_conditions({} if self.gone else self.job or {})
+        conditions = true_conditions({} if phase is Phase.GONE else self.job or {})
         names = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}
         condition = conditions.get(names.get(phase, phase.value))
         why = f": {condition.message or condition.reason}" if condition else ""
@@ -491,9 +496,13 @@ class _Supervisor:
             names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)
             self.log.warning(f"The logs of {names} were not read to their end within {timeout:.0f} s")
 
-    async def _killed(self, reason: str) -> Outcome:
+    async def _killed(self) -> Outcome:
         """A kill has seconds: the request first, everything else where time allows."""
-        cause = Cause(Category.KILLED, reason)
+        decision = await self.stop.decision()
+        cause = Cause(Category.KILLED, decision.reason)
+        if decision.keep:
+            self._count()
+            return Outcome(self.phase or Phase.PENDING, False, cause=diagnosis.as_dict(cause), metrics=self.metrics)
         return await self._release(cause, verify=False, timeout=4)
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kills import Action, Decision
 from airflow_provider_ktrain.core.limits import Limits
 from airflow_provider_ktrain.core.selection import LogChoice
 from airflow_provider_ktrain.core.text import clean
@@ -47,10 +48,14 @@ class Options:
 
 
 class Stop:
-    """A request to end early, from a signal handler or another task."""
+    """A request to end early, from a signal handler or another task.
 
-    def __init__(self) -> None:
+    :param decide: asked once the loop knows of the request: whether the job is released or kept. None: released.
+    """
+
+    def __init__(self, decide: Callable[[], Awaitable[Decision]] | None = None) -> None:
         self.reason: str | None = None
+        self._decide = decide
         self._wake: Callable[[], object] | None = None
 
     def request(self, reason: str) -> None:
@@ -58,6 +63,12 @@ class Stop:
         self.reason = reason
         if self._wake is not None:
             self._wake()
+
+    async def decision(self) -> Decision:
+        """What is done with the job."""
+        if self._decide is not None:
+            return await self._decide()
+        return Decision(Action.RELEASE, self.reason or "")
 
     def attach(self, event: asyncio.Event) -> None:
         """From now on, a request sets `event` in the running loop."""

@@ -7,15 +7,16 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog
+from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, supervisor_connection
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kills import UNKNOWN, Action, of_trigger
 from airflow_provider_ktrain.core.logcursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
 INTERRUPTED = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
-STATE_PATIENCE = (
-    60.0  #: seconds that Airflow may take to tell the task's state: a triggerer's first question takes 4 to 8
-)
+STATE_TIMEOUT = 60.0  #: seconds for one answer of Airflow about the task's state
+STATE_INTERVAL = 5.0  #: seconds between two such questions
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
@@ -49,6 +49,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     :param version: of the format of these arguments. Default: this release's.
     :param unknown: arguments of newer releases; ignored.
     """
+
+    state_patience: ClassVar[float] = 300.0  #: seconds in which a task that is scheduled or queued may show what it is
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.terms import event_of
 
         started = time.monotonic()
+        self._warm_up()
         try:
             event = event_of(await self._follow(JobRef.from_dict(self.job)))
         except asyncio.CancelledError:
@@ -128,8 +131,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Release the job if its task was really killed.
 
         Airflow also calls this where a stalled triggerer comes back after another took its triggers, and after a clear
-        when the new try may own the job already. So the task's state is asked first (deferred: nobody killed it), and
-        the release is fenced by the owner.
+        when the new try may own the job already. So the task's state is asked first (`core.kills.of_trigger`), and the
+        release is fenced by the owner.
 
         A triggerer of Airflow 3.3 cancels what it has cancelled again every second, and after 30 s (on_kill_timeout):
         it would cut the release off. So that is a task of its own, waited for here and, where this is cut off, in
@@ -151,12 +154,27 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         ref = JobRef.from_dict(self.job)
         if not self.options["release"]:
             return
-        state = await self._task_state()
-        if state in ("deferred", "unknown"):
-            self.log.warning("%s is kept: its task is %s. A reaper releases what is left over", ref, state)
+        state, action = await self._kill_action()
+        if action is not Action.RELEASE:
+            self.log.warning(
+                "%s is kept: its task is %s. The next try goes on with it, or a reaper takes it", ref, state
+            )
             return
         self.log.info("The task is %s: %s is released", state, ref)
         await self._release(ref, timeout=KILL_PATIENCE)
+
+    async def _kill_action(self) -> tuple[str, Action]:
+        """The task's state, and what follows from it; asked again while that is not decided."""
+        end = time.monotonic() + self.state_patience
+        state = ""
+        while True:
+            before, state = state, await self._task_state()
+            action = of_trigger(state)
+            if action is not Action.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
+                return state, action
+            if state != before:
+                self.log.info("A kill of a task that is %s: its state is asked again until it is decided", state)
+            await asyncio.sleep(min(STATE_INTERVAL, self.state_patience))
 
     async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
         from airflow_provider_ktrain.engine.release import mode_of, release
@@ -183,15 +201,43 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)
 
     async def _task_state(self) -> str:
-        """The state of our task instance: `none` where a clear has reset it, `unknown` where nobody can tell."""
-        from airflow_provider_ktrain.compat import task_state
-
+        """The state of our task instance, of `compat.task_state`; UNKNOWN where it cannot be read."""
         if self.task_instance is None:
-            return "unknown"
+            return UNKNOWN
         try:
-            ti = self.task_instance
-            asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-            return await asyncio.wait_for(asking, STATE_PATIENCE)
+            return await _ask_state(self.task_instance)
         except Exception as e:
             self.log.warning("The state of the task cannot be read: %s: %s", type(e).__name__, e)
-            return "unknown"
+            return UNKNOWN
+
+    def _warm_up(self) -> None:
+        """Ask Airflow one harmless question, once in a process, and wait for no answer.
+
+        The triggerer's supervisor loads Airflow's API when its first request arrives, which takes 7 s and more: a kill
+        should not have to wait for that.
+        """
+        global _warmed_up
+        connection = supervisor_connection()
+        if self.task_instance is None or connection is None or connection is _warmed_up:
+            return
+        _warmed_up = connection
+        asking = asyncio.ensure_future(_ask_state(self.task_instance))
+        _warming_up.add(asking)
+        asking.add_done_callback(_warmed)
+
+
+async def _ask_state(ti: Any) -> str:
+    from airflow_provider_ktrain.compat import task_state
+
+    asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+    return await asyncio.wait_for(asking, STATE_TIMEOUT)
+
+
+_warmed_up: object | None = None  # the connection to the supervisor over which a question was asked
+_warming_up: set[asyncio.Future[str]] = set()
+
+
+def _warmed(asking: asyncio.Future[str]) -> None:
+    _warming_up.discard(asking)
+    if not asking.cancelled():
+        asking.exception()  # whatever it is, a kill asks again

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest import (
+    TTL_MINIMUM,
     ClaimVolume,
     HostPath,
     Options,
@@ -287,6 +288,15 @@ def test_what_tools_write_into_templates_does_not_reach_a_strict_server() -> Non
     template["metadata"] = {"creationTimestamp": None, "labels": {"a": "b"}, "annotations": None}
     stamped = stamp(manifest, "train", "ns", {"c": "d"})
     assert stamped["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"] == {"labels": {"a": "b", "c": "d"}}
+
+
+@pytest.mark.parametrize(("given", "sent"), [(0, TTL_MINIMUM), (600, TTL_MINIMUM), (10**6, 10**6), (None, None)])
+def test_stamp_raises_a_ttl_that_would_delete_the_ended_job_too_soon(given: int | None, sent: int | None) -> None:
+    job = pytorchjob()
+    if given is not None:
+        job["spec"]["runPolicy"] = {"ttlSecondsAfterFinished": given}
+    policy = stamp(job, "train", "ns")["spec"].get("runPolicy") or {}
+    assert policy.get("ttlSecondsAfterFinished") == sent
 
 
 def test_stamp_names_labels_and_forgets_what_a_server_wrote() -> None:

@@ -364,6 +364,19 @@ async def test_deleted_under_us(task: Task) -> None:
     assert not await task.pods(ref)
 
 
+@pytest.mark.parametrize(
+    ("program", "phase"), [("echo line 0", "Succeeded"), ("echo line 0; exit 3", "Failed")], ids=["success", "failure"]
+)
+async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program: str, phase: str) -> None:
+    """The operator deletes the job as it ends (recording 12b): its deletion tells its last state."""
+    ref = (await task.submit(1, f"sleep 1; {program}")).ref
+    await task.patch({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 0}}})
+    outcome = await task.ended(ref)
+    assert outcome.phase == phase
+    assert outcome.succeeded is (phase == "Succeeded")
+    assert await task.job() is None
+
+
 async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
     """A watch with a selector tells of it as if it were deleted."""
     ref = (await task.submit()).ref

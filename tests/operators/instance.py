@@ -178,16 +178,21 @@ class Instance:
 
 
 class Supervisor:
-    """Airflow's supervisor process as a trigger sees it: it tells the state of one task."""
+    """Airflow's supervisor process as a trigger or a task sees it: it answers with the state of one task.
 
-    def __init__(self, state: TaskInstanceState | Exception | None) -> None:
-        self.state = state
-        self.states: list[TaskInstanceState] = []  # the next answers; then `state`
+    :param states: one answer after the other; the last one stays. `asked` counts the questions about states.
+    """
+
+    def __init__(self, *states: TaskInstanceState | Exception | None) -> None:
+        self.states = list(states)
+        self.asked = 0
 
     def send(self, message: Any) -> Any:
-        from airflow.sdk.execution_time.comms import TaskStatesResult
+        from airflow.sdk.execution_time.comms import GetTaskStates, TaskStatesResult
 
-        state = self.states.pop(0) if self.states else self.state
+        self.asked += isinstance(message, GetTaskStates)
+        more = len(self.states) > 1 and isinstance(message, GetTaskStates)
+        state = self.states.pop(0) if more else self.states[0]
         if isinstance(state, Exception):
             raise state
         return TaskStatesResult(task_states={message.run_ids[0]: {message.task_ids[0]: state}})

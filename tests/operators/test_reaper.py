@@ -70,7 +70,7 @@ def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> Non
 
 @pytest.mark.parametrize("state", [TaskInstanceState.DEFERRED, TaskInstanceState.UP_FOR_RETRY, None, RuntimeError()])
 def test_what_is_followed_is_not_seen(instance: Instance, supervisor: Supervisor, state: Any) -> None:
-    supervisor.state = state
+    supervisor.states = [state]
     _, found = look(instance, dry_run=False)
     assert not found
     assert instance.jobs()
@@ -78,7 +78,7 @@ def test_what_is_followed_is_not_seen(instance: Instance, supervisor: Supervisor
 
 def test_what_is_followed_again_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
     reaper, found = look(instance, dry_run=False)
-    supervisor.state = TaskInstanceState.RUNNING
+    supervisor.states = [TaskInstanceState.RUNNING]
     assert reaper.second_look(instance.context, found) == []
     assert instance.jobs()
 

@@ -39,10 +39,18 @@ def supervisor() -> Iterator[Supervisor]:
         task_runner.SUPERVISOR_COMMS = before
 
 
-def trigger_of(deferred: Any, instance: Instance) -> TrainingJobTrigger:
+class ImpatientTrigger(TrainingJobTrigger):
+    """It asks for the task's state for a shorter time."""
+
+    state_patience = 1.0
+
+
+def trigger_of(
+    deferred: Any, instance: Instance, cls: type[TrainingJobTrigger] = TrainingJobTrigger
+) -> TrainingJobTrigger:
     """As the triggerer has it: built from what was serialized."""
     _, arguments = deferred.trigger.serialize()
-    trigger = TrainingJobTrigger(**arguments)
+    trigger = cls(**arguments)
     trigger.task_instance = SimpleNamespace(
         dag_id=instance.key.dag_id, run_id=instance.run_id, task_id="train", map_index=-1
     )
@@ -50,22 +58,34 @@ def trigger_of(deferred: Any, instance: Instance) -> TrainingJobTrigger:
 
 
 @pytest.mark.parametrize(
-    ("state", "kept"),
+    ("states", "kept"),
     [
-        (TaskInstanceState.FAILED, False),
-        (TaskInstanceState.SUCCESS, False),
-        (None, False),
-        (TaskInstanceState.QUEUED, False),
-        (TaskInstanceState.DEFERRED, True),
-        (RuntimeError("no answer"), True),
+        ([TaskInstanceState.FAILED], False),
+        ([TaskInstanceState.SUCCESS], False),
+        ([None], False),
+        ([TaskInstanceState.DEFERRED], True),
+        ([TaskInstanceState.RUNNING], True),
+        ([TaskInstanceState.UP_FOR_RETRY], True),
+        ([TaskInstanceState.QUEUED], True),
+        ([TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED, TaskInstanceState.RUNNING], True),
+        ([TaskInstanceState.QUEUED, TaskInstanceState.FAILED], False),
+        ([RuntimeError("no answer"), TaskInstanceState.FAILED], False),
+        ([RuntimeError("no answer")], True),
     ],
-    ids=["failed", "success", "cleared", "the next try", "deferred: another triggerer has it", "nobody can tell"],
-)
-def test_a_kill_asks_whether_there_was_one(instance: Instance, supervisor: Supervisor, state: Any, kept: bool) -> None:
-    trigger = trigger_of(instance.execute(), instance)
-    supervisor.state = state
+    ids=[
+        "failed", "success", "cleared", "deferred: another triggerer has it", "running: a worker has it",
+        "a retry is coming", "queued for ever", "queued, then a worker has it", "queued, then failed",
+        "Airflow is away for a moment", "Airflow cannot be asked",
+    ],
+)  # fmt: skip
+def test_a_kill_asks_whether_there_was_one(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str], states: list[Any], kept: bool
+) -> None:
+    trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
+    supervisor.states = states
     asyncio.run(trigger.on_kill())
     assert bool(instance.jobs()) is kept
+    assert ("The next try goes on with it, or a reaper takes it" in capsys.readouterr().out) is kept
 
 
 def test_a_kill_without_a_task_is_none(instance: Instance) -> None:
@@ -75,11 +95,24 @@ def test_a_kill_without_a_task_is_none(instance: Instance) -> None:
     assert instance.jobs()
 
 
+@pytest.mark.parametrize("answer", [TaskInstanceState.DEFERRED, RuntimeError("no answer")])
+def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervisor: Supervisor, answer: Any) -> None:
+    """The first question takes the triggerer's supervisor 7 s: no kill should have to wait for it."""
+    supervisor.states = [answer]
+    deferred = instance.execute(command=["sh", "-c", "sleep 2"])
+
+    async def run_twice() -> list[TriggerEvent]:
+        return list(await asyncio.gather(*(anext(aiter(trigger_of(deferred, instance).run())) for _ in range(2))))
+
+    assert all(event.payload["succeeded"] for event in asyncio.run(run_twice()))
+    assert supervisor.asked == 1
+
+
 def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
     """A clear: the next try has taken the job over before the old trigger is killed."""
     trigger = trigger_of(instance.execute(number=1, retries=1), instance)
     instance.execute(number=2, retries=1)
-    supervisor.state = TaskInstanceState.RUNNING
+    supervisor.states = [TaskInstanceState.RUNNING]
     asyncio.run(trigger.on_kill())
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
@@ -90,7 +123,7 @@ def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor:
 def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: Supervisor) -> None:
     """A triggerer cancels what it has cancelled again and again."""
     trigger = trigger_of(instance.execute(), instance)
-    supervisor.state = TaskInstanceState.FAILED
+    supervisor.states = [TaskInstanceState.FAILED]
 
     async def kill() -> None:
         killing = asyncio.ensure_future(asyncio.wait_for(trigger.on_kill(), 240))
@@ -136,7 +169,7 @@ def test_lines_after_a_kill_are_logged_and_counted(
 
     async def kill() -> None:
         await stopped(trigger, capsys)
-        supervisor.state = TaskInstanceState.FAILED
+        supervisor.states = [TaskInstanceState.FAILED]
         await trigger.on_kill()
 
     asyncio.run(kill())
@@ -158,7 +191,7 @@ def test_below_3_3_a_cancelled_trigger_asks_whether_its_task_was_killed(
 ) -> None:
     """Airflow cancels a trigger when its task is killed, when the triggerer stops, and when another one takes over."""
     trigger = trigger_of(instance.execute(), instance)
-    supervisor.state = state
+    supervisor.states = [state]
     asyncio.run(stopped(trigger, capsys))
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
@@ -256,7 +289,7 @@ def test_a_kill_does_not_look_in_another_cluster(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trigger = trigger_of(instance.execute(), instance)
-    supervisor.state = TaskInstanceState.FAILED
+    supervisor.states = [TaskInstanceState.FAILED]
     connect(monkeypatch, kube_config_path=str(other.kubeconfig))
     asyncio.run(trigger.on_kill())
     said = capsys.readouterr().out

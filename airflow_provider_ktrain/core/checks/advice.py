@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from airflow_provider_ktrain.core.checks.job import At, Found, Job, Level, Replica, rule
-from airflow_provider_ktrain.core.manifest import LEGACY_RUN_POLICY
+from airflow_provider_ktrain.core.manifest import LEGACY_RUN_POLICY, TTL, TTL_MINIMUM
 
 WARNING = Level.WARNING
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
@@ -228,6 +228,21 @@ def restarts_are_bounded(job: Job) -> Iterator[Found]:
             "no backoffLimit",
             "restartPolicy Never, or a backoffLimit",
             "set restartPolicy: Never, and `retries` of the task; crash_loop_limit ends only crash loops",
+        )
+
+
+@rule("ttl", WARNING)
+def ended_jobs_stay_until_they_are_read(job: Job) -> Iterator[Found]:
+    """The ended job is the proof of how it ended: a short TTL deletes it before a task that was away can read it."""
+    ttl = job.spec["runPolicy"][TTL]
+    if ttl.number is not None and ttl.number < TTL_MINIMUM:
+        yield Found(
+            ttl,
+            "the operator deletes the ended job before whoever follows it may have read how it ended; a task raises "
+            "this value, and deletes the job itself (on_finish_action)",
+            str(ttl.number),
+            f"at least {TTL_MINIMUM}",
+            "leave it out",
         )
 
 

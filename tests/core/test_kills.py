@@ -1,0 +1,35 @@
+"""The state of a task in Airflow decides what a kill does with its job."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk import TaskInstanceState
+
+from airflow_provider_ktrain.core.kills import ABSENT, NONE, UNKNOWN, Action, of_trigger, of_worker
+
+RELEASED = {"failed", "success", "skipped", "upstream_failed", "removed", NONE, ABSENT}
+ASKED_AGAIN = {"scheduled", "queued", UNKNOWN}
+STATES = [*(str(state.value) for state in TaskInstanceState), NONE, ABSENT, UNKNOWN, "of a later Airflow"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_killed_trigger(state: str) -> None:
+    expected = Action.RELEASE if state in RELEASED else Action.ASK_AGAIN if state in ASKED_AGAIN else Action.KEEP
+    assert of_trigger(state) is expected
+
+
+@pytest.mark.parametrize("retry_left", [False, True])
+@pytest.mark.parametrize("state", STATES)
+def test_a_stopped_worker(state: str, retry_left: bool) -> None:
+    """A clear shows as restarting; a task that runs or cannot be asked about is kept for a retry only."""
+    if state in RELEASED | {"restarting"}:
+        expected = Action.RELEASE
+    elif state in ("running", UNKNOWN):
+        expected = Action.KEEP if retry_left else Action.RELEASE
+    else:
+        expected = Action.KEEP
+    decision = of_worker(state, retry_left)
+    assert decision.action is expected
+    assert decision.keep is (expected is Action.KEEP)
+    assert ("kept" in decision.reason) is decision.keep
+    assert len(decision.reason) < 200
