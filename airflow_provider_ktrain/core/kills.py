@@ -26,10 +26,14 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done with the job, and a sentence that says why."""
+    """What is done with the job, and a sentence that says why.
+
+    :param certain: False where Airflow could not be asked.
+    """
 
     action: Action
     reason: str
+    certain: bool = True
 
     @property
     def keep(self) -> bool:
@@ -82,5 +86,5 @@ def of_worker(state: str, retry_left: bool) -> Decision:
     else:
         return Decision(Action.KEEP, f"{_STOPPED} while Airflow has the task as {state}: {_NEXT_TRY}")
     if retry_left:
-        return Decision(Action.KEEP, f"{why}: {_NEXT_TRY}")
-    return Decision(Action.RELEASE, f"{why}; no retry is left, so the job is released")
+        return Decision(Action.KEEP, f"{why}: {_NEXT_TRY}", certain=state != UNKNOWN)
+    return Decision(Action.RELEASE, f"{why}; no retry is left, so the job is released", certain=state != UNKNOWN)

@@ -498,6 +498,7 @@ class _Supervisor:
 
     async def _killed(self) -> Outcome:
         """A kill has seconds: the request first, everything else where time allows."""
+        self.releasing = True  # nothing cuts this off
         decision = await self.stop.decision()
         cause = Cause(Category.KILLED, decision.reason)
         if decision.keep:

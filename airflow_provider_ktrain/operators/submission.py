@@ -178,22 +178,23 @@ class Submission:
         task_state.write_job(context, submitted.ref)
 
     async def find(self, api: Api) -> JobRef | None:
-        """The job that a submission which was cut off has created, if it has."""
-        if self.version is None:
-            return None
+        """The job of this task that this try has created, or that an earlier one has left; None for any other job."""
         kind = self._operator.kind
+        version = self.version or await served_version(api, kind)
         try:
-            job = await api.request("GET", paths.jobs(kind, self.version, self.namespace, self.name), timeout=1)
+            job = await api.request("GET", paths.jobs(kind, version, self.namespace, self.name), timeout=1)
         except ApiStatusError as e:
             if e.not_found:
                 return None
             raise
-        if Owner.of(job) != self.owner:  # that there is one is no proof that it is ours
-            return None
+        owner = Owner.of(job)
+        mine = owner == self.owner
+        if owner is None or not (mine or (owner.key == self.owner.key and owner.try_number < self.owner.try_number)):
+            return None  # that there is one is no proof that it is ours
         meta = job["metadata"]
         return JobRef(
-            kind.name, self.version, self.namespace, self.name, meta["uid"], self.owner.ti_id,
-            self.owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""), await api.cluster(),
+            kind.name, version, self.namespace, self.name, meta["uid"], owner.ti_id,
+            owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""), await api.cluster(),
         )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
 PATIENCE = 900.0  #: seconds for which a job that no trigger can follow any more may be out of reach
-KILLED = "the task was killed (marked failed or cleared, timed out, or its worker was stopped)"
+KILLED = "the task was asked to stop (SIGTERM) before it had a job"
 
 
 class TrainingJobOperator(compat.StorableLog, BaseOperator):
@@ -296,7 +296,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job and follow it: to its end, or for some seconds and then in the triggerer."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.hooks.worker import Try, WorkerHost, as_airflow_errors
         from airflow_provider_ktrain.operators.submission import Submission
 
         with as_airflow_errors():
@@ -305,7 +305,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             source, offline, invalid = self._prepared(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(self, context, source, offline, hook, invalid)
-            self._host = host = WorkerHost(hook, self.log)
+            self._host = host = WorkerHost(hook, self.log, Try.of(context["ti"]))
             if self._killed:  # before there was a host
                 host.kill(KILLED)
             with host:
@@ -320,7 +320,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 outcome = host.follow(submitted.ref, options, until, keep=_has_retry(context))
             if outcome is not None:
                 return self._finish(outcome, context)
-            host.check()  # a kill while this worker was about to defer
+            host.hand_over()
             self._defer(self._deferral(submitted.ref, options, host.handover), context)
 
     def _prepared(
@@ -417,7 +417,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         self.log.warning("The trigger failed: %s. Its job is not touched", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s, then the task defers again"
         self.log.info("Failure %d of a trigger: this worker follows %s %s", deferral.failures, ref, how_long)
-        self._host = host = self._host_of_what_is_left()
+        self._host = host = self._host_of_what_is_left(context)
         if self._killed:  # before there was a host
             host.kill(KILLED)
         until = None if seconds is None else time.monotonic() + seconds
@@ -434,7 +434,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 outcome = None
         if outcome is not None:
             return self._finish(outcome, context)
-        host.check()
+        host.hand_over()
         self._defer(replace(deferral, handover=host.handover), context)
 
     def _stored_deferral(self, reason: str, context: Context) -> Deferral:
@@ -459,7 +459,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         )
 
     def on_kill(self) -> None:
-        """In a signal handler: wake the supervisor, which releases the job; where no loop runs, release it here."""
+        """In a signal handler: SIGTERM, of which Airflow's state of the task tells whether it is a kill."""
         self._killed = True
         if self._host is not None:
             self._host.kill(KILLED)
@@ -556,7 +556,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             ref = JobRef.from_dict(job) if job else task_state.read_job(context)
             if ref is None:
                 return ""
-            with self._host_of_what_is_left() as host:
+            with self._host_of_what_is_left(context) as host:
                 self.log.info(host.release(ref, self.on_finish_action, spare_ended=spare_ended).text)
         except Exception as e:  # it must not hide how the training ended
             self.log.error("%s", e)
@@ -568,18 +568,18 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.operators import task_state
 
         if ref := task_state.read_job(context):
-            with self._host_of_what_is_left() as host:
+            with self._host_of_what_is_left(context) as host:
                 if job := host.ended(ref):
                     return host.follow(ref, self._options(job), None)
         self._delete_or_release(context)
         return None
 
-    def _host_of_what_is_left(self) -> WorkerHost:
-        from airflow_provider_ktrain.hooks.worker import WorkerHost
+    def _host_of_what_is_left(self, context: Context) -> WorkerHost:
+        from airflow_provider_ktrain.hooks.worker import Try, WorkerHost
 
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         hook.load()
-        return WorkerHost(hook, self.log)
+        return WorkerHost(hook, self.log, Try.of(context["ti"]))
 
     # what is submitted
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -196,3 +197,19 @@ class Supervisor:
         if isinstance(state, Exception):
             raise state
         return TaskStatesResult(task_states={message.run_ids[0]: {message.task_ids[0]: state}})
+
+
+@contextlib.contextmanager
+def supervised(answers: Supervisor) -> Iterator[Supervisor]:
+    """Have this process ask `answers`."""
+    from airflow.sdk.execution_time import task_runner
+
+    before = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    task_runner.SUPERVISOR_COMMS = answers
+    try:
+        yield answers
+    finally:
+        if before is None:
+            del task_runner.SUPERVISOR_COMMS
+        else:
+            task_runner.SUPERVISOR_COMMS = before

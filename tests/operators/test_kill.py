@@ -1,4 +1,7 @@
-"""`on_kill` in the worker's signal handler, at any moment: the job goes within Airflow's 5 seconds, and it raises."""
+"""`on_kill` in the worker's signal handler, at any moment: Airflow's state of the task decides within its 5 seconds.
+
+A killed task raises, and its job goes; one whose worker is only stopped leaves its job to the next try.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.comms import GetTaskStates
 
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.instance import Instance
+from tests.operators.instance import Instance, Supervisor, supervised
 
 Kill = Callable[[Callable[[], object]], None]
 AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
@@ -45,8 +51,15 @@ def kill(instance: Instance) -> Iterator[Kill]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def check_killed(instance: Instance, **parameters: object) -> str:
-    with pytest.raises(TrainingKilledError, match="the task was killed") as error:
+@pytest.fixture(autouse=True)
+def supervisor() -> Iterator[Supervisor]:
+    """Airflow's supervisor process, which knows the task's state: a user has marked it failed."""
+    with supervised(Supervisor(TaskInstanceState.FAILED)) as answers:
+        yield answers
+
+
+def check_killed(instance: Instance, says: str | None = "the task was killed", **parameters: Any) -> str:
+    with pytest.raises(TrainingKilledError, match=says) as error:
         instance.execute(**parameters)
     # a loaded machine is given more: tests/e2e/test_kills.py has Airflow's own SIGKILL
     assert time.monotonic() - instance.killed_at < 4 * AIRFLOWS_PATIENCE
@@ -60,6 +73,115 @@ def test_while_it_follows(instance: Instance, kill: Kill, monkeypatch: pytest.Mo
     said = check_killed(instance, deferrable=deferrable)
     assert "1 GPU will be released when 1 pod terminates." in said
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+class Hanging(Supervisor):
+    """It does not answer about states, as while Airflow's API server is away."""
+
+    def send(self, message: Any) -> Any:
+        if isinstance(message, GetTaskStates):
+            self.over.wait(60)
+        return super().send(message)
+
+    over = threading.Event()
+
+
+STATES = {
+    "failed": (TaskInstanceState.FAILED, False, False),
+    "success": (TaskInstanceState.SUCCESS, False, False),
+    "cleared": (TaskInstanceState.RESTARTING, False, False),
+    "deleted": (TaskInstanceState.REMOVED, False, False),
+    "stopped": (TaskInstanceState.RUNNING, True, False),
+    "lost, and retried": (TaskInstanceState.UP_FOR_RETRY, True, True),
+    "Airflow refuses": (RuntimeError("no database"), True, False),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
+def test_the_state_of_the_task_decides(
+    instance: Instance, kill: Kill, supervisor: Supervisor, state: str, retries: int
+) -> None:
+    answer, kept_with_retry, kept_without = STATES[state]
+    supervisor.states = [answer]
+    kill(instance.running)
+    says = check_killed(instance, says=None, deferrable=False, retries=retries)
+    kept = kept_with_retry if retries else kept_without
+    alive = [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
+    assert bool(alive) is kept
+    assert ("the job is kept for the next try" in says) is kept
+
+
+def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
+    supervisor.states = [TaskInstanceState.RUNNING]
+    kill(instance.running)
+    check_killed(instance, "while Airflow has the task as running", deferrable=False, retries=1)
+    (before,) = instance.jobs()
+    again = instance.execute(number=2, retries=1)
+    assert again.trigger.job["uid"] == before["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
+def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: int) -> None:
+    """It is asked for a part of the 5 s only."""
+    Hanging.over.clear()
+    with supervised(Hanging(TaskInstanceState.FAILED)):
+        kill(instance.running)
+        says = check_killed(instance, "Airflow could not be asked why", deferrable=False, retries=retries)
+        Hanging.over.set()
+    assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is bool(retries)
+    assert ("no retry is left" in says) is not bool(retries)
+
+
+def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Airflow takes no XCom: nothing is wrong with the training."""
+    with pytest.raises(ConnectionError):
+        instance.execute(retries=1, refuses="job")
+    (before,) = instance.jobs()
+    assert "deletionTimestamp" not in before["metadata"]
+    assert "is kept for the next try" in capsys.readouterr().out
+    again = instance.execute(number=2, retries=1)
+    assert again.trigger.job["uid"] == before["metadata"]["uid"]
+
+
+def test_an_error_without_a_retry_releases_the_job(instance: Instance) -> None:
+    with pytest.raises(ConnectionError):
+        instance.execute(refuses="job")
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
+    """It is a limit that the user set, also where a retry is left."""
+
+    class TimedOut(PyTorchJobOperator):
+        def _tell(self, *_: Any) -> None:
+            raise AirflowTaskTimeout("execution_timeout")
+
+    with pytest.raises(AirflowTaskTimeout):
+        instance.execute(operator=TimedOut, retries=1)
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+def test_a_kill_finds_the_job_that_an_earlier_try_left(instance: Instance) -> None:
+    """The task is marked failed before the retry has adopted it: nobody else would release it."""
+    instance.execute(number=1, retries=1)
+
+    class KilledEarly(PyTorchJobOperator):
+        def build_manifest(self, *args: Any, **kwargs: Any) -> Manifest:
+            self.on_kill()
+            return super().build_manifest(*args, **kwargs)
+
+    with pytest.raises(TrainingKilledError):
+        instance.execute(number=2, retries=1, operator=KilledEarly)
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+def test_a_kill_after_the_handover_is_the_triggers(instance: Instance) -> None:
+    instance.execute(retries=0)
+    assert instance.operator is not None
+    instance.operator.on_kill()
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
 
 
 def test_before_it_has_asked_anybody(instance: Instance) -> None:

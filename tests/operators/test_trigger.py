@@ -14,7 +14,6 @@ import pytest
 import yaml
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
@@ -24,19 +23,14 @@ from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJo
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import until
-from tests.operators.instance import DefersSoon, Instance, Supervisor
+from tests.operators.instance import DefersSoon, Instance, Supervisor, supervised
 
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
     """What Airflow's supervisor process would answer to a trigger."""
-    before = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    task_runner.SUPERVISOR_COMMS = answers = Supervisor(TaskInstanceState.DEFERRED)
-    yield answers
-    if before is None:
-        del task_runner.SUPERVISOR_COMMS
-    else:
-        task_runner.SUPERVISOR_COMMS = before
+    with supervised(Supervisor(TaskInstanceState.DEFERRED)) as answers:
+        yield answers
 
 
 class ImpatientTrigger(TrainingJobTrigger):
