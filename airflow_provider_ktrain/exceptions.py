@@ -69,7 +69,7 @@ class TrainingHangError(TrainingJobError):
 
 
 class TrainingKilledError(TrainingJobError):
-    """The task was killed: by a user, by a timeout of Airflow's, or with its worker."""
+    """The task was killed by a user, or its worker was stopped (SIGTERM): then the job is kept for a retry."""
 
 
 class TrainingSupersededError(TrainingJobError):

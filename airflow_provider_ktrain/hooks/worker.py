@@ -179,7 +179,8 @@ class WorkerHost:
         """
         self.check()
         self._ref = None
-        self.check()  # a kill in between
+        if self._decision is not None:  # a kill in between
+            raise TrainingKilledError(self._decision.reason)
 
     async def _decide(self) -> kills.Decision:
         """Whether a killed try releases its job: by the task's state in Airflow, asked until it is known."""

@@ -1,0 +1,63 @@
+"""`make chaos`: SIGTERM, and kills that are none: a training ends only where Airflow says that its task is over."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
+from tests.e2e.stage import Begin, Stage
+
+__all__ = ["airflow", "begin", "cluster", "triggerers"]
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+
+def check_adopted(stage: Stage, seconds: int) -> None:
+    """The retry followed the one job to its end, and nothing was trained again."""
+    check_end(stage, "success", try_number=2)
+    stage.check_lines(seconds, try_number=2)
+    assert "Decision: adopt" in stage.log(2)
+
+
+def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
+    """A rolling deployment: Airflow still has the task as running."""
+    stage = begin("chaos_worker_retries", seconds=40)
+    stage.wait_line("[Worker 0] line 3")
+    stage.kill_task(signal.SIGTERM)
+    check_adopted(stage, 40)
+    assert "the job is kept for the next try" in stage.log(1)
+
+
+def test_airflows_api_server_away_until_the_worker_is_stopped(begin: Begin, airflow: Airflow) -> None:
+    """After three failed heartbeats Airflow's supervisor terminates the task, and can't be asked why."""
+    stage = begin("chaos_worker_retries", seconds=150)
+    stage.wait_line("[Worker 0] line 3")
+    (process,) = airflow.task_processes()
+    airflow.end("api-server")
+    wait_for("the worker is stopped", lambda: process not in airflow.task_processes(), 240)
+    assert stage.gpus() == 2, "the job trains on"
+    airflow.run("api-server")
+    check_adopted(stage, 150)
+
+
+def test_marked_failed_while_running_with_a_retry(begin: Begin) -> None:
+    """A user's kill is one, although a retry is left."""
+    stage = begin("chaos_worker_retries", seconds=600)
+    stage.wait_line("[Worker 0] line 3")
+    stage.set_state("failed")
+    check_end(stage, "failed")
+    assert "the task was killed: Airflow has it as failed" in stage.log(1)
+
+
+def test_marked_failed_before_the_retry(begin: Begin) -> None:
+    """The job was kept for a retry that never comes: the reaper's next run takes it."""
+    stage = begin("chaos_worker_retries_late")
+    stage.wait_line("[Worker 0] started")
+    stage.kill_task(signal.SIGTERM)
+    stage.wait_state("up_for_retry")
+    stage.set_state("failed")
+    stage.wait_state("failed")
+    check_reaped(stage)
