@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
@@ -22,6 +23,12 @@ def check_adopted(stage: Stage, seconds: int) -> None:
     assert "Decision: adopt" in stage.log(2)
 
 
+def answers(airflow: Airflow) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(airflow.call("GET", "/api/v2/monitor/health"))
+    return False
+
+
 def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
     """A rolling deployment: Airflow still has the task as running."""
     stage = begin("chaos_worker_retries", seconds=40)
@@ -40,6 +47,7 @@ def test_airflows_api_server_away_until_the_worker_is_stopped(begin: Begin, airf
     wait_for("the worker is stopped", lambda: process not in airflow.task_processes(), 240)
     assert stage.gpus() == 2, "the job trains on"
     airflow.run("api-server")
+    wait_for("Airflow's API server answers", lambda: answers(airflow))
     check_adopted(stage, 150)
 
 
