@@ -147,8 +147,8 @@ async def ours(told: Json) -> Json:
 @contextlib.asynccontextmanager
 async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
     """A LogFollower and the hub of the namespace's pods, on one Api as in a triggerer."""
-    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-    from airflow_provider_ktrain.engine.logs import LogFollower
+    from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+    from airflow_provider_ktrain.engine.logs.follower import LogFollower
     from airflow_provider_ktrain.engine.watch import hub
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -174,7 +174,7 @@ def to_logger() -> Callable[[Any], None]:
 
 async def logger_alone(told: Json) -> Json:
     """What Airflow's logger takes of the same lines."""
-    from airflow_provider_ktrain.engine.outlet import LogLine
+    from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
     sink, padding = to_logger(), "x" * 60
     for n in range(told["lines"]):
@@ -223,8 +223,8 @@ async def flood(told: Json) -> Json:
 
 async def streams(told: Json) -> Json:
     """As many followers as make 300 streams, and in the same process a watch and deletes."""
-    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-    from airflow_provider_ktrain.engine.logs import LogFollower
+    from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+    from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
     counted: Counter[str] = Counter()
     noticed: list[float] = []
@@ -294,7 +294,7 @@ IMPORTED = (
     "airflow.providers.cncf.kubernetes.utils.pod_manager",
     "kubernetes_asyncio",
     "structlog",
-    "airflow_provider_ktrain.engine.logs",
+    "airflow_provider_ktrain.engine.logs.follower",
     "airflow_provider_ktrain.engine.watch",
 )  # by every contender, before anything is measured
 

@@ -49,7 +49,7 @@ Fired = Callable[[str], None]
 async def ours(told: Json, name: str, uid: str, fired: Fired) -> None:
     """TrainingJobTrigger as the operator makes it; the job is kept, as KubernetesJobOperator does."""
     from airflow_provider_ktrain.core.identity import JobRef
-    from airflow_provider_ktrain.engine.terms import Options
+    from airflow_provider_ktrain.engine.follow.messages import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
     ref = JobRef("PyTorchJob", "v1", NAMESPACE, name, uid, owner=name, deployment="bench", submission=name)

@@ -1,6 +1,6 @@
 """The practitioner's job: sixteen pods with one GPU each on chosen hosts, and the GPUs free again at the end.
 
-See docs/seeds.md.
+See docs/guides-as-dags.md.
 """
 
 import pendulum

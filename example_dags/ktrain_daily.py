@@ -7,7 +7,7 @@ from datetime import timedelta
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.core.manifest import ClaimVolume, HostPath
+from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, HostPath
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 

@@ -1,9 +1,10 @@
-"""The MPI-Operator guide: elastic Horovod, scaled from 2 Workers to 3 and to 1 while it trains. See docs/seeds.md."""
+"""The MPI-Operator guide: elastic Horovod, scaled from 2 Workers to 3 and to 1 while it trains. See
+docs/guides-as-dags.md."""
 
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.operators.life import ScaleTrainingJobOperator
+from airflow_provider_ktrain.operators.job_control import ScaleTrainingJobOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor
 

@@ -1,6 +1,6 @@
 """The PyTorch-Operator guides: their manifest, one Master and one Worker with a GPU each, NCCL.
 
-Without GPUs give it another backend: {"backend": "gloo"}, as the guides say. See docs/seeds.md.
+Without GPUs give it another backend: {"backend": "gloo"}, as the guides say. See docs/guides-as-dags.md.
 """
 
 import pendulum

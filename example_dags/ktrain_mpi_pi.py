@@ -1,6 +1,6 @@
 """A plain MPIJob: mpirun and mpi4py, for the API that the cluster serves.
 
-`api`: v1 where training-operator runs, v2beta1 where mpi-operator does. See docs/seeds.md.
+`api`: v1 where training-operator runs, v2beta1 where mpi-operator does. See docs/guides-as-dags.md.
 """
 
 import pendulum

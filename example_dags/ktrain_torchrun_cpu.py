@@ -1,4 +1,5 @@
-"""The training-operator walk-through: distributed PyTorch on CPUs, one Master and one Worker. See docs/seeds.md."""
+"""The training-operator walk-through: distributed PyTorch on CPUs, one Master and one Worker. See
+docs/guides-as-dags.md."""
 
 import pendulum
 from airflow.sdk import DAG

@@ -17,9 +17,9 @@ from airflow.dag_processing.dagbag import DagBag
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core.checks import check
-from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.manifest import ClaimVolume, HostPath, SharedMemory
-from airflow_provider_ktrain.operators.life import (
+from airflow_provider_ktrain.core.kinds.base import KINDS
+from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, HostPath, SharedMemory
+from airflow_provider_ktrain.operators.job_control import (
     DeleteTrainingJobOperator,
     ResumeTrainingJobOperator,
     ScaleTrainingJobOperator,
@@ -179,8 +179,9 @@ def test_parameters_that_are_named_exist(cls: str, names: list[str]) -> None:
 
 def test_every_parameter_is_documented() -> None:
     """In the docstrings, from which the reference is made."""
-    from airflow_provider_ktrain.core import overlay
-    from airflow_provider_ktrain.operators import life, training
+    from airflow_provider_ktrain.core.manifest import overlay
+    from airflow_provider_ktrain.operators import job_control as life
+    from airflow_provider_ktrain.operators import training
     from airflow_provider_ktrain.sensors import training as sensors
 
     elsewhere = set(inspect.signature(overlay.Options).parameters) | {"priority_class_name"}  # in Options' docstring

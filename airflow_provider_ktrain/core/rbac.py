@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds.base import KINDS
 
 #: (API group, resources, verbs): what the engine asks, and why
 RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (

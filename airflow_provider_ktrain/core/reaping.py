@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUSPENDED_ANNOTATION, Owner
-from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 #: states of a task instance in which nobody follows its job any more; in every other one somebody does or will
 OVER = ("success", "failed", "upstream_failed", "skipped", "removed", "absent")

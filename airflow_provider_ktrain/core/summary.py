@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.evidence import moment
+from airflow_provider_ktrain.core.diagnosis.pod_failures import moment
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.usage import Usage
+from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.state.usage import Usage
 
 
 def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], spent: Usage, now: datetime) -> str:

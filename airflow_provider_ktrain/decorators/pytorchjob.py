@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
-from airflow_provider_ktrain.core.program import NOT_JSON, Definition, cannot_travel, command, environment, program
+from airflow_provider_ktrain.core.manifest.program import (
+    NOT_JSON,
+    Definition,
+    cannot_travel,
+    command,
+    environment,
+    program,
+)
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.terms import Outcome
+    from airflow_provider_ktrain.engine.follow.messages import Outcome
 
 
 QUOTES = "\"'"
@@ -71,7 +78,7 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
         return self._definition.text
 
     def execute(self, context: Context) -> Any:
-        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         with as_airflow_errors():
             name = self.python_callable.__name__

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
-from airflow_provider_ktrain.core.kinds import MPIJOB
-from airflow_provider_ktrain.core.manifest import pod_gpus
-from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
-from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.core.kinds.base import MPIJOB
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.transform import pod_gpus
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable

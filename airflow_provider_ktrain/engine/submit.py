@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
+from airflow_provider_ktrain.core.diagnosis.pod_failures import moment
 from airflow_provider_ktrain.core.errors import (
     AccessError,
     ClusterError,
@@ -22,7 +23,6 @@ from airflow_provider_ktrain.core.errors import (
     OperatorMissingError,
     UnreachableError,
 )
-from airflow_provider_ktrain.core.evidence import moment
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
@@ -38,7 +38,7 @@ from airflow_provider_ktrain.core.identity import (
     decide,
     differences,
 )
-from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.kinds.base import Kind, kind_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import (

@@ -15,9 +15,9 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
-from airflow_provider_ktrain.core.kinds import KINDS, Kind
+from airflow_provider_ktrain.core.kinds.base import KINDS, Kind
 from airflow_provider_ktrain.core.reaping import OVER, is_kept, judge
-from airflow_provider_ktrain.core.status import phase_of
+from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:
         """Release what was seen before and still is left over."""
         from airflow_provider_ktrain.engine.release import ReleaseError
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         candidates = mapping(mapping(event).get("candidates"))
         again = [(ref, owner) for ref, owner in self._look().items() if candidates.get(ref.uid) == ref.owner]
@@ -119,7 +119,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
 
     def _look(self) -> dict[JobRef, Owner]:
         """The jobs that are left over, by what the cluster and Airflow say now; each decision is logged."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
             deployment = compat.explicit_deployment_id()

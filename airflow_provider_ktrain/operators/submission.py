@@ -11,8 +11,8 @@ from airflow_provider_ktrain.core.checks import check, parameters, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
 from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUBMISSION_LABEL, JobRef, Owner, Reattach
-from airflow_provider_ktrain.core.manifest import expire
-from airflow_provider_ktrain.core.selection import check_choice
+from airflow_provider_ktrain.core.logs.selection import check_choice
+from airflow_provider_ktrain.core.manifest.transform import expire
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.preflight import preflight
@@ -23,7 +23,7 @@ from airflow_provider_ktrain.operators.training import source_hash
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.kinds import Manifest
+    from airflow_provider_ktrain.core.kinds.base import Manifest
     from airflow_provider_ktrain.hooks.training import TrainingHook
     from airflow_provider_ktrain.operators.training import TrainingJobOperator
 

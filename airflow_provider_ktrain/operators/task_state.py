@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.engine.terms import Deferral, Outcome
+from airflow_provider_ktrain.engine.follow.messages import Deferral, Outcome
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core import manifest as manifests
 from airflow_provider_ktrain.core.checks import check, parameters
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import (
@@ -28,12 +27,13 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
     first_try_since_clear,
 )
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind, Manifest
-from airflow_provider_ktrain.core.limits import Limits
-from airflow_provider_ktrain.core.manifest import Options as Overlay
-from airflow_provider_ktrain.core.manifest import Volume
-from airflow_provider_ktrain.core.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.source import read, the_job
+from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind, Manifest
+from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
+from airflow_provider_ktrain.core.manifest import transform as manifests
+from airflow_provider_ktrain.core.manifest.loader import read, the_job
+from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
+from airflow_provider_ktrain.core.manifest.transform import Volume
+from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.storable import storable_outputs
 from airflow_provider_ktrain.core.text import clipped
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -42,8 +42,8 @@ from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome
-    from airflow_provider_ktrain.hooks.worker import WorkerHost
+    from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
+    from airflow_provider_ktrain.worker_host import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
@@ -296,8 +296,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job and follow it: to its end, or for some seconds and then in the triggerer."""
-        from airflow_provider_ktrain.hooks.worker import Try, WorkerHost, as_airflow_errors
         from airflow_provider_ktrain.operators.submission import Submission
+        from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
@@ -342,7 +342,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             compat.push(context, link.xcom_key, url_of(job))
 
     def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
-        from airflow_provider_ktrain.engine.terms import Deferral
+        from airflow_provider_ktrain.engine.follow.messages import Deferral
 
         return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
 
@@ -371,8 +371,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: result, or the exception of the cause; where it failed, follow the job."""
-        from airflow_provider_ktrain.engine.terms import Outcome, read_event
-        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+        from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         with as_airflow_errors():
             ended = read_event(event)
@@ -388,7 +388,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         """
         if next_method != compat.TRIGGER_FAILED:
             return super().resume_execution(next_method, next_kwargs, context)
-        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         reason = compat.trigger_failure(next_kwargs)
         with as_airflow_errors():
@@ -408,7 +408,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
         :param reason: why the trigger failed.
         """
-        from airflow_provider_ktrain.engine.terms import seconds_in_worker
+        from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         deferral = self._stored_deferral(reason, context)
         deferral = replace(deferral, failures=deferral.failures + 1)
@@ -442,7 +442,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
         :raises KtrainError: the task's state names no job of this try.
         """
-        from airflow_provider_ktrain.engine.terms import Handover
+        from airflow_provider_ktrain.engine.follow.messages import Handover
         from airflow_provider_ktrain.operators import task_state
 
         if found := task_state.read_deferral(context):
@@ -495,7 +495,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
         :param stored: whether a later try finds the outcome in the task's state. Without it a succeeded job is kept.
         """
-        from airflow_provider_ktrain.engine.terms import UNKNOWN_CAUSE
+        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
         ti = context["ti"]
@@ -575,7 +575,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return None
 
     def _host_of_what_is_left(self, context: Context) -> WorkerHost:
-        from airflow_provider_ktrain.hooks.worker import Try, WorkerHost
+        from airflow_provider_ktrain.worker_host import Try, WorkerHost
 
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         hook.load()
@@ -622,7 +622,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return whole - min(30.0, whole / 10)
 
     def _options(self, job: Mapping[str, Any]) -> Options:
-        from airflow_provider_ktrain.engine.terms import Options
+        from airflow_provider_ktrain.engine.follow.messages import Options
 
         deadline = (job["metadata"].get("annotations") or {}).get(DEADLINE_ANNOTATION)
         return Options(

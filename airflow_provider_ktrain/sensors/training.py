@@ -22,16 +22,16 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.status import phase_of, true_conditions
+from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
+from airflow_provider_ktrain.core.state.status import phase_of, true_conditions
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.terms import Options, Outcome
+    from airflow_provider_ktrain.engine.follow.messages import Options, Outcome
 
 STATE_KEY = "ktrain_sensor"  #: in the task's state: see docs/reference/formats.md
 RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
@@ -108,7 +108,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> Any:
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         if not self.deferrable:
             return super().execute(context) if self.reschedule else self._watch(context)
@@ -142,7 +142,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def _watch(self, context: Context) -> None:
         """Wait in this process: one watch instead of looking again and again."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
             with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
@@ -178,8 +178,8 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
         """Resume after the trigger."""
-        from airflow_provider_ktrain.engine.terms import Outcome, read_event
-        from airflow_provider_ktrain.hooks.worker import as_airflow_errors
+        from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         with as_airflow_errors():
             ended = read_event(event)
@@ -190,7 +190,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def _go_on(self, context: Context, reason: str) -> None:
         """Wait in the worker after a failure of the trigger, for longer each time, then defer again."""
-        from airflow_provider_ktrain.engine.terms import seconds_in_worker
+        from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
         failures = stored.failures + 1
@@ -207,7 +207,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def _reference(self, stored: Waiting) -> JobRef:
         """The job as it was deferred for, or as the cluster serves it now."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
             return JobRef.from_dict(mapping(stored.job))
@@ -220,7 +220,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
         :param until: epoch seconds.
         """
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         while (left := until - time.time()) > 0:
             try:
@@ -241,7 +241,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:
         """One look, for `mode="reschedule"`."""
-        from airflow_provider_ktrain.hooks.worker import WorkerHost, as_airflow_errors
+        from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
             with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
@@ -270,8 +270,8 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """The job by its name, and the job if it is there; the log says what is waited for."""
+        from airflow_provider_ktrain.engine.operations import find
         from airflow_provider_ktrain.engine.submit import served_version
-        from airflow_provider_ktrain.engine.verbs import find
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
@@ -281,7 +281,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         return ref, job
 
     def _options(self) -> Options:
-        from airflow_provider_ktrain.engine.terms import Options
+        from airflow_provider_ktrain.engine.follow.messages import Options
 
         return Options(logs=self.logs, conditions=tuple(self.conditions), release=False)
 

@@ -17,13 +17,13 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kills import UNKNOWN, Action, of_trigger
-from airflow_provider_ktrain.core.logcursor import Cursor
+from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
-    from airflow_provider_ktrain.engine.terms import Outcome
+    from airflow_provider_ktrain.engine.follow.messages import Outcome
 
 KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
 INTERRUPTED = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
@@ -64,7 +64,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         version: int = VERSION,
         **unknown: Any,
     ) -> None:
-        from airflow_provider_ktrain.engine.terms import Options
+        from airflow_provider_ktrain.engine.follow.messages import Options
 
         super().__init__()
         self.job = dict(mapping(job))
@@ -86,7 +86,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", clean(arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from airflow_provider_ktrain.engine.terms import event_of
+        from airflow_provider_ktrain.engine.follow.messages import event_of
 
         started = time.monotonic()
         self._warm_up()
@@ -106,8 +106,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         yield TriggerEvent(clean(event))
 
     async def _follow(self, ref: JobRef) -> Outcome:
-        from airflow_provider_ktrain.engine.supervisor import follow
-        from airflow_provider_ktrain.engine.terms import Handover, Options, Stop
+        from airflow_provider_ktrain.engine.follow.loop import follow
+        from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Stop
 
         handover = Handover.from_dict(self.handover)
         self._cursor = Cursor.from_dict(handover.cursor)
@@ -194,8 +194,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     def _last_lines(self, api: Api, ref: JobRef) -> contextlib.AbstractAsyncContextManager[None]:
         """What logs the lines between a kill and the end of the pods."""
-        from airflow_provider_ktrain.engine.lastlines import last_lines
-        from airflow_provider_ktrain.engine.terms import Handover, Options
+        from airflow_provider_ktrain.engine.follow.last_lines import last_lines
+        from airflow_provider_ktrain.engine.follow.messages import Handover, Options
 
         cursor = self._cursor or Cursor.from_dict(Handover.from_dict(self.handover).cursor)
         return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)

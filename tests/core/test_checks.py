@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.checks import RULES, check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest import load
-from airflow_provider_ktrain.core.schema import published, schema_of
+from airflow_provider_ktrain.core.manifest.schema import published, schema_of
+from airflow_provider_ktrain.core.manifest.transform import load
 
 from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob
 

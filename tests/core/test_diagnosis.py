@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core import words
-from airflow_provider_ktrain.core.cause import DETAIL
-from airflow_provider_ktrain.core.diagnosis import (
+from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
+from airflow_provider_ktrain.core.diagnosis.log_parser import NEAR_END, read_tail
+from airflow_provider_ktrain.core.diagnosis.model import DETAIL
+from airflow_provider_ktrain.core.diagnosis.rules import (
     PATIENCE,
     Category,
     Cause,
@@ -24,7 +25,6 @@ from airflow_provider_ktrain.core.diagnosis import (
     limit_passed,
     log_key,
 )
-from airflow_provider_ktrain.core.tails import NEAR_END, read_tail
 from airflow_provider_ktrain.core.text import LINE, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -748,8 +748,8 @@ def test_core_stays_light() -> None:
 
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import airflow_provider_ktrain.core.manifest, airflow_provider_ktrain.core.checks\n"
-        "import airflow_provider_ktrain.core.diagnosis, airflow_provider_ktrain.core.usage\n"
+        "import airflow_provider_ktrain.core.manifest.transform, airflow_provider_ktrain.core.checks\n"
+        "import airflow_provider_ktrain.core.diagnosis.rules, airflow_provider_ktrain.core.state.usage\n"
         "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.elastic import bounds, keeps_world_size
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.state.elastic import bounds, keeps_world_size
 
 from .manifests import mpijob, pytorchjob
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.evidence import Failure, failures
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, failures
+from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind
 
 from .test_diagnosis import pod, time
 

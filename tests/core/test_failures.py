@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.diagnosis import PATIENCE, STARTS, diagnose, hopeless, log_key, never_starts
+from airflow_provider_ktrain.core.diagnosis.rules import PATIENCE, STARTS, diagnose, hopeless, log_key, never_starts
 
 from .test_diagnosis import failed, pod
 

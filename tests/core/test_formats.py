@@ -23,8 +23,8 @@ from airflow_provider_ktrain.core.formats import (
     with_try,
 )
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.core.logcursor import Cursor
-from airflow_provider_ktrain.engine.terms import Deferral, Handover, Options, Outcome, event_of, read_event
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
 from airflow_provider_ktrain.sensors.training import Waiting

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError, UnknownKindError
-from airflow_provider_ktrain.core.kinds import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
+from airflow_provider_ktrain.core.kinds.base import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
 
 from .manifests import mpijob, pytorchjob
 

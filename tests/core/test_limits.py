@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import Limit
-from airflow_provider_ktrain.core.limits import Limits, clocks, epoch, restarts
-from airflow_provider_ktrain.core.status import Phase
+from airflow_provider_ktrain.core.diagnosis.rules import Limit
+from airflow_provider_ktrain.core.state.limits import Limits, clocks, epoch, restarts
+from airflow_provider_ktrain.core.state.status import Phase
 
 CREATED, SUSPENDED, SCHEDULED = "2026-11-21T10:00:00Z", "2026-11-21T10:00:10Z", "2026-11-21T10:01:00Z"
 ALL = Limits(queue=60, schedule=120, startup=300, log_stall=600)

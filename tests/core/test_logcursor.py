@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.logcursor import MAX_SIZE, Cursor, Gap, Position, Replay, Window, normal_time
-from airflow_provider_ktrain.core.packing import pack_integers, unpack_integers
+from airflow_provider_ktrain.core.logs.cursor import MAX_SIZE, Cursor, Gap, Position, Replay, Window, normal_time
+from airflow_provider_ktrain.core.logs.packing import pack_integers, unpack_integers
 
 # a line of a log file: its time and its text, which only the test knows
 Line = tuple[str, int]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest import (
+from airflow_provider_ktrain.core.manifest.transform import (
     TTL_MINIMUM,
     ClaimVolume,
     HostPath,

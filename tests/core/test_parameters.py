@@ -11,7 +11,7 @@ from kubernetes_asyncio.client import V1Toleration
 
 from airflow_provider_ktrain.core.checks.parameters import PARAMETERS, REQUIRED, read
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest import SharedMemory
+from airflow_provider_ktrain.core.manifest.transform import SharedMemory
 
 NATIVE = "render_template_as_native_obj=True"
 DURATION = "seconds or a timedelta, 0 or more"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.program import (
+from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, find_result
+from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     PROGRAM_VARIABLE,
     TERMINATION_LOG_VARIABLE,
@@ -20,7 +21,6 @@ from airflow_provider_ktrain.core.program import (
     environment,
     program,
 )
-from airflow_provider_ktrain.core.result import RESULT_MARKER, find_result
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.source import load, plain, read, the_job
+from airflow_provider_ktrain.core.manifest.loader import load, plain, read, the_job
 
 from .manifests import DATA, GUIDES, JSON, pytorchjob
 

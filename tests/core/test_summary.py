@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.state.usage import Usage
 from airflow_provider_ktrain.core.summary import duration, summary_of_success
-from airflow_provider_ktrain.core.usage import Usage
 
 NOW = datetime(2026, 11, 21, 11, 0, tzinfo=UTC)
 REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")

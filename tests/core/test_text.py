@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.cause import Category
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.text import LINE, clean, clipped
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.usage import Usage, usage
+from airflow_provider_ktrain.core.state.usage import Usage, usage
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -13,7 +13,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.conftest import DAGS
-from tests.e2e.stage import Begin, Stage, beginning
+from tests.e2e.scenario import Begin, Stage, beginning
 
 QUICK = {  # Airflow notices within seconds what it notices within minutes by default
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",

@@ -33,7 +33,7 @@ from tests.e2e.chaos import QUICK
 from tests.e2e.conftest import DAGS
 from tests.e2e.disturbances import Disturbances
 from tests.e2e.kube import Kube
-from tests.e2e.stage import NOT_NOW, Watcher, terminal
+from tests.e2e.scenario import NOT_NOW, Watcher, terminal
 
 DAG_IDS = ("soak_deferred", "soak_worker")
 FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU

@@ -13,7 +13,7 @@ import pytest
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
-from tests.e2e.stage import Begin
+from tests.e2e.scenario import Begin
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 needs_faults = pytest.mark.embedded  # sets fault switches, which only the embedded cluster has

@@ -24,7 +24,7 @@ from kubernetes import client, config
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, running
 from tests.e2e.chaos import CHAOS_DAGS, QUICK, begin, check_end, cluster
-from tests.e2e.stage import Begin
+from tests.e2e.scenario import Begin
 
 __all__ = ["airflow", "begin", "cluster"]  # fixtures
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]

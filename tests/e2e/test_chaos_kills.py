@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
-from tests.e2e.stage import Begin, Stage
+from tests.e2e.scenario import Begin, Stage
 
 __all__ = ["airflow", "begin", "cluster", "triggerers"]
 

@@ -19,7 +19,7 @@ from tests.e2e import s3
 from tests.e2e.airflow import Airflow, running, wait_for
 from tests.e2e.chaos import QUICK, begin, check_end, cluster, triggerers
 from tests.e2e.conftest import DAGS
-from tests.e2e.stage import LINE, TASK, Begin, Stage
+from tests.e2e.scenario import LINE, TASK, Begin, Stage
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 EARLY = 6  # lines that the program writes before those that come at once

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.airflow import Airflow
 from tests.e2e.chaos import airflow, begin, check_end, cluster
-from tests.e2e.stage import Begin
+from tests.e2e.scenario import Begin
 
 __all__ = ["airflow", "begin", "cluster"]
 

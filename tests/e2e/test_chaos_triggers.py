@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.airflow import ROOT, Airflow
 from tests.e2e.chaos import airflow, begin, check_end, cluster, triggerers
-from tests.e2e.stage import Begin
+from tests.e2e.scenario import Begin
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

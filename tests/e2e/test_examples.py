@@ -1,4 +1,4 @@
-"""The seeds' guides, as docs/seeds.md has them: each example DAG runs on the embedded cluster."""
+"""The seeds' guides, as docs/guides-as-dags.md has them: each example DAG runs on the embedded cluster."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.stage import Begin, beginning
+from tests.e2e.scenario import Begin, beginning
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 

@@ -21,15 +21,15 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
     TaskKey,
 )
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest import Options as Overlay
-from airflow_provider_ktrain.core.manifest import build, stamp
+from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
+from airflow_provider_ktrain.core.manifest.transform import build, stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.loop import follow
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.release import job_pods, release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
-from airflow_provider_ktrain.engine.supervisor import follow
-from airflow_provider_ktrain.engine.terms import Handover, Options, Outcome, Stop
 from tests import clusters
 from tests.clusters import TestCluster
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.logcursor import Cursor
-from airflow_provider_ktrain.engine import logs
-from airflow_provider_ktrain.engine.budget import StreamBudget
-from airflow_provider_ktrain.engine.logs import LogFollower, LogLine, Rate, Run, run_of
+from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs import follower as logs
+from airflow_provider_ktrain.engine.logs.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.follower import LogFollower, LogLine, Rate, Run, run_of
 
 from .fakekube import PODS, FakeKube, LogFile, Record, cutter, serving, stamp, until
 

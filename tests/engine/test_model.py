@@ -15,10 +15,10 @@ import pytest
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner, Reattach, TaskKey
-from airflow_provider_ktrain.core.status import Phase, phase_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.release import Mode, mode_of, read, release
 from airflow_provider_ktrain.engine.submit import submit
-from tests.engine.world import (
+from tests.engine.model_cluster import (
     KEY,
     KIND,
     NAME,

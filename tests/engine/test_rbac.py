@@ -13,13 +13,13 @@ import yaml
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest import Options as Overlay
-from airflow_provider_ktrain.core.manifest import build, stamp
+from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
+from airflow_provider_ktrain.core.manifest.transform import build, stamp
 from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.loop import follow
+from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, Stop
 from airflow_provider_ktrain.engine.submit import Submitted, served_version, submit
-from airflow_provider_ktrain.engine.supervisor import follow
-from airflow_provider_ktrain.engine.terms import Options, Outcome, Stop
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, api_of

@@ -17,7 +17,7 @@ from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
 from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
-from airflow_provider_ktrain.core.status import phase_of
+from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainingJobOperator
 from tests import clusters
 from tests.clusters import TestCluster

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.core.manifest import ClaimVolume, SharedMemory
+from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, SharedMemory
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.core.manifests import pytorchjob

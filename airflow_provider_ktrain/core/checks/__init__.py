@@ -1,7 +1,7 @@
 """Problems of a manifest before it costs anything: each with a JSON path, what was found, what to do.
 
 A check is one small function in a registry (`refused.py`: errors, `advice.py`: warnings); fields and types are compared
-with a schema (`core/schema.py`, or what the server publishes).
+with a schema (`core/manifest/schema.py`, or what the server publishes).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core import schema as schemas
-from airflow_provider_ktrain.core.checks import advice, refused
+from airflow_provider_ktrain.core.checks import error_rules as refused
+from airflow_provider_ktrain.core.checks import warning_rules as advice
 from airflow_provider_ktrain.core.checks.job import RULES, At, Job, Level, Problem
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds.base import KINDS
+from airflow_provider_ktrain.core.manifest import schema as schemas
 
 __all__ = ["RULES", "Level", "Problem", "advice", "check", "raise_errors", "refused"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.manifest import is_gpu
-from airflow_provider_ktrain.core.overlay import trains
-from airflow_provider_ktrain.core.source import join
+from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.manifest.loader import join
+from airflow_provider_ktrain.core.manifest.overlay import trains
+from airflow_provider_ktrain.core.manifest.transform import is_gpu
 
 NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 NAMESPACE_IS = "up to 63 lower-case letters, digits and -"

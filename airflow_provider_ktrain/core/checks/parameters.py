@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core import schema as schemas
 from airflow_provider_ktrain.core.checks import raise_errors
 from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, Level, Problem
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.overlay import Volume
-from airflow_provider_ktrain.core.source import plain
+from airflow_provider_ktrain.core.manifest import schema as schemas
+from airflow_provider_ktrain.core.manifest.loader import plain
+from airflow_provider_ktrain.core.manifest.overlay import Volume
 
 Fits = Callable[[Any], bool]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, At, Level, Problem
-from airflow_provider_ktrain.core.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 _BEARABLE = {"events"}  #: without them a job runs; only some causes of failures are not told

@@ -1,0 +1,45 @@
+"""Whose logs a task brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds.base import Kind
+
+#: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}
+LogChoice = str | Mapping[str, Sequence[int]]
+WORDS = ("auto", "all", "primary", "none")
+SMALL_JOB = 16  #: replicas up to which "auto" means all
+
+
+def check_choice(choice: LogChoice, kind: Kind) -> None:
+    """ManifestError where `choice` cannot be meant for jobs of this kind."""
+    if isinstance(choice, str) and choice in WORDS:
+        return
+    if not isinstance(choice, Mapping):
+        raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
+    if unknown := [role for role in choice if role not in kind.roles]:
+        expected = f"expected {' or '.join(kind.roles)} for a {kind.name}"
+        raise ManifestError(f"logs: found the role {unknown[0]!r}, {expected}")
+    for role, indexes in choice.items():
+        if not isinstance(indexes, Sequence) or not all(isinstance(i, int) and i >= 0 for i in indexes):
+            raise ManifestError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
+
+
+def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
+    """A predicate over pods. "auto" is all replicas of a job of up to 16, else the primary's."""
+    if choice == "auto":
+        choice = "all" if sum(kind.count(job, role) for role in kind.roles) <= SMALL_JOB else "primary"
+    if choice == "all":
+        return lambda pod: True
+    if choice == "none":
+        return lambda pod: False
+    wanted = {kind.primary(job): [0]} if isinstance(choice, str) else choice
+
+    def chosen(pod: Mapping[str, Any]) -> bool:
+        role, index = kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        return index in wanted.get(role, ())
+
+    return chosen

@@ -1,0 +1,170 @@
+"""A Python function as the program of a job's replicas: what can travel, and how.
+
+Only the function's source travels, as it was written, and its arguments as JSON; nothing of the module around it. The
+source is never generated from a syntax tree: the image may have an older Python than Airflow, and `ast.unparse` of 3.12
+and newer writes f-strings that older versions can't parse.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import json
+import symtable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, TERMINATION_MESSAGE_BYTES
+
+PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
+TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: path of the file whose content becomes the termination message
+TERMINATION_LOG = "/dev/termination-log"  #: Kubernetes' default for `terminationMessagePath`
+NOT_JSON = "the return value is not JSON: "  #: follows the marker if the function returned something else
+MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one environment variable
+
+#: writes the program to a file, so that tracebacks show its lines, and becomes it
+_LAUNCH = """\
+import base64, os, sys, tempfile
+with tempfile.NamedTemporaryFile("wb", prefix="ktrain-", suffix=".py", delete=False) as f:
+    f.write(base64.b64decode(os.environ["{variable}"]))
+os.execv(sys.executable, [sys.executable, "-u", *{options!r}, f.name])
+"""
+
+_PROGRAM = """\
+{source}
+
+if __name__ == "__main__":
+    import json as _json
+    import os as _os
+
+    _given = _json.loads({given!r})
+    _returned = {name}(*_given["args"], **_given["kwargs"])
+    if _os.environ.get("RANK", "0") == "0":
+        try:
+            _text = _json.dumps(_returned)
+        except (TypeError, ValueError, RecursionError) as _error:
+            _text = f"{not_json}{{_error}}"
+        print({marker!r} + _text, flush=True)
+        _message = ({marker!r} + _text).encode(errors="replace")
+        _path = _os.environ.get({log_variable!r}, "")
+        if len(_message) <= {message_bytes} and _os.path.exists(_path):
+            try:
+                with open(_path, "wb") as _file:
+                    _file.write(_message)
+            except OSError:
+                pass
+"""
+
+
+class Definition:
+    """The definition of a function, taken from its source.
+
+    :param source: text of the definition with its decorators, as `inspect.getsource` returns it: possibly indented.
+    """
+
+    def __init__(self, source: str) -> None:
+        # dedenting would change the content of strings that span lines
+        self._text = f"if True:\n{source}" if source[:1].isspace() else source
+        self._tree = ast.parse(self._text)
+        self._body = self._tree.body
+        if source[:1].isspace() and isinstance(block := self._tree.body[0], ast.If):
+            self._body = block.body
+
+    @property
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Its syntax tree; None if the source isn't that of a `def`."""
+        first = self._body[0] if self._body else None
+        return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+    @property
+    def decorators(self) -> list[tuple[ast.expr, str]]:
+        """Syntax tree and text of each decorator, from the top."""
+        nodes = self.function.decorator_list if self.function else []
+        return [(node, ast.get_source_segment(self._text, node) or "") for node in nodes]
+
+    @property
+    def text(self) -> str:
+        """The definition without decorators, otherwise as it was written; a block `if True:` if it is indented."""
+        assert self.function is not None
+        lines = self._text.split("\n")  # Python counts no other line ends; str.splitlines does
+        block = lines[:1] if self.function is not self._tree.body[0] else []
+        return "\n".join([*block, *lines[self.function.lineno - 1 : self.function.end_lineno]]) + "\n"
+
+
+def cannot_travel(definition: Definition, name: str) -> Iterator[str]:
+    """What the function needs and its source doesn't contain: one line each."""
+    function = definition.function
+    if function is None:
+        yield f"{name} is no function with a source of its own (a lambda?): write it with def"
+        return
+    if isinstance(function, ast.AsyncFunctionDef):
+        yield f"{name} is async: call asyncio.run inside of a plain function"
+    if any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(function)):
+        yield f"{name} is a generator: return one value"
+    # annotations are not evaluated in the program
+    plain = "from __future__ import annotations\n" + definition.text
+    top = symtable.symtable(plain, "<function>", "exec")
+    defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()} | {name, "annotations"}
+    for missing in sorted(_globals(top) - defined - set(dir(builtins)) - {"__name__", "__file__"}):
+        yield (
+            f"{name} uses {missing!r}, which is defined outside of it: import or define it inside of the function, "
+            "or pass it as an argument"
+        )
+
+
+def _globals(table: symtable.SymbolTable) -> set[str]:
+    """Names that this scope and those inside of it look up in the module."""
+    outermost = table.get_type() == "module"
+    found = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (outermost or s.is_global())}
+    return found.union(*(_globals(child) for child in table.get_children() if child.get_type() != "annotation"))
+
+
+def program(definition: Definition, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The program that calls the function with its arguments and hands over rank 0's return value.
+
+    :raises ManifestError: arguments that are no JSON, or a program that is too large.
+    """
+    try:
+        given = json.dumps({"args": list(args), "kwargs": dict(kwargs)}, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise ManifestError(
+            f"the arguments of {name} cannot travel: {e}",
+            expected="values that JSON has: strings, numbers, booleans, None, lists and dicts",
+            remedy="pass a path or an id instead",
+        ) from None
+    text = "from __future__ import annotations\n\n" + _PROGRAM.format(
+        source=definition.text,
+        name=name,
+        given=given,
+        marker=RESULT_MARKER,
+        not_json=NOT_JSON,
+        message_bytes=TERMINATION_MESSAGE_BYTES,
+        log_variable=TERMINATION_LOG_VARIABLE,
+    )
+    if (size := len(base64.b64encode(text.encode()))) > MAX_BYTES:
+        raise ManifestError(
+            f"the function {name} and its arguments are too large",
+            found=f"{size:,} bytes",
+            expected=f"at most {MAX_BYTES:,}",
+            remedy="put the code into the image, or pass a path instead of the data",
+        )
+    return text
+
+
+def command(*, torchrun: bool) -> list[str]:
+    """The command that runs the program: by torchrun, which reads the operator's PET_* variables, or plainly."""
+    options = ["-m", "torch.distributed.run"] if torchrun else []
+    return ["python3", "-c", _LAUNCH.format(variable=PROGRAM_VARIABLE, options=options)]
+
+
+def environment(text: str) -> dict[str, str]:
+    """The program's environment. The program is encoded, as Kubernetes expands `$(...)` in values.
+
+    The path of the termination log is a variable because the embedded cluster replaces paths in variables.
+    """
+    return {
+        PROGRAM_VARIABLE: base64.b64encode(text.encode()).decode(),
+        TERMINATION_LOG_VARIABLE: TERMINATION_LOG,
+    }

@@ -1,0 +1,299 @@
+"""What fields a training job has, and a walker that compares a manifest with it.
+
+The table below is the part of Kubernetes' and Kubeflow's schemas that people write by hand, in a short notation that
+`schema_of` turns into the JSON schema dialect of a CustomResourceDefinition. The walker reads that dialect, so the
+schema that a server publishes does as well, and better.
+
+Notation: `field:type`, `!` after a required field; types s(tring), i(nteger), b(oolean), q(uantity: integer or
+string), any, `A|B` one of these words, `[T]` list, `[T@key]` list whose entries differ in that key, `{T}` mapping, or a
+name in the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.manifest.loader import join
+
+Schema = Mapping[str, Any]
+
+TYPES: dict[str, str] = {
+    "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
+    "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
+    "nprocPerNode:s",
+    "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s rdzvConf:[RdzvConf] "
+    "standalone:b nProcPerNode:i maxRestarts:i metrics:any",
+    "RdzvConf": "key:s value:s",
+    "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
+    "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
+    "runPolicy:RunPolicy",
+    "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
+    "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
+    "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady mpiImplementation:OpenMPI|Intel|MPICH",
+    "RunPolicy": "cleanPodPolicy:s ttlSecondsAfterFinished:i activeDeadlineSeconds:i backoffLimit:i "
+    "schedulingPolicy:SchedulingPolicy suspend:b managedBy:s",
+    "SchedulingPolicy": "minAvailable:i queue:s minResources:{q} priorityClass:s scheduleTimeoutSeconds:i",
+    "ReplicaSpec": "replicas:i template:PodTemplate restartPolicy:s",
+    "PodTemplate": "metadata:Metadata spec:PodSpec",
+    "Metadata": "name:s generateName:s namespace:s labels:{s} annotations:{s} finalizers:any ownerReferences:any uid:s "
+    "clusterName:s "
+    "resourceVersion:s generation:i creationTimestamp:any deletionTimestamp:any deletionGracePeriodSeconds:i "
+    "managedFields:any selfLink:s",
+    "PodSpec": "activeDeadlineSeconds:i affinity:Affinity automountServiceAccountToken:b containers!:[Container@name] "
+    "dnsConfig:any dnsPolicy:s enableServiceLinks:b ephemeralContainers:any hostAliases:any hostIPC:b hostNetwork:b "
+    "hostPID:b hostUsers:b hostname:s hostnameOverride:s imagePullSecrets:[ObjectName] initContainers:[Container@name] "
+    "nodeName:s nodeSelector:{s} os:any overhead:{q} preemptionPolicy:s priority:i priorityClassName:s "
+    "readinessGates:any resourceClaims:any resources:Resources restartPolicy:s runtimeClassName:s schedulerName:s "
+    "schedulingGates:any schedulingGroup:any securityContext:PodSecurityContext serviceAccount:s serviceAccountName:s "
+    "setHostnameAsFQDN:b shareProcessNamespace:b subdomain:s terminationGracePeriodSeconds:i tolerations:[Toleration] "
+    "topologySpreadConstraints:any volumes:[Volume@name] workloadRef:any",
+    "ObjectName": "name:s",
+    "Container": "args:[s] command:[s] env:[EnvVar@name] envFrom:[EnvFrom] image:s "
+    "imagePullPolicy:Always|IfNotPresent|Never lifecycle:any livenessProbe:Probe name!:s ports:[Port] "
+    "readinessProbe:Probe resizePolicy:any resources:Resources "
+    "restartPolicy:s restartPolicyRules:any securityContext:SecurityContext startupProbe:Probe stdin:b stdinOnce:b "
+    "terminationMessagePath:s terminationMessagePolicy:s tty:b volumeDevices:any volumeMounts:[VolumeMount@mountPath] "
+    "workingDir:s",
+    "EnvVar": "name!:s value:s valueFrom:EnvSource",
+    "EnvSource": "configMapKeyRef:KeyRef secretKeyRef:KeyRef fieldRef:FieldRef resourceFieldRef:any fileKeyRef:any",
+    "KeyRef": "name:s key!:s optional:b",
+    "FieldRef": "apiVersion:s fieldPath!:s",
+    "EnvFrom": "prefix:s configMapRef:OptionalName secretRef:OptionalName",
+    "OptionalName": "name:s optional:b",
+    "Port": "containerPort!:i hostIP:s hostPort:i name:s protocol:s",
+    "Resources": "limits:{q} requests:{q} claims:any",
+    "VolumeMount": "mountPath!:s mountPropagation:s name!:s readOnly:b recursiveReadOnly:s subPath:s subPathExpr:s",
+    "SecurityContext": "allowPrivilegeEscalation:b appArmorProfile:any capabilities:Capabilities privileged:b "
+    "procMount:s readOnlyRootFilesystem:b runAsGroup:i runAsNonRoot:b runAsUser:i seLinuxOptions:any "
+    "seccompProfile:any windowsOptions:any",
+    "Capabilities": "add:[s] drop:[s]",
+    "PodSecurityContext": "appArmorProfile:any fsGroup:i fsGroupChangePolicy:s runAsGroup:i runAsNonRoot:b runAsUser:i "
+    "seLinuxChangePolicy:s seLinuxOptions:any seccompProfile:any supplementalGroups:[i] supplementalGroupsPolicy:s "
+    "sysctls:any windowsOptions:any",
+    "Probe": "exec:any failureThreshold:i grpc:any httpGet:any initialDelaySeconds:i periodSeconds:i "
+    "successThreshold:i tcpSocket:any terminationGracePeriodSeconds:i timeoutSeconds:i",
+    "Toleration": "effect:s key:s operator:s tolerationSeconds:i value:s",
+    "Affinity": "nodeAffinity:NodeAffinity podAffinity:any podAntiAffinity:any",
+    "NodeAffinity": "requiredDuringSchedulingIgnoredDuringExecution:NodeSelector "
+    "preferredDuringSchedulingIgnoredDuringExecution:any",
+    "NodeSelector": "nodeSelectorTerms!:[NodeSelectorTerm]",
+    "NodeSelectorTerm": "matchExpressions:[Requirement] matchFields:[Requirement]",
+    "Requirement": "key!:s operator!:s values:[s]",
+    "Volume": "name!:s configMap:ConfigMapVolume downwardAPI:any emptyDir:EmptyDir ephemeral:any hostPath:HostPath "
+    "persistentVolumeClaim:Claim projected:any secret:SecretVolume nfs:Nfs csi:any image:any fc:any flexVolume:any "
+    "iscsi:any rbd:any cephfs:any glusterfs:any cinder:any azureDisk:any azureFile:any awsElasticBlockStore:any "
+    "gcePersistentDisk:any gitRepo:any flocker:any photonPersistentDisk:any portworxVolume:any quobyte:any scaleIO:any "
+    "storageos:any vsphereVolume:any",
+    "ConfigMapVolume": "name:s defaultMode:i items:any optional:b",
+    "SecretVolume": "secretName:s defaultMode:i items:any optional:b",
+    "EmptyDir": "medium:s sizeLimit:q",
+    "HostPath": "path!:s type:s",
+    "Claim": "claimName!:s readOnly:b",
+    "Nfs": "server!:s path!:s readOnly:b",
+}
+PLACES = {
+    "Container": "in a container",
+    "PodSpec": "in the pod's spec, beside containers",
+    "ReplicaSpec": "in the replica's spec, beside template",
+    "RunPolicy": "under spec.runPolicy",
+    "ElasticPolicy": "under spec.elasticPolicy",
+    "Resources": "under the container's resources",
+    "SecurityContext": "under the container's securityContext",
+}  #: types that a misplaced field may belong to, and how to say where that is
+
+_SCALARS: dict[str, Schema] = {
+    "s": {"type": "string"},
+    "i": {"type": "integer"},
+    "b": {"type": "boolean"},
+    "q": {"x-kubernetes-int-or-string": True},
+    "any": {"x-kubernetes-preserve-unknown-fields": True},
+}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One place where a value is not as its schema says. `code` is unknown, type, value, missing or duplicate."""
+
+    code: str
+    path: str
+    found: str
+    expected: str
+    hint: str = ""
+
+
+def schema_of(kind: str, version: str) -> Schema:
+    """The schema of a kind (`MPIJob`) in a version (`v1`), from the table."""
+    return compiled(f"{kind}/{version}" if f"{kind}/{version}" in TYPES else kind)
+
+
+def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
+    """The schema of a kind in what a server publishes at `/openapi/v3/apis/<group>/<version>`, or None."""
+    group, _, version = api_version.rpartition("/")
+    wanted = {"group": group, "version": version, "kind": kind}
+    for name, schema in ((document.get("components") or {}).get("schemas") or {}).items():
+        if wanted in (schema.get("x-kubernetes-group-version-kind") or ()):
+            return {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    return None
+
+
+@functools.cache
+def compiled(name: str) -> Schema:
+    if name in _SCALARS:
+        return _SCALARS[name]
+    if name.startswith("["):
+        inner, _, key = name[1:-1].partition("@")
+        return {"type": "array", "items": compiled(inner)} | ({"x-kubernetes-list-map-keys": [key]} if key else {})
+    if name.startswith("{"):
+        return {"type": "object", "additionalProperties": compiled(name[1:-1])}
+    if "|" in name:
+        return {"type": "string", "enum": name.split("|")}
+    fields = [member.partition(":")[::2] for member in TYPES[name].split()]
+    return {
+        "type": "object",
+        "title": name,
+        "properties": {key.rstrip("!"): compiled(type_) for key, type_ in fields},
+        "required": [key[:-1] for key, _ in fields if key.endswith("!")],
+    }
+
+
+def compare(value: Any, schema: Schema, path: str = "$", root: Schema | None = None) -> Iterator[Mismatch]:
+    """Where a value differs from its schema. Null counts as absent, as the API server prunes it.
+
+    :param root: the document in which `$ref`s are resolved: `#/components/schemas/...`; the schema itself by default.
+    """
+    root = schema if root is None else root
+    schema = _resolved(schema, root)
+    if value is None:
+        return
+    wrong = _type_mismatch(value, schema, path)
+    if wrong:
+        yield wrong
+    elif schema.get("enum") and value not in schema["enum"]:
+        near = difflib.get_close_matches(str(value), schema["enum"], n=1)
+        yield Mismatch("value", path, _shown(value), " or ".join(schema["enum"]), *(f"did you mean {n}?" for n in near))
+    elif isinstance(value, dict):
+        yield from _compare_mapping(value, schema, path, root)
+    elif isinstance(value, list):
+        yield from _duplicates(value, schema, path)
+        for i, item in enumerate(value):
+            yield from compare(item, schema.get("items") or {}, f"{path}[{i}]", root)
+
+
+def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Schema) -> Iterator[Mismatch]:
+    properties: Mapping[str, Schema] = schema.get("properties") or {}
+    others = schema.get("additionalProperties")
+    for key, inner in value.items():
+        if key in properties:
+            yield from compare(inner, properties[key], join(path, key), root)
+        elif isinstance(others, Mapping):
+            yield from compare(inner, others, join(path, key), root)
+        elif (
+            inner is not None
+            and properties
+            and not schema.get("x-kubernetes-preserve-unknown-fields")
+            and others is not True
+        ):
+            yield Mismatch("unknown", join(path, key), key, "a field that exists here", _meant(key, properties))
+    for key in schema.get("required") or ():
+        if value.get(key) is None:
+            yield Mismatch("missing", join(path, key), "nothing", _described(properties.get(key) or {}))
+
+
+def _type_mismatch(value: Any, schema: Schema, path: str) -> Mismatch | None:
+    if schema.get("x-kubernetes-int-or-string"):
+        fits, expected = _FITS["integer"](value) or isinstance(value, str), "an integer or text"
+    else:
+        wanted = schema.get("type")
+        fits, expected = _FITS.get(str(wanted), lambda _: True)(value), _described(schema)
+    if fits:
+        return None
+    return Mismatch("type", path, _shown(value), expected, _advice(value, schema))
+
+
+_FITS = {
+    "string": lambda v: isinstance(v, str),
+    "integer": lambda v: (isinstance(v, int) and not isinstance(v, bool)) or (isinstance(v, float) and v.is_integer()),
+    "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    "boolean": lambda v: isinstance(v, bool),
+    "object": lambda v: isinstance(v, dict),
+    "array": lambda v: isinstance(v, list),
+}
+_WORDS = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+def _described(schema: Schema) -> str:
+    return (
+        "an integer or text" if schema.get("x-kubernetes-int-or-string") else _WORDS.get(str(schema.get("type")), "it")
+    )
+
+
+def _advice(value: Any, schema: Schema) -> str:
+    wanted = schema.get("type")
+    if wanted == "string" or schema.get("x-kubernetes-int-or-string"):
+        return "" if isinstance(value, dict | list) else f'quote it: "{_shown(value)}"'
+    if wanted in ("integer", "boolean") and isinstance(value, str):
+        return "write it without quotes"
+    if (
+        wanted == "array"
+        and isinstance(value, dict)
+        and "name" in ((schema.get("items") or {}).get("properties") or {})
+    ):
+        return "write each entry as an item of a list: `- name: ...`"
+    if wanted == "array" and not isinstance(value, dict):
+        words = '["sh", "-c", ...]' if " " in str(value) else f"[{_shown(value)}]"
+        return f"write it as a list: {words}"
+    return ""
+
+
+def _duplicates(items: list[Any], schema: Schema, path: str) -> Iterator[Mismatch]:
+    keys = schema.get("x-kubernetes-list-map-keys") or ()
+    first: dict[tuple[str, ...], int] = {}
+    for i, item in enumerate(items):
+        if not keys or not isinstance(item, dict) or not all(isinstance(item.get(k), str) for k in keys):
+            continue
+        identity = tuple(item[k] for k in keys)
+        if identity in first:
+            shown = ", ".join(f"{k} {v}" for k, v in zip(keys, identity, strict=True))
+            yield Mismatch("duplicate", f"{path}[{i}]", f"{shown} again", f"once: also at {path}[{first[identity]}]")
+        first.setdefault(identity, i)
+
+
+def _meant(key: str, properties: Mapping[str, Schema]) -> str:
+    if "/" in key and "limits" in properties:
+        return "an extended resource stands under resources.limits"
+    near = next((p for p in properties if p.lower() == key.lower().replace("_", "").replace("-", "")), None)
+    near = near or next(iter(difflib.get_close_matches(key, properties, n=1, cutoff=0.75)), None)
+    if near:
+        return f"did you mean {near}?"
+    places = [place for name, place in PLACES.items() if re.search(rf"(^| ){re.escape(key)}!?:", TYPES[name])]
+    return f"{key} belongs {' or '.join(places)}" if places else ""
+
+
+def _resolved(schema: Schema, root: Schema) -> Schema:
+    """Follow `$ref`, and `allOf` with one member, as OpenAPI v3 documents of Kubernetes write them."""
+    for _ in range(10):
+        inner = schema.get("allOf")
+        if isinstance(inner, list) and len(inner) == 1:
+            schema = inner[0]
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            break
+        schema = functools.reduce(lambda node, key: node.get(key) or {}, reference.lstrip("#/").split("/"), root)
+    return schema
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

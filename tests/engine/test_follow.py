@@ -1,0 +1,588 @@
+"""Following a job against an API server: every end, every limit, and what is left of the job then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import re
+import time
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine.follow import loop as supervisor
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.release import set_suspended
+from tests.clusters import REAL, TestCluster
+from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, soon, until
+
+COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
+
+
+def lines(task: Task) -> list[str]:
+    return [line.removeprefix("[Master 0] line ") for line in task.log.said if line.startswith("[Master 0] line ")]
+
+
+async def test_success(task: Task) -> None:
+    ref = (await task.submit(1, "echo line 0; echo line 1")).ref
+    outcome = await task.ended(ref)
+    assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
+    assert "has ended. 1 pod had ended, no GPUs were held." in outcome.released
+    assert lines(task) == ["0", "1"]
+    assert await task.job() is None
+
+
+async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
+    ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    assert not outcome.succeeded
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "user code"
+    assert "exit code 3" in outcome.cause["summary"]
+    assert outcome.released
+    assert await task.job() is None
+
+
+async def test_the_cause_is_logged_before_the_release(task: Task) -> None:
+    ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    (said,) = [n for n, line in enumerate(task.log.said) if line.startswith((outcome.cause or {})["summary"])]
+    assert said < task.log.said.index(outcome.released)
+
+
+async def test_a_success_is_summed_up_in_one_line(task: Task) -> None:
+    ref = (await task.submit(1, "true", workers=1)).ref
+    await task.ended(ref)
+    (line,) = [line for line in task.log.said if line.startswith(f"{ref} succeeded")]
+    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\. GPUs: 2; .*", line)
+
+
+async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
+    """The rate limit leaves lines out; among them may be those that tell how the training ended."""
+    flood = f"yes {'x' * 1000} | head -c 45000000"
+    result = """echo 'KTRAIN_RESULT {"loss": 0.5}'"""
+    ref = (await task.submit(1, f"{flood}; {result}; {flood} >&2; echo \"KeyError: 'label_map'\" >&2; exit 3")).ref
+    outcome = await task.ended(ref)
+    assert any("were left out" in line for line in task.log.said)
+    assert "KeyError: 'label_map'" in (outcome.cause or {})["summary"]
+    assert outcome.result == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(("age", "marked"), [(1, False), (60, True)])
+async def test_a_takeover_marks_lines_that_may_be_repeated(task: Task, age: float, marked: bool) -> None:
+    ref = (await task.submit(1, "true")).ref
+    at = time.time() - age
+    await task.ended(ref, handover=Handover(handed_over_at=at), shared=True)
+    since = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%H:%M:%S")
+    said = [
+        line for line in task.log.said if line.startswith(f"Lines since {since} may be repeated: another triggerer")
+    ]
+    assert len(said) == marked
+
+
+async def test_containers_without_a_position_are_announced(task: Task) -> None:
+    ref = (await task.submit(1, "true")).ref
+    cursor = Cursor(since="2026-11-21T12:04:31.000000000Z", omitted=2900).to_dict()
+    await task.ended(ref, handover=Handover(cursor=cursor, handed_over_at=time.time()))
+    assert any(line.startswith("Lines since 12:04:31 of 2,900 containers may be repeated") for line in task.log.said)
+
+
+@pytest.mark.parametrize(
+    ("action", "program", "left"),
+    [
+        ("keep_job", "true", True),
+        ("keep_job", "exit 3", True),
+        ("delete_succeeded_job", "true", False),
+        ("delete_succeeded_job", "exit 3", True),
+    ],
+)
+async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, left: bool) -> None:
+    ref = (await task.submit(1, program)).ref
+    outcome = await task.ended(ref, on_finish_action=action)
+    assert outcome.released
+    assert (await task.job() is not None) is left
+    assert not await task.holding(ref)
+
+
+@pytest.mark.parametrize("program", ["true", "exit 3"])
+async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str) -> None:
+    """The outcome of the first may never arrive: its triggerer died with it."""
+    beside = program.replace("exit 3", "sleep 600")  # a worker that goes on after its master's end
+    ref = (await task.submit(1, f"test $RANK = 1 && {beside}; {program}", workers=1)).ref
+    first = await task.ended(ref, deleted=False)
+    assert not await task.holding(ref)
+    second = await task.ended(ref, deleted=False)
+    for outcome in (first, second):
+        assert outcome.succeeded is (program == "true")
+        assert (outcome.cause or {}).get("category") == (None if outcome.succeeded else "user code")
+        assert outcome.kept == ref.to_dict()
+        assert not outcome.release_error
+
+
+async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
+    ref = (await task.submit(1)).ref
+    outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
+    assert outcome.kept is None
+    assert await task.job() is None
+
+
+async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
+    """Nobody followed it for a while: the deadline has passed since, and it had succeeded in time."""
+    ref = (await task.submit(1, "true")).ref
+    await task.condition("Succeeded")
+    assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
+
+
+async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
+    """Its logs are still read when the worker is told to go."""
+    ref = (await task.submit(1, "true")).ref
+    await task.condition("Succeeded")
+    stop = Stop()
+    stop.request("the task was killed")
+    outcome = await task.ended(ref, stop=stop)
+    assert (outcome.cause or {})["category"] == "killed"
+    assert outcome.kept is None
+    assert await task.job() is not None
+    assert not await task.holding(ref)
+
+
+@pytest.mark.parametrize("policy", ["None", "Running", "All"])
+@pytest.mark.parametrize("each", [600, 2], ids=["one host", "many hosts"])
+async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy: str, each: float) -> None:
+    """The operator deletes the Worker, which still runs, when the Master has succeeded."""
+    program = "case $RANK in 0) sleep 5; echo line 0;; *) echo started; trap 'exit 143' TERM; sleep 600 & wait;; esac"
+    ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": policy})).ref
+    outcome: Outcome | Handover = Handover()
+    while isinstance(outcome, Handover):
+        outcome = await task.follow(ref, handover=outcome, until=soon(each))
+    assert outcome.succeeded
+    assert lines(task) == ["0"]
+    assert [line for line in task.log.said if line.startswith(("Log of", "The logs of"))] == []
+
+
+# limits
+
+
+@pytest.mark.parametrize(
+    ("submitted", "limits", "category", "says"),
+    [
+        ({"run_policy": {"suspend": True}}, {"queue": 1}, "queue", "queue_timeout"),
+        ({"gpus": 1000}, {"schedule": 1}, "scheduling", "schedule_timeout"),
+        # a real kubelet takes seconds to find out that there is no such registry
+        ({"image": "registry.example/none:1"}, {"startup": 30 if REAL else 1}, "image", "startup_timeout"),
+        ({"program": TRAINS}, {"log_stall": 1}, "hang", "log_stall_timeout"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_each_limit_ends_the_job(
+    task: Task, submitted: dict[str, Any], limits: dict[str, float], category: str, says: str
+) -> None:
+    ref = (await task.submit(**submitted)).ref
+    outcome = await task.ended(ref, limits=Limits(**limits))
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == category
+    assert says in " ".join(str(value) for value in outcome.cause.values())
+    assert outcome.released
+    assert await task.job() is None
+
+
+async def test_restarts_are_counted(task: Task) -> None:
+    """By then the container runs again, and its log has nothing yet: the run before tells why."""
+    program = "sleep 3; echo broken; exit 1"
+    ref = (await task.submit(1, program, restart_policy="OnFailure", run_policy={"backoffLimit": 10})).ref
+    outcome = await task.ended(ref, limits=Limits(max_restarts=0), logs="none")
+    assert outcome.cause is not None
+    assert "max_restarts" in outcome.cause["summary"]
+    assert "broken" in outcome.cause["summary"]
+    assert await task.job() is None
+
+
+async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
+    """Under ExitCode the operator deletes what fails with 128 and above, and its containers never restart."""
+    ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
+    outcome = await task.ended(ref, limits=Limits(max_restarts=2), logs="none")
+    assert outcome.cause is not None
+    assert "max_restarts" in outcome.cause["summary"]
+    assert await task.job() is None
+
+
+CRASHES = "echo starting; echo \"KeyError: 'label_map'\" >&2; exit 1"
+
+
+async def test_a_crash_loop_ends_the_job(task: Task) -> None:
+    """The job says Running all the while. Each restart is reported with its reason."""
+    ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3))
+    assert outcome.cause is not None
+    assert (outcome.phase, outcome.cause["category"], outcome.cause["retryable"]) == ("Running", "user code", True)
+    assert outcome.cause["summary"] == (
+        "Master 0 failed 3 times in a row, each time within 10 minutes (crash_loop_limit): "
+        "KeyError: 'label_map' (exit code 1)"
+    )
+    restarts = [line.partition(" Back-off")[0] for line in task.log.said if "restarted" in line]
+    assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    assert await task.job() is None
+
+
+async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> None:
+    ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3), logs="none")
+    assert outcome.cause is not None
+    assert re.match(r"Master 0 failed \d times in a row", outcome.cause["summary"])
+    restarts = [line for line in task.log.said if "restarted" in line]
+    assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
+
+
+async def test_a_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
+    ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
+
+    async def restarted() -> bool:
+        handover = await task.follow(ref, limits=Limits(crash_loop=3), until=soon(1))
+        assert isinstance(handover, Handover)
+        handovers.append(handover)
+        return any("1st time" in line for line in task.log.said)
+
+    handovers: list[Handover] = []
+    await until(restarted)
+    outcome = await task.ended(ref, limits=Limits(crash_loop=3), handover=handovers[-1])
+    assert outcome.cause is not None
+    assert "failed 3 times in a row" in outcome.cause["summary"]
+    assert sum("(2nd time)" in line for line in task.log.said) == 1
+
+
+@pytest.mark.embedded
+async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
+    """A Worker that found no node is scaled away, and no watch tells: it is missing from the next list."""
+    ref = (await task.submit(1, gpus=30, workers=2)).ref
+    following = asyncio.create_task(task.follow(ref, limits=Limits(schedule=15), until=soon(16)))
+    await task.running(ref, 2)
+    cluster.admin("delay_watch", delay=60, path="/pods")
+    try:
+        await task.patch({"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1}}}})
+
+        async def scaled() -> bool:
+            return len(await task.pods(ref)) == 2
+
+        await until(scaled)
+        cluster.admin("expire")
+        with contextlib.suppress(OSError):  # its own answer, too
+            cluster.admin("drop", seconds=0.01)
+        assert isinstance(await following, Handover)
+    finally:
+        cluster.admin("clear")
+
+
+async def test_the_deadline_is_absolute(task: Task) -> None:
+    """It was set long ago, by the try that submitted the job."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "timeout"
+    assert await task.job() is None
+
+
+async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
+    ref = (await task.submit(1, run_policy={"suspend": True})).ref
+    outcome = await task.ended(ref, deadline=time.time() + 0.5, shared=True)
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "timeout"
+    assert await task.job() is None
+
+
+async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
+    """Airflow's alarm is next, and would interrupt it: the cause would be lost."""
+    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
+    await task.running(ref)
+    outcome = await task.ended(ref, deadline=time.time() - 1)
+    assert (outcome.cause or {})["category"] == "timeout"
+    assert "will be released" in outcome.released
+    assert await task.holding(ref)
+
+
+async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.5)
+    ref = (await task.submit(gpus=1000)).ref
+    following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
+
+    async def said() -> bool:
+        return any("is still Pending" in line and "Insufficient nvidia.com/gpu" in line for line in task.log.said)
+
+    await until(said)
+    following.cancel()
+
+
+async def test_what_waits_in_a_queue_waits(task: Task) -> None:
+    """Its own clock is the only one that runs."""
+    ref = (await task.submit(1, run_policy={"suspend": True})).ref
+    ended = await task.follow(ref, limits=Limits(schedule=0.1, startup=0.1, log_stall=0.1), until=soon(1.5))
+    assert isinstance(ended, Handover)
+    assert await task.job() is not None
+
+
+async def test_silence_counts_from_when_it_runs(task: Task) -> None:
+    submitted = await task.submit(1, "sleep 1; echo line 0", run_policy={"suspend": True})
+    began = time.monotonic()
+    following = asyncio.create_task(task.ended(submitted.ref, limits=Limits(log_stall=6)))
+
+    async def silent_for_long() -> bool:
+        return time.monotonic() > began + 6.5
+
+    await until(silent_for_long)
+    job = await task.job()
+    assert job is not None
+    await set_suspended(task.api, submitted.ref, job, False)
+    assert (await following).succeeded
+
+
+async def test_a_result_survives_a_handover(task: Task) -> None:
+    program = """trap 'exit 143' TERM; echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""
+    ref = (await task.submit(1, program)).ref
+    outcome: Handover | Outcome = Handover()
+    while isinstance(outcome, Handover):  # again and again: one of them has the line and not the end
+        outcome = await task.follow(ref, handover=outcome, until=soon(0.5))
+    assert outcome.result == {"loss": 0.5}
+
+
+# what others do
+
+
+async def test_deleted_under_us(task: Task) -> None:
+    ref = (await task.submit()).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    await task.delete()
+    outcome = await following
+    assert outcome.phase == "Gone"
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "infrastructure"
+    assert not await task.pods(ref)
+
+
+@pytest.mark.parametrize(
+    ("program", "phase"), [("echo line 0", "Succeeded"), ("echo line 0; exit 3", "Failed")], ids=["success", "failure"]
+)
+async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program: str, phase: str) -> None:
+    """The operator deletes the job as it ends (recording 12b): its deletion tells its last state."""
+    ref = (await task.submit(1, f"sleep 1; {program}")).ref
+    await task.patch({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 0}}})
+    outcome = await task.ended(ref)
+    assert outcome.phase == phase
+    assert outcome.succeeded is (phase == "Succeeded")
+    assert await task.job() is None
+
+
+async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
+    """A watch with a selector tells of it as if it were deleted."""
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    following = asyncio.create_task(task.ended(ref, shared=True, deadline=time.time() + 4))
+    await task.patch({"metadata": {"labels": {DEPLOYMENT_LABEL: None}}})
+    outcome = await following
+    assert (outcome.cause or {})["category"] == "timeout", "it was followed on"
+
+
+async def test_gone_before_it_was_ever_seen(task: Task) -> None:
+    ref = (await task.submit()).ref
+    await task.delete()
+
+    async def gone() -> bool:
+        return await task.job() is None
+
+    await until(gone)
+    assert (await task.ended(ref)).phase == "Gone"
+
+
+async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
+    """Deleted and created again, by the next life of the task: this one is gone, and that one goes on."""
+    ref = (await task.submit(1)).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    after = (await task.submit(2, first=2)).ref
+    assert (await following).phase == "Gone"
+    await task.running(after)
+
+
+async def test_another_try_takes_it_over(task: Task) -> None:
+    ref = (await task.submit(1)).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    await task.submit(2)
+    outcome = await following
+    assert outcome.superseded
+    assert not outcome.released
+    assert list((await task.pods(ref)).values()) == ["Running"]
+    assert Owner.of(await task.job() or {}) == task.owner(2)
+
+
+@pytest.mark.embedded
+async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: TestCluster) -> None:
+    """It shows the try before; the API server knows better."""
+    ref = (await task.submit(1)).ref
+    before = asyncio.create_task(task.follow(ref))
+    await task.running(ref)
+    cluster.admin("delay_watch", delay=60, path="pytorchjobs")
+    try:
+        taken = (await task.submit(2)).ref
+        assert isinstance(await task.follow(taken, until=soon(0.5)), Handover)
+    finally:
+        before.cancel()
+        cluster.admin("clear")
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("program", ["echo line 0", "echo line 0; exit 3"])
+async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
+    """Jobs and pods come by two watches, in no order."""
+    cluster.admin("delay_watch", delay=2, path="/pods")
+    try:
+        outcome = await task.ended((await task.submit(1, program)).ref)
+    finally:
+        cluster.admin("clear")
+    assert lines(task) == ["0"]
+    assert outcome.succeeded or (outcome.cause or {})["category"] == "user code"
+
+
+@pytest.mark.embedded
+async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: TestCluster) -> None:
+    """An API server that restarts may refuse what it has not read the rules for."""
+    ref = (await task.submit(1, "sleep 1")).ref
+    cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs", seconds=2)
+    try:
+        assert (await task.ended(ref)).succeeded
+    finally:
+        cluster.admin("clear")
+
+
+@pytest.mark.embedded
+async def test_refusals_end_what_was_just_created(task: Task, cluster: TestCluster) -> None:
+    """A right that is missing shows now, and costs no GPUs for ten minutes."""
+    ref = (await task.submit(1)).ref
+    cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
+    try:
+        with pytest.raises(AccessError, match="no right to watch"):
+            await task.ended(ref, impatient=True)
+    finally:
+        cluster.admin("clear")
+
+
+# kills
+
+
+async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None:
+    ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
+    stop = Stop()
+    following = asyncio.create_task(task.ended(ref, stop=stop))
+    await task.running(ref)
+    stop.request("the task was killed")
+    outcome = await following
+    assert outcome.cause is not None
+    assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "the task was killed")
+    assert "will be released" in outcome.released
+    assert await task.pods(ref)
+    job = await task.job()
+    assert job is not None
+    assert job["metadata"]["deletionTimestamp"]
+
+
+async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None:
+    """It has seconds; an API server that does not answer has none of them."""
+
+    class Hangs(MeddledApi):
+        asked = asyncio.Event()
+
+        async def before(self, method: str, path: str) -> None:
+            if path.endswith("/events"):
+                self.asked.set()
+                await asyncio.Event().wait()
+
+    async with api_of(cluster, Hangs) as api:
+        ref = (await task.submit(1, "exit 3")).ref
+        stop = Stop()
+        following = asyncio.create_task(Task(api, task.namespace, task.key).ended(ref, stop=stop))
+        await api.asked.wait()
+        stop.request("the task was killed")
+        outcome = await following
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "killed"
+    assert outcome.released
+
+
+async def test_a_kill_before_it_begins(task: Task) -> None:
+    ref = (await task.submit()).ref
+    stop = Stop()
+    stop.request("the task was killed")
+    assert (await task.ended(ref, stop=stop)).released
+
+
+async def test_cancelling_touches_nothing(task: Task) -> None:
+    """A triggerer that stops is no reason to end a training."""
+    ref = (await task.submit()).ref
+    following = asyncio.create_task(task.ended(ref))
+    await task.running(ref)
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert list((await task.pods(ref)).values()) == ["Running"]
+
+
+@pytest.mark.embedded
+async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, cluster: TestCluster) -> None:
+    """A Worker goes on, with its GPU, and cannot be deleted."""
+    ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1)).ref
+    cluster.admin("status", status=403, verb="delete", path=ref.name)
+    try:
+        outcome = await task.ended(ref)
+    finally:
+        cluster.admin("clear")
+    assert outcome.cause is not None
+    assert "exit code 3" in outcome.cause["summary"]
+    assert "could not be released: 403" in outcome.release_error
+    assert outcome.release_error in task.log.said
+
+
+# handing over
+
+
+async def test_handed_over_with_its_logs(task: Task) -> None:
+    """The next one goes on from the cursor: no line is lost, and none repeated."""
+    ref = (await task.submit(1, COUNTS)).ref
+    handover, hands = Handover(), 0
+    while True:
+        ended = await task.follow(ref, handover=handover, until=soon(0.8) if hands < 2 else None)
+        if not isinstance(ended, Handover):
+            break
+        handover, hands = ended, hands + 1
+    assert hands == 2
+    assert ended.succeeded
+    assert lines(task) == [str(i) for i in range(10)]
+    assert ended.metrics["log.lines"] == 10
+    assert ended.metrics["seconds.running"] > 1
+
+
+@pytest.mark.embedded
+async def test_an_api_server_that_is_away_for_a_while(task: Task, cluster: TestCluster) -> None:
+    ref = (await task.submit(1, COUNTS)).ref
+    following = asyncio.create_task(task.ended(ref))
+
+    async def begun() -> bool:
+        return bool(lines(task))
+
+    await until(begun)
+    cluster.admin("drop", seconds=3)
+    outcome = await following
+    assert outcome.succeeded
+    assert outcome.released
+    assert lines(task) == [str(i) for i in range(10)]
+
+
+def test_options_travel_as_json() -> None:
+    import json
+
+    options = Options(limits=Limits(queue=3), deadline=12.5, conditions=("Running",), logs={"Worker": [0]})
+    assert Options.from_dict(json.loads(json.dumps(options.to_dict()))) == options

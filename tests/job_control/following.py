@@ -1,0 +1,49 @@
+"""A job of a task's, and following it without Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kubernetes_asyncio import client as aio
+from kubernetes_asyncio import config as aio_config
+
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
+from airflow_provider_ktrain.core.manifest.transform import stamp
+from airflow_provider_ktrain.engine.api import Api, MakeClient
+from airflow_provider_ktrain.engine.follow.loop import follow
+from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, Stop
+from airflow_provider_ktrain.engine.release import release
+from tests.engine.tasks import Lines
+from tests.job_control.jobs import Jobs, Object
+
+
+def connect(jobs: Jobs) -> MakeClient:
+    async def make_client() -> aio.ApiClient:
+        configuration = aio.Configuration()
+        await aio_config.load_kube_config(str(jobs.kubeconfig), client_configuration=configuration)
+        return aio.ApiClient(configuration)
+
+    return make_client
+
+
+def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
+    """A job, submitted as a task does, and as the task remembers it."""
+    name, version = manifest["metadata"]["name"], manifest["apiVersion"].rpartition("/")[2]
+    key, submission = TaskKey("life", "dag", "train", name), f"s{name[-8:]}"
+    notes = {OWNER_ANNOTATION: Owner(key, 1, "ti").annotation()}
+    job = jobs.submit(stamp(manifest, name, jobs.namespace, key.labels(submission), notes))
+    return job, JobRef(job["kind"], version, jobs.namespace, name, job["metadata"]["uid"], "ti", "life", submission)
+
+
+async def follow_to_the_end(
+    jobs: Jobs, ref: JobRef, log: Lines, make_api: Callable[[MakeClient], Api] = Api
+) -> Outcome:
+    api = make_api(connect(jobs))
+    try:
+        outcome = await follow(ref, api, Options(), log=log, stop=Stop())
+        if isinstance(outcome, Outcome) and outcome.kept:  # as operators do, when all else is done
+            await release(api, ref)
+    finally:
+        await api.close()
+    assert isinstance(outcome, Outcome)
+    return outcome

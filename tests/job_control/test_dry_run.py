@@ -1,0 +1,56 @@
+"""`dry_run=True`: all that can be asked, and nothing that is created."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
+from tests.core.manifests import DATA
+from tests.job_control.jobs import Jobs
+
+pytestmark = pytest.mark.embedded  # it has no Kueue, and serves MPIJob v1
+
+TI = SimpleNamespace(
+    dag_id="dag", task_id="train", run_id="run", map_index=-1, id="ti", try_number=1, max_tries=0, xcom_push=print
+)
+
+
+def dry_run(operator: type[Any] = PyTorchJobOperator, **arguments: Any) -> Any:
+    return operator(task_id="train", dry_run=True, **arguments).execute({"ti": TI})
+
+
+def test_what_the_cluster_takes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    before = jobs.names()
+    assert dry_run(image="scratch:1", command=["true"], workers=2, gpus=1) is None
+    said = "".join(capfd.readouterr())
+    assert f"Dry run: nothing speaks against PyTorchJob {jobs.namespace}/train-" in said
+    assert "nothing was created" in said
+    assert dry_run(MPIJobOperator, image="scratch:1", command=["true"], workers=2) is None
+    assert jobs.names() == before
+
+
+def test_a_warning_of_the_clusters_is_logged(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    dry_run(image="scratch", queue_name="team-a")
+    said = "".join(capfd.readouterr())
+    assert said.count("the cluster has no Kueue") == 1
+    assert said.count("the image has no tag") == 1
+
+
+def test_all_that_is_wrong_is_told_at_once(jobs: Jobs) -> None:
+    with pytest.raises(TrainingConfigurationError, match="the cluster has no such namespace; found nowhere"):
+        dry_run(image="scratch:1", namespace="nowhere")
+    with pytest.raises(TrainingConfigurationError, match=r"(?s)container-name.*NCCL_DEBUG stands under volumeMounts"):
+        dry_run(manifest=str(DATA / "practitioner-nccl.yaml"))
+    with pytest.raises(TrainingConfigurationError, match=r"the API server refused the manifest .*managedBy: "):
+        dry_run(manifest=jobs.build(command=["true"], spec={"runPolicy": {"managedBy": "somebody"}}))
+
+
+def test_the_name_of_a_manifest_is_not_the_jobs(jobs: Jobs) -> None:
+    """However long it is, and whatever stands in it: the task gives the job its name."""
+    manifest = jobs.build(command=["true"])
+    manifest["metadata"]["name"] = "My_Training " * 10
+    assert dry_run(manifest=manifest) is None

@@ -1,0 +1,67 @@
+"""MPIJob v2beta1: written as people write it, fitted to what mpi-operator reads, followed to its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
+from airflow_provider_ktrain.core.manifest.transform import fit, overlay
+from tests.job_control.following import Lines, follow_to_the_end, owned
+from tests.job_control.jobs import Jobs, Object
+
+pytestmark = pytest.mark.embedded  # a real cluster may have the other operator
+
+
+def mpijob(jobs: Jobs, program: str) -> Object:
+    """As in the guides: cleanPodPolicy at the top, and no word of when the launcher starts."""
+    manifest = jobs.build("MPIJob", "v2beta1", workers=2, gpus=None, command=["sh", "-c", program])
+    del manifest["spec"]["runPolicy"]["cleanPodPolicy"]
+    manifest["spec"]["cleanPodPolicy"] = "Running"
+    for role in ("Launcher", "Worker"):
+        del manifest["spec"]["mpiReplicaSpecs"][role]["restartPolicy"]  # OnFailure and Never
+    workers = manifest["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    workers["command"] = ["sh", "-c", "sleep 600"]
+    return manifest
+
+
+async def test_its_workers_go_by_the_policy_at_the_top(jobs_v2: Jobs) -> None:
+    manifest = fit(mpijob(jobs_v2, "exit 0"), "kubeflow.org/v2beta1")
+    assert "cleanPodPolicy" not in manifest["spec"]
+    assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+    job = jobs_v2.submit(manifest)  # nobody follows it
+    jobs_v2.wait(job, "Succeeded")
+    jobs_v2.wait_none(job, "Running")
+
+
+async def test_the_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
+    """Nowhere is a node for them: so there is no launcher either, unless the manifest says otherwise."""
+    unplaced = overlay(mpijob(jobs_v2, "exit 1"), Overlay(node_selector={"no": "such"}))
+    job = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
+    assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
+    name = job["metadata"]["name"]
+    jobs_v2.wait_exactly(job, [f"{name}-worker-0", f"{name}-worker-1"])
+    unplaced["metadata"]["name"] += "-at-once"
+    unplaced["spec"]["launcherCreationPolicy"] = "AtStartup"
+    at_once = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
+    jobs_v2.wait_number(at_once, 3)
+    assert jobs_v2.pods(job) == [f"{name}-worker-0", f"{name}-worker-1"]
+
+
+async def test_what_a_launcher_said_is_kept_though_its_pod_vanishes(jobs_v2: Jobs) -> None:
+    """Under OnFailure a batch Job deletes the pod that reached its backoffLimit."""
+    manifest = mpijob(jobs_v2, "echo no data >&2; exit 3")
+    manifest["spec"]["runPolicy"]["backoffLimit"] = 1
+    manifest = fit(manifest, "kubeflow.org/v2beta1")
+    job, ref = owned(jobs_v2, manifest)
+    outcome = await follow_to_the_end(jobs_v2, ref, log := Lines())
+    assert outcome.cause
+    assert outcome.cause["summary"] == "Launcher failed with exit code 3; its last line: no data"
+    assert "[Launcher 0] no data" in log.said
+    assert jobs_v2.read(job) is None
+    assert jobs_v2.pods(job) == []
+
+
+def test_a_manifest_for_the_other_operator_is_refused_with_the_remedy(jobs_v2: Jobs) -> None:
+    with pytest.raises(ManifestError, match=r"apiVersion kubeflow.org/v1 of MPIJob is not served .*mpi-operator"):
+        fit(jobs_v2.build("MPIJob", "v1", workers=1), "kubeflow.org/v2beta1")

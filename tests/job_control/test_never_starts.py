@@ -1,0 +1,17 @@
+"""A command that is not there, under OnFailure: the job says Running without end, and the task ends it."""
+
+from __future__ import annotations
+
+from tests.job_control.following import Lines, follow_to_the_end, owned
+from tests.job_control.jobs import Jobs
+
+
+async def test_a_command_that_is_not_there_is_given_up(jobs: Jobs) -> None:
+    manifest = jobs.build(command=["/no/such/program"])
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] = "OnFailure"
+    job, ref = owned(jobs, manifest)
+    outcome = await follow_to_the_end(jobs, ref, Lines())
+    assert outcome.cause
+    assert (outcome.phase, outcome.cause["category"]) == ("Running", "image")
+    assert outcome.cause["summary"].startswith('Master 0: the command cannot be started: exec: "/no/such/program"')
+    assert jobs.read(job) is None

@@ -1,0 +1,270 @@
+"""What people do to running jobs: scale, suspend, resume, delete; by the operators, on a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef
+from airflow_provider_ktrain.engine import operations as verbs
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
+from airflow_provider_ktrain.operators.job_control import (
+    DeleteTrainingJobOperator,
+    ResumeTrainingJobOperator,
+    ScaleTrainingJobOperator,
+    SuspendTrainingJobOperator,
+)
+from tests.job_control.following import connect
+from tests.job_control.jobs import WAIT, Jobs, Object, wait_for
+
+ELASTIC = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 3}}
+HOROVOD = ["horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3"]
+
+
+def run(operator: type[Any], job: Object, **arguments: Any) -> str:
+    """Execute an operator for a job; the line that it returns."""
+    task = operator(task_id="verb", job_name=job["metadata"]["name"], kind=job["kind"], **arguments)
+    done: str = task.execute({})
+    return done
+
+
+def elastic(jobs: Jobs, workers: int = 1) -> Object:
+    """Workers alone, one to three of them."""
+    manifest = jobs.build(workers=workers, spec=ELASTIC)
+    del manifest["spec"]["pytorchReplicaSpecs"]["Master"]
+    return manifest
+
+
+# ---- scale
+
+
+def test_scaling_waits_until_just_so_many_run(jobs: Jobs) -> None:
+    job = jobs.submit(elastic(jobs), owned=True)
+    jobs.wait_pods(job, 1)
+    name = job["metadata"]["name"]
+    assert (
+        run(ScaleTrainingJobOperator, job, workers=3)
+        == f"PyTorchJob {jobs.namespace}/{name} is scaled from 1 to 3 Workers"
+    )
+    assert jobs.pods(job, "Running") == [f"{name}-worker-{i}" for i in range(3)]
+    assert "from 3 to 2 Workers" in run(ScaleTrainingJobOperator, job, workers="2")  # a template gives text
+    assert jobs.pods(job) == [f"{name}-worker-{i}" for i in range(2)]
+    after = jobs.read(job)
+    assert after
+    assert after["metadata"]["annotations"][OWNER_ANNOTATION] == job["metadata"]["annotations"][OWNER_ANNOTATION]
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_scaling_beyond_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) -> None:
+    job = jobs.submit(elastic(jobs))
+    with pytest.raises(
+        TrainingConfigurationError, match=f"^workers: .*found {workers}; expected 1 to 3, the elastic bounds"
+    ):
+        run(ScaleTrainingJobOperator, job, workers=workers)
+    after = jobs.read(job)
+    assert after
+    assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+
+
+def test_a_job_with_a_master_is_not_elastic_by_itself(jobs: Jobs) -> None:
+    job = jobs.submit(jobs.build(workers=1))
+    jobs.wait_pods(job, 2)
+    with pytest.raises(TrainingConfigurationError, match=r"found 0; expected at least 1$"):
+        run(ScaleTrainingJobOperator, job, workers=0)
+    assert "from 1 to 2 Workers; it has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert run(ScaleTrainingJobOperator, job, workers=2).endswith("from 2 to 2 Workers")
+
+
+@pytest.mark.embedded
+def test_the_bounds_of_an_mpijob_are_horovodruns(jobs: Jobs) -> None:
+    manifest = jobs.build("MPIJob", workers=2, gpus=None)
+    launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher["command"] = [*WAIT, *HOROVOD]
+    job = jobs.submit(manifest)
+    jobs.wait_pods(job, 3)
+    assert "from 2 to 3 Workers" in run(ScaleTrainingJobOperator, job, workers=3)
+    assert len(jobs.pods(job, "Running")) == 4
+    with pytest.raises(TrainingConfigurationError, match="found 4; expected 1 to 3"):
+        run(ScaleTrainingJobOperator, job, workers=4)
+
+
+def test_workers_that_find_no_node_are_told_in_time(jobs: Jobs) -> None:
+    job = jobs.submit(workers=1, gpus=4)
+    jobs.wait_pods(job, 2)
+    with pytest.raises(TrainingJobError, match="scaled to 2 Workers, but not just these run after 1 s"):
+        run(ScaleTrainingJobOperator, job, workers=2, timeout=1)
+
+
+def test_what_has_ended_is_neither_scaled_nor_suspended(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"], workers=1)
+    jobs.wait(job, "Succeeded")
+    for operator, what, more in (
+        (ScaleTrainingJobOperator, "scaled", {"workers": 2}),
+        (SuspendTrainingJobOperator, "suspended", {}),
+        (ResumeTrainingJobOperator, "resumed", {}),
+    ):
+        with pytest.raises(TrainingJobError, match=f"is Succeeded: it cannot be {what} any more"):
+            run(operator, job, **more)
+
+
+# ---- suspend, resume
+
+
+def test_a_suspended_job_holds_nothing_and_goes_on(jobs: Jobs) -> None:
+    job = jobs.submit(workers=1, owned=True)
+    jobs.wait_pods(job, 2)
+    assert run(SuspendTrainingJobOperator, job).endswith("is suspended; its pods are gone")
+    assert jobs.pods(job) == []
+    assert jobs.condition(job, "Suspended")
+    assert "it is suspended, they start when it is resumed" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
+    jobs.wait_pods(job, 3)
+    after = jobs.read(job)
+    assert after
+    assert after["metadata"]["annotations"][OWNER_ANNOTATION] == job["metadata"]["annotations"][OWNER_ANNOTATION]
+
+
+def test_it_is_resumed_when_its_last_pods_are_gone(jobs: Jobs) -> None:
+    """A pod that is still ending counts as failed, and fails the job that is resumed meanwhile."""
+    job = jobs.submit(workers=1, owned=True)
+    jobs.wait_pods(job, 2)
+    jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
+    wait_for("Suspended", lambda: jobs.condition(job, "Suspended"))
+    assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
+    jobs.wait_pods(job, 2)
+    assert not jobs.condition(job, "Failed")
+
+
+# ---- delete
+
+
+def test_deleting_waits_until_the_pods_are_gone(jobs: Jobs) -> None:
+    job = jobs.submit(workers=1)
+    jobs.wait_pods(job, 2)
+    assert "2 GPUs released" in run(DeleteTrainingJobOperator, job)
+    assert jobs.read(job) is None
+    assert jobs.pods(job) == []
+
+
+def test_what_does_not_exist_is_deleted_unless_told_otherwise(jobs: Jobs) -> None:
+    absent = jobs.build()
+    assert run(DeleteTrainingJobOperator, absent).endswith("does not exist")
+    for operator, more in (
+        (DeleteTrainingJobOperator, {"missing_ok": False}),
+        (ScaleTrainingJobOperator, {"workers": 1}),
+        (SuspendTrainingJobOperator, {}),
+    ):
+        with pytest.raises(TrainingJobError, match=r"does not exist\. See: kubectl get pytorchjobs"):
+            run(operator, absent, **more)
+
+
+def test_a_job_with_a_live_owner_is_deleted_by_force_alone(jobs: Jobs) -> None:
+    job = jobs.submit(owned=True)
+    jobs.wait_pods(job, 1)
+    with pytest.raises(TrainingJobError, match=r"belongs to dag.train of run run .* try 1, and is Running.*force=True"):
+        run(DeleteTrainingJobOperator, job)
+    assert len(jobs.pods(job, "Running")) == 1
+    run(DeleteTrainingJobOperator, job, force=True)
+    assert jobs.read(job) is None
+
+
+def test_a_job_that_has_ended_has_no_live_owner(jobs: Jobs) -> None:
+    job = jobs.submit(owned=True, command=["true"])
+    jobs.wait(job, "Succeeded")
+    run(DeleteTrainingJobOperator, job)
+    assert jobs.read(job) is None
+
+
+def test_wrong_parameters_are_told_before_a_cluster_is_asked_and_never_retried() -> None:
+    job = {"kind": "TFJob", "metadata": {"name": "x"}}
+    with pytest.raises(TrainingConfigurationError, match="found 'TFJob'; expected one of MPIJob, PyTorchJob"):
+        run(SuspendTrainingJobOperator, job)
+    job["kind"] = "PyTorchJob"
+    for workers in ("x", -1):
+        with pytest.raises(TrainingConfigurationError, match=f"found {workers!r}; expected a whole number, 0 or more"):
+            run(ScaleTrainingJobOperator, job, workers=workers)
+    with pytest.raises(TrainingConfigurationError, match=r"^timeout: .*found '5m'"):
+        run(SuspendTrainingJobOperator, job, timeout="5m")
+    with pytest.raises(TrainingConfigurationError, match=r"^job_name: .*found ''"):
+        run(DeleteTrainingJobOperator, {"kind": "PyTorchJob", "metadata": {"name": ""}})
+
+
+# ---- fencing: between the look and the write
+
+
+class Meanwhile(Api):
+    """An API at which something happens before the first write arrives."""
+
+    def __init__(self, jobs: Jobs, happens: Callable[[], object]) -> None:
+        super().__init__(connect(jobs))
+        self._happens: Callable[[], object] | None = happens
+
+    async def request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        if method in ("PATCH", "DELETE") and self._happens:
+            happens, self._happens = self._happens, None
+            await asyncio.to_thread(happens)
+        return await super().request(method, path, **more)
+
+
+def ref_of(job: Object) -> JobRef:
+    meta = job["metadata"]
+    return JobRef(job["kind"], "v1", meta["namespace"], meta["name"], meta["uid"])
+
+
+async def act(jobs: Jobs, happens: Callable[[], object], verb: Callable[[Api], Awaitable[Any]]) -> Any:
+    api = Meanwhile(jobs, happens)
+    try:
+        return await verb(api)
+    finally:
+        await api.close()
+
+
+def replace(jobs: Jobs, job: Object) -> Callable[[], Object]:
+    """Somebody deletes the job and submits another one under its name."""
+
+    def happens() -> Object:
+        jobs.delete(job)
+        wait_for("the job is gone", lambda: jobs.read(job) is None)
+        kept = {k: job["metadata"][k] for k in ("name", "namespace")}
+        return jobs.submit({**job, "metadata": kept})
+
+    return happens
+
+
+VERBS: dict[str, Callable[[Api, JobRef], Awaitable[Any]]] = {
+    "scale": lambda api, ref: verbs.scale(api, ref, 2, timeout=240),
+    "suspend": lambda api, ref: verbs.suspend(api, ref, timeout=240),
+    "delete": lambda api, ref: verbs.delete(api, ref, force=True, timeout=240),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_the_job_that_took_the_name_meanwhile_is_not_touched(jobs: Jobs, verb: str) -> None:
+    job = jobs.submit(workers=1)
+    other: list[Object] = []
+    doing = act(jobs, lambda: other.append(replace(jobs, job)()), lambda api: VERBS[verb](api, ref_of(job)))
+    if verb == "delete":
+        assert "2 GPUs released" in (await doing).text
+    else:
+        with pytest.raises(KtrainError, match="does not exist any more"):
+            await doing
+    after = jobs.read(other[0])
+    assert after
+    assert after["spec"] == other[0]["spec"]
+    assert not after["metadata"].get("deletionTimestamp")
+
+
+async def test_a_change_meanwhile_is_read_before_anything_is_written(jobs: Jobs) -> None:
+    """The bounds are lowered between the look and the write: the scaling is refused by the new ones."""
+    job = jobs.submit(elastic(jobs))
+    lower = {"spec": {"elasticPolicy": {"maxReplicas": 1}}}
+    with pytest.raises(KtrainError, match="found 2; expected 1 to 1"):
+        await act(jobs, lambda: jobs.patch(job, lower), lambda api: verbs.scale(api, ref_of(job), 2, timeout=240))
+    after = jobs.read(job)
+    assert after
+    assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1

@@ -1,0 +1,319 @@
+"""`ktrain check --server`: what a cluster is asked before there is a job, by HTTP; nothing is ever created."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.core import rbac
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.engine.preflight import NAME
+from tests.clusters import TestCluster
+from tests.core.manifests import DATA, mpijob, pytorchjob
+
+pytestmark = pytest.mark.embedded  # what is not there (Kueue), and names in the namespace `default`
+
+Object = dict[str, Any]
+Check = Callable[..., tuple[int, list[Object]]]
+
+
+@pytest.fixture
+def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Check a manifest by the command; its exit status and what it printed."""
+
+    def run(manifest: Object, kubeconfig: object, *more: str) -> tuple[int, list[Object]]:
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(manifest))
+        status = main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig), "--output", "json", *more])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def codes(problems: list[Object]) -> list[tuple[str, str]]:
+    return [(p["level"], p["code"]) for p in problems]
+
+
+def queued(manifest: Object) -> Object:
+    manifest["metadata"]["labels"] = {QUEUE_LABEL: "team-a"}
+    return manifest
+
+
+@pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1")], ids=["pytorchjob", "mpijob"])
+def test_what_the_cluster_takes_has_no_problem_and_is_not_created(
+    cluster: TestCluster, check: Check, manifest: Object
+) -> None:
+    assert check(manifest, cluster.kubeconfig) == (0, [])
+    del manifest["metadata"]["name"]  # the operators give it one
+    assert check(manifest, cluster.kubeconfig) == (0, [])
+    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    plural = f"{manifest['kind'].lower()}s"
+    made = api.list_cluster_custom_object("kubeflow.org", "v1", plural)["items"]
+    assert not {"train", "horovod", NAME} & {job["metadata"]["name"] for job in made}
+
+
+def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: TestCluster, check: Check) -> None:
+    status, (problem,) = check(mpijob("v2beta1"), cluster.kubeconfig)
+    assert status == 1
+    assert (problem["code"], problem["path"], problem["found"], problem["expected"]) == (
+        "not-served",
+        "$.apiVersion",
+        "kubeflow.org/v2beta1",
+        "kubeflow.org/v1",
+    )
+    assert "the cluster runs training-operator" in problem["hint"]
+
+
+def test_what_the_operators_mend_is_no_error(cluster_v2: TestCluster, check: Check) -> None:
+    manifest = mpijob("v2beta1")
+    manifest["spec"]["cleanPodPolicy"] = "Running"  # sent under runPolicy
+    assert check(manifest, cluster_v2.kubeconfig)[0] == 0
+    assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "clean-pod-policy")]
+
+
+def test_a_namespace_that_is_not_there(cluster: TestCluster, check: Check) -> None:
+    status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "nowhere")
+    assert status == 1
+    assert (problem["code"], problem["found"]) == ("namespace", "nowhere")
+    assert problem["hint"] == "create it: kubectl create namespace nowhere"
+    status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "Not A NS")
+    assert (problem["expected"], problem["hint"]) == ("up to 63 lower-case letters, digits and -", "correct it")
+    elsewhere = pytorchjob()
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    (problem,) = check(elsewhere, cluster.kubeconfig)[1]
+    assert problem["found"] == "elsewhere"
+
+
+def test_a_queue_where_no_kueue_runs_is_a_warning(cluster: TestCluster, check: Check) -> None:
+    status, (problem,) = check(queued(pytorchjob()), cluster.kubeconfig)
+    assert (status, problem["level"], problem["code"]) == (0, "warning", "queue")
+    assert problem["path"] == "$.metadata.labels['kueue.x-k8s.io/queue-name']"
+    assert "no Kueue" in problem["message"]
+
+
+def test_what_only_the_server_refuses_is_told_in_its_words(cluster: TestCluster, check: Check) -> None:
+    manifest = pytorchjob()
+    manifest["spec"]["runPolicy"] = {"managedBy": "somebody"}
+    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert (status, problem["code"]) == (1, "refused")
+    assert "managedBy" in problem["message"]
+
+
+def test_what_is_wrong_anyway_is_told_once(cluster: TestCluster, check: Check) -> None:
+    manifest = yaml.safe_load((DATA / "practitioner-nccl.yaml").read_text())
+    status, problems = check(manifest, cluster.kubeconfig)
+    assert status == 1
+    assert [c for level, c in codes(problems) if level == "error"] == ["container-name"] * 2 + ["wrong-list"] * 2
+
+
+# ---- rights
+
+
+def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
+    """A kubeconfig of a service account that has just these rights in the namespace `default`."""
+    api = config.new_client_from_config(str(cluster.kubeconfig))
+    core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
+    core.create_namespaced_service_account("default", {"metadata": {"name": name}})
+    made, binding = rbac.objects("default", name, name)
+    rights.create_namespaced_role("default", {**made, "rules": rules})
+    rights.create_namespaced_role_binding("default", binding)
+    asked = {"spec": {"expirationSeconds": 3600, "audiences": []}}
+    token = core.create_namespaced_service_account_token(name, "default", asked).status.token
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    kubeconfig["users"][0]["user"] = {"token": token}
+    path = folder / f"{name}.kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    return path
+
+
+def test_the_least_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+    kubeconfig = role(cluster, "enough", rbac.rules(), tmp_path)
+    assert check(pytorchjob(), kubeconfig) == (0, [])
+    assert check(mpijob("v1"), kubeconfig) == (0, [])
+
+
+def test_each_right_that_is_lacking_is_told(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+    jobs, pods, logs, _ = rbac.rules()
+    jobs["verbs"], logs["verbs"] = ["create", "get", "list", "patch"], []
+    status, problems = check(pytorchjob(), role(cluster, "lacking", [jobs, pods, logs], tmp_path))
+    assert status == 1
+    assert codes(problems) == [("error", "rights"), ("error", "rights"), ("warning", "rights")]
+    assert [p["message"] for p in problems] == [
+        "no right to watch, delete pytorchjobs.kubeflow.org in namespace default",
+        "no right to get pods/log in namespace default",
+        "no right to list events in namespace default",
+    ]
+    assert all("ktrain rbac --namespace default" in p["hint"] for p in problems)
+
+
+# ---- the connection
+
+
+def test_a_cluster_that_cannot_be_asked_is_two(
+    cluster: TestCluster, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, kubeconfig = tmp_path / "job.yaml", tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(pytorchjob()))
+    assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
+    assert f"the kubeconfig {kubeconfig} does not exist" in capsys.readouterr().err
+    away = yaml.safe_load(cluster.kubeconfig.read_text())
+    away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    kubeconfig.write_text(yaml.safe_dump(away))
+    assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
+    assert "the cluster cannot be reached" in capsys.readouterr().err
+    away["clusters"][0]["cluster"]["server"] = yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"][
+        "server"
+    ]
+    away["users"][0]["user"] = {"token": "expired"}
+    kubeconfig.write_text(yaml.safe_dump(away))
+    assert main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig)]) == 2
+    assert "refused the credentials" in capsys.readouterr().err
+    assert main(["check", str(file), "--server", "--kubeconfig", str(cluster.kubeconfig), "--context", "none"]) == 2
+    assert "--context: found 'none', expected one of" in capsys.readouterr().err
+
+
+def test_the_context_says_where(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    (context,) = kubeconfig["contexts"]
+    kubeconfig["contexts"].append({"name": "away", "context": {**context["context"], "namespace": "far"}})
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    assert check(pytorchjob(), path) == (0, [])
+    (problem,) = check(pytorchjob(), path, "--context", "away")[1]
+    assert (problem["code"], problem["found"]) == ("namespace", "far")
+
+
+# ---- what the embedded cluster has not: Kueue, and a schema that is published
+
+KUEUE = "/apis/kueue.x-k8s.io"
+QUEUE = f"{KUEUE}/v1beta2/namespaces/default/localqueues/team-a"
+SCHEMA = "/openapi/v3/apis/kubeflow.org/v1"
+JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+SERVED = {
+    "/apis/kubeflow.org": {"versions": [{"version": "v1"}]},
+    "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]},
+    "/api/v1/namespaces/default": {"status": {"phase": "Active"}},
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {"status": {"allowed": True}},
+    KUEUE: {"preferredVersion": {"version": "v1beta2"}},
+    JOBS: {},
+}
+
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterator[tuple[pathlib.Path, list[str]]]:
+    """A server with fixed answers (a number: that status): its kubeconfig, and what it is asked to write."""
+    written: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0], 404)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            said = {"kind": "Status", "code": answer, "message": "no"} if isinstance(answer, int) else answer
+            body = json.dumps(said).encode()
+            self.send_response(answer if isinstance(answer, int) else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            if "selfsubject" not in self.path:
+                written.append(self.path)
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    kubeconfig = folder / "fake.kubeconfig"
+    named = {"clusters": "cluster", "users": "user", "contexts": "context"}
+    content = {
+        "cluster": {"server": f"http://127.0.0.1:{server.server_port}"},
+        "user": {},
+        "context": {"cluster": "x", "user": "x"},
+    }
+    kubeconfig.write_text(
+        yaml.safe_dump({"current-context": "x", **{k: [{"name": "x", v: content[v]}] for k, v in named.items()}})
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield kubeconfig, written
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [
+        ({"status": {"conditions": [{"type": "Active", "status": "True"}]}}, None),
+        ({}, None),
+        (403, None),
+        (404, ("error", "no such LocalQueue")),
+        ({"spec": {"stopPolicy": "Hold"}}, ("warning", "stopPolicy Hold")),
+        (
+            {
+                "status": {
+                    "conditions": [{"type": "Active", "status": "False", "message": "Can't submit new workloads"}]
+                }
+            },
+            ("warning", "admits nothing now: Can't submit new workloads"),
+        ),
+    ],
+)
+def test_the_queue(check: Check, tmp_path: pathlib.Path, queue: Object | int, told: tuple[str, str] | None) -> None:
+    with serving(tmp_path, {**SERVED, QUEUE: queue}) as (kubeconfig, written):
+        status, problems = check(queued(pytorchjob()), kubeconfig)
+    refused = told is not None and told[0] == "error"
+    assert status == int(refused)
+    assert codes(problems) == ([(told[0], "queue")] if told else [])
+    assert all(told and told[1] in p["message"] for p in problems)
+    assert written == ([] if refused else [f"{JOBS}?fieldValidation=Strict&dryRun=All"])
+
+
+def test_the_servers_schema_is_strict(check: Check, tmp_path: pathlib.Path) -> None:
+    any_object = {"x-kubernetes-preserve-unknown-fields": True}
+    job = {
+        "x-kubernetes-group-version-kind": [{"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": any_object,
+            "spec": {"properties": {"pytorchReplicaSpecs": any_object}},
+        },
+    }
+    manifest = pytorchjob()
+    manifest["spec"]["nprocPerNode"] = "2"  # of a younger operator than the one there
+    with serving(tmp_path, {**SERVED, SCHEMA: {"components": {"schemas": {"Job": job}}}}) as (kubeconfig, written):
+        status, (problem,) = check(manifest, kubeconfig)
+    assert (status, problem["level"], problem["code"], problem["path"]) == (
+        1,
+        "error",
+        "unknown-field",
+        "$.spec.nprocPerNode",
+    )
+    assert not written
+
+
+def test_a_namespace_that_is_going(check: Check, tmp_path: pathlib.Path) -> None:
+    going = {"/api/v1/namespaces/default": {"status": {"phase": "Terminating"}}}
+    with serving(tmp_path, {**SERVED, **going}) as (kubeconfig, _):
+        status, (problem,) = check(pytorchjob(), kubeconfig)
+    assert (status, problem["code"], problem["message"]) == (1, "namespace", "the namespace is being deleted")
+
+
+def test_rights_that_may_not_be_asked_for_are_a_warning(check: Check, tmp_path: pathlib.Path) -> None:
+    mute = {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": 403}
+    with serving(tmp_path, {**SERVED, **mute}) as (kubeconfig, _):
+        status, problems = check(pytorchjob(), kubeconfig)
+    assert (status, codes(problems)) == (0, [("warning", "rights")])

@@ -1,0 +1,264 @@
+"""Sensors wait for jobs that others submitted, and delete nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR, TriggerFailureReason
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingUserCodeError
+from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+from tests.job_control.jobs import Jobs, Object
+from tests.operators.instance import Store
+
+FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
+
+
+def sensor(job: Object, **arguments: Any) -> Any:
+    """A sensor for a job; in the worker unless told otherwise."""
+    of = MPIJobSensor if job["kind"] == "MPIJob" else PyTorchJobSensor
+    arguments = {"task_id": "wait", "job_name": job["metadata"]["name"], "deferrable": False} | arguments
+    return of(timeout=240, **arguments)
+
+
+@pytest.fixture
+def later() -> Iterator[list[threading.Timer]]:
+    """Timers that are over when the test is."""
+    timers: list[threading.Timer] = []
+    yield timers
+    for timer in timers:
+        timer.join()
+
+
+def test_it_waits_for_success_and_leaves_the_job(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"])
+    sensor(job).execute({})
+    assert jobs.condition(job, "Succeeded")
+
+
+def test_a_job_that_is_not_there_yet(
+    jobs: Jobs, later: list[threading.Timer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    manifest = jobs.build(command=["true"])
+    name = f"PyTorchJob {jobs.namespace}/{manifest['metadata']['name']}"
+    with pytest.raises(TaskDeferred):
+        sensor(manifest, deferrable=True).execute({})
+    assert f"Waits until {name} is Succeeded; now it does not exist yet" in "".join(capfd.readouterr())
+    later.append(threading.Timer(0.5, jobs.submit, [manifest]))
+    later[0].start()
+    sensor(manifest).execute({})
+    assert jobs.condition(jobs.submitted(manifest), "Succeeded")
+    sensor(manifest).execute({})
+    assert f"Waits until {name} is Succeeded; now it is Succeeded" in "".join(capfd.readouterr())
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
+def test_a_condition_or_one_of_several(jobs: Jobs, conditions: str | list[str]) -> None:
+    job = jobs.submit(kind="MPIJob", workers=1)
+    sensor(job, conditions=conditions).execute({})
+    assert jobs.condition(job, "Running")
+    assert not jobs.condition(job, "Succeeded")
+
+
+def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
+    job = jobs.submit(command=FAILS)
+    with pytest.raises(TrainingUserCodeError) as error:
+        sensor(job).execute({})
+    assert str(error.value).splitlines()[0] == "Master 0 failed with exit code 3; its last line: no data"
+    assert jobs.read(job)
+    assert jobs.pods(job)
+    sensor(job, conditions=["Failed"]).execute({})  # unless that is what is waited for
+
+
+def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+    later.append(threading.Timer(0.5, jobs.delete, [job]))
+    later[0].start()
+    with pytest.raises(AirflowException, match="was deleted by someone else before it had ended"):
+        sensor(job).execute({})
+
+
+def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
+    job = jobs.submit()
+    jobs.wait(job, "Running")
+    impatient = sensor(job)
+    impatient.timeout = 0.5
+    with pytest.raises(AirflowException, match=r"is not Succeeded after"):
+        impatient.execute({})
+    lenient = sensor(job, soft_fail=True)
+    lenient.timeout = 0.5
+    with pytest.raises(AirflowSkipException):
+        lenient.execute({})
+    assert jobs.condition(job, "Running")
+
+
+@pytest.mark.parametrize(
+    ("lenient", "error", "said"),
+    [
+        ({}, AirflowSensorTimeout, ""),
+        ({"soft_fail": True}, AirflowSkipException, "Skipped instead of failed: "),
+        ({"never_fail": True}, AirflowSkipException, "Skipped instead of failed: "),
+    ],
+    ids=["fails", "soft_fail", "never_fail"],
+)
+def test_a_limit_that_passes_in_the_triggerer_says_what_was_waited_for(
+    lenient: dict[str, Any], error: type[AirflowException], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    waiting = MPIJobSensor(task_id="wait", job_name="train", conditions=["Running"], timeout=600, **lenient)
+    with pytest.raises(error) as raised:
+        waiting.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, {})
+    assert str(raised.value) == f"{said}MPIJob train is not Running after 600 s"
+    assert ("Skipped instead of failed: MPIJob train" in "".join(capfd.readouterr())) is bool(lenient)
+
+
+def test_logs_are_brought_where_they_are_wanted(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    job = jobs.submit(command=["sh", "-c", "echo lesson one"])
+    sensor(job).execute({})
+    assert "lesson one" not in "".join(capfd.readouterr())
+    sensor(job, logs="all").execute({})
+    assert "[Master 0] lesson one" in "".join(capfd.readouterr())
+
+
+def test_one_look_at_a_time(jobs: Jobs) -> None:
+    job = jobs.build()
+    looks = sensor(job, mode="reschedule", conditions=["Running"])
+    assert looks.poke({}) is False
+    jobs.submit(job)
+    jobs.wait(jobs.submitted(job), "Running")
+    assert looks.poke({}) is True
+    failed = jobs.submit(command=FAILS)
+    jobs.wait(failed, "Failed")
+    with pytest.raises(TrainingUserCodeError, match="no data"):
+        sensor(failed, mode="reschedule").poke({})
+
+
+def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"])
+    waiting = sensor(job, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute({})
+    trigger = deferred.value.trigger
+    path, arguments = trigger.serialize()
+    assert path == "airflow_provider_ktrain.triggers.training.TrainingJobTrigger"
+    assert "manifest" not in arguments
+    assert arguments["options"]["release"] is False
+
+    async def event() -> Any:
+        return await anext(type(trigger)(**arguments).run())
+
+    payload = asyncio.run(event()).payload
+    waiting.execute_complete({}, payload)
+    assert jobs.read(job)
+    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    outcome = {**payload["outcome"], "phase": "Failed", "cause": cause, "succeeded": False}
+    with pytest.raises(TrainingUserCodeError, match="Master 0 failed"):
+        waiting.execute_complete({}, {**payload, "outcome": outcome})
+
+
+# what says nothing of the job
+
+
+class Patient(PyTorchJobSensor):
+    """Waits in the worker for a moment after the first failure of a trigger, then for long."""
+
+    seconds_in_worker = (0.5, 240.0)
+
+
+def context(try_number: int = 1, max_tries: int = 0) -> Any:
+    return {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries), "task_state_store": Store()}
+
+
+def unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = yaml.safe_load(jobs.kubeconfig.read_text())
+    content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    extra = {"kube_config": json.dumps(content), "namespace": jobs.namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+FAILURES = [
+    (TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_FAILURE, "traceback": ["ImportError: no such module"]}),
+    ("execute_complete", {"event": {"version": 1, "error": "ImportError: no such module"}}),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments"), FAILURES, ids=["no trigger", "event"])
+def test_a_trigger_that_fails_is_followed_by_another(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str], method: str, arguments: dict[str, Any]
+) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    with pytest.raises(TaskDeferred) as again:
+        waiting.resume_execution(method, arguments, here)
+    assert "The trigger failed: ImportError: no such module" in "".join(capfd.readouterr())
+    assert again.value.trigger.serialize()[1]["job"]["name"] == job["metadata"]["name"]
+    assert again.value.timeout.total_seconds() < 240, "the timeout of the sensor goes on"
+    waiting.conditions = ["Running"]
+    waiting.resume_execution(method, arguments, here)  # the second time the worker waits for longer
+    assert jobs.condition(job, "Running")
+
+
+def test_a_trigger_that_fails_again_and_again_ends_with_the_timeout(jobs: Jobs) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=3)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    here["task_state_store"]["ktrain_sensor"]["failures"] = 5
+    with pytest.raises(AirflowSensorTimeout, match="is not Succeeded after 3 s"):
+        waiting.resume_execution(*FAILURES[0], here)
+
+
+def test_a_cluster_that_is_away_is_asked_again_in_the_worker(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, here = jobs.submit(), context()
+    waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=240)
+    with pytest.raises(TaskDeferred):
+        waiting.execute(here)
+    unreachable(jobs, monkeypatch)
+    with pytest.raises(TaskDeferred):
+        waiting.resume_execution(*FAILURES[0], here)
+    assert f"PyTorchJob {job['metadata']['name']} cannot be watched now: " in "".join(capfd.readouterr())
+
+
+def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable(jobs, monkeypatch)
+    for deferrable in (True, False):
+        waiting = sensor(jobs.build(), deferrable=deferrable, soft_fail=True)
+        with pytest.raises(TrainingJobError, match="cannot be reached"):
+            waiting.execute(context(try_number=1, max_tries=1))
+        with pytest.raises(AirflowSkipException, match="cannot be reached"):
+            waiting.execute(context(try_number=2, max_tries=1))
+
+
+def test_soft_fail_covers_a_job_that_failed_while_deferred(jobs: Jobs) -> None:
+    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    event = {"version": 1, "outcome": {"phase": "Failed", "succeeded": False, "cause": cause}}
+    waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
+    with pytest.raises(AirflowSkipException, match="Master 0 failed"):
+        waiting.resume_execution("execute_complete", {"event": event}, context(try_number=1, max_tries=1))
+
+
+def test_a_look_at_a_cluster_that_is_away_is_repeated(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable(jobs, monkeypatch)
+    assert sensor(jobs.build(), mode="reschedule").poke(context()) is False
+
+
+def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
+    for wrong, remedy in (("Done", "; remedy: write it .*"), ("running", "; remedy: did you mean 'Running'\\?")):
+        expected = rf"^conditions\[0\]: .*found '{wrong}'; expected some of Created, Running, .*Failed{remedy}$"
+        with pytest.raises(TrainingConfigurationError, match=expected):
+            sensor(jobs.build(), conditions=[wrong]).execute({})
