@@ -160,7 +160,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 "%s is kept: its task is %s. The next try goes on with it, or a reaper takes it", ref, state
             )
             return
-        self.log.info("The task is %s: %s is released", state, ref)
+        self.log.info("The task is %s. Releasing its job %s", state, ref)
         await self._release(ref, timeout=KILL_PATIENCE)
 
     async def _kill_action(self) -> tuple[str, Action]:
