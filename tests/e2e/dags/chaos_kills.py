@@ -1,4 +1,4 @@
-"""DAGs of `test_chaos_kills.py`, beside those of `chaos.py`."""
+"""DAGs of `test_chaos_kills.py`: the running task of `chaos.py`, with retries that come later."""
 
 import datetime
 import os
@@ -8,16 +8,22 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
-with DAG(
-    "chaos_worker_retries_late", schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]
-):
-    PyTorchJobOperator(
-        task_id="train",
-        image=os.environ.get("TEST_IMAGE", "scratch"),
-        command=["sh", "-c", "trap 'exit 143' TERM; echo started; sleep 600 & wait"],
-        workers=1,
-        gpus=1,
-        deferrable=False,
-        retries=1,
-        retry_delay=datetime.timedelta(hours=1),
-    )
+COUNT = """
+trap 'exit 143' TERM
+i=0
+while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
+[ $RANK != 0 ] || sleep 4
+"""
+
+for name, delay in (("chaos_retry_in_a_minute", 60), ("chaos_retry_in_an_hour", 3600)):
+    with DAG(name, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
+        PyTorchJobOperator(
+            task_id="train",
+            image=os.environ.get("TEST_IMAGE", "scratch"),
+            command=["sh", "-c", COUNT],
+            workers=1,
+            gpus=1,
+            deferrable=False,
+            retries=1,
+            retry_delay=datetime.timedelta(seconds=delay),
+        )
