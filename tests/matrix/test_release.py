@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.index
+pytestmark = [pytest.mark.index, pytest.mark.timeout(1800)]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENTS = sorted(pathlib.Path(__file__).parent.glob("*.txt"))
 
