@@ -59,7 +59,7 @@ def missing(log: str, lines: int) -> dict[str, int]:
 
 
 def check_log(stage: Stage, lines: int) -> str:
-    """No line is missing, and lines that are repeated are announced by one line; returns the log."""
+    """No line is missing, and repeated lines are announced; returns the log."""
 
     def settled() -> str | None:
         log = stage.log()
@@ -70,12 +70,9 @@ def check_log(stage: Stage, lines: int) -> str:
     try:
         log = wait_for("the whole log", settled, UPLOADED_WITHIN)
     except AssertionError:
-        raise AssertionError(f"lines missing of {lines}: {seen[-1]}") from None
+        raise AssertionError(f"lines missing of {lines}: {seen[-1]}; the log ends:\n{stage.log()[-6000:]}") from None
     repeated = {name: sum(n > 1 for n in counts.values()) for name, counts in numbers(log).items()}
-    announcements = REPEATED.findall(log)
-    assert not any(repeated.values()) or len(announcements) == 1, (
-        f"lines repeated: {repeated}, announced by {len(announcements)} lines"
-    )
+    assert not any(repeated.values()) or REPEATED.search(log), f"lines repeated without a word: {repeated}"
     return log
 
 
@@ -105,14 +102,14 @@ def test_lines_come_live_while_deferred_and_are_whole_at_the_end(begin: Begin, s
 
 
 def test_a_triggerer_is_lost_with_its_disk_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:
-    stage = begin("chaos_logs", lines=14_000, seconds=40)
+    stage = begin("chaos_logs", lines=14_000, seconds=120)  # longer than a takeover takes
     stage.wait_state("deferred")
     wait_for("the triggerer has the lines", lambda: last_line(triggerers, "triggerer", stage) >= 14_000)
     triggerers.end("triggerer")
     shutil.rmtree(triggerers.log_folder("triggerer"))
     triggerers.run("triggerer", "triggerer-2")
     check_end(stage, "success")
-    check_log(stage, 14_040)
+    check_log(stage, 14_120)
 
 
 def test_a_stalled_triggerer_wakes_after_a_takeover(begin: Begin, triggerers: Airflow) -> None:

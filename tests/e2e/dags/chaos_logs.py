@@ -7,7 +7,8 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
-# the first lines are logged by the worker, the others by triggerers; 1,000 lines a second keep within their budget
+# the first lines are logged by the worker, the others by triggerers; 1,000 lines a second keep within their budget; the
+# Master fails alone and last: the operator deletes pods that still run when another one has failed
 WRITE = """
 trap 'exit 143' TERM
 i=0
@@ -17,7 +18,8 @@ while [ $i -lt {{ dag_run.conf["lines"] }} ]; do
 done
 j=0
 while [ $j -lt {{ dag_run.conf["seconds"] }} ]; do echo line $i; i=$((i+1)); j=$((j+1)); sleep 1; done
-[ $RANK != 0 ] || sleep 4
+[ $RANK = 0 ] || exit 0
+sleep 4
 exit {{ dag_run.conf.get("code", 0) }}
 """
 
