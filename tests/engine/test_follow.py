@@ -19,7 +19,7 @@ from airflow_provider_ktrain.engine.follow import loop as supervisor
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.release import set_suspended
 from tests.clusters import REAL, TestCluster
-from tests.engine.tasks import TRAINS, MeddledApi, Task, api_of, soon, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, soon, until
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
 
@@ -189,6 +189,26 @@ async def test_each_limit_ends_the_job(
     assert says in " ".join(str(value) for value in outcome.cause.values())
     assert outcome.released
     assert await task.job() is None
+
+
+class SlowLines(Lines):
+    """A log that takes a while for each line, as that of a loaded machine does."""
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> None:
+        time.sleep(0.02)
+        super().info(event, *args, **kw)
+
+
+async def test_what_the_final_read_leaves_out_is_counted_in_one_line(task: Task) -> None:
+    """It is stopped by the deadline; the result is found nevertheless."""
+    task.log = SlowLines()
+    ref = (await task.submit(1, """seq 2000 | sed 's/^/line /'; echo 'KTRAIN_RESULT {"loss": 0.5}'""")).ref
+    await task.condition("Succeeded")
+    outcome = await task.ended(ref, deadline=time.time() - 1)
+    (said,) = [line for line in task.log.said if line.startswith("Logs are incomplete: ")]
+    assert (match := re.search(r"Missing: ([\d,]+) lines of \S+-master-0/pytorch\.$", said)), said
+    assert len(lines(task)) + int(match[1].replace(",", "")) == 2001
+    assert outcome.result == {"loss": 0.5}
 
 
 async def test_restarts_are_counted(task: Task) -> None:

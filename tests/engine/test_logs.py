@@ -505,6 +505,41 @@ async def test_drain_gives_up_in_time_and_says_what_is_unread() -> None:
     assert report.unread == [("p", "main")]
 
 
+class SlowSink(Sink):
+    """Takes a while for each line, as the logger of a loaded machine does."""
+
+    def __call__(self, line: LogLine) -> None:
+        time.sleep(0.01)
+        super().__call__(line)
+
+
+async def test_a_drain_goes_on_while_lines_come() -> None:
+    kube, sink = FakeKube(), SlowSink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 400)
+    kube.log("p").end()
+    async with following(kube, sink) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(2, longest=240)
+    assert sink.texts == numbered(0, 400)
+    assert (report.late, report.unread) == (0, [])
+
+
+async def test_a_drain_counts_and_inspects_the_lines_for_which_it_has_no_time() -> None:
+    kube, sink, seen = FakeKube(), SlowSink(), []
+    kube.pod("p")
+    write(kube.log("p"), 0, 2000)
+    kube.log("p").end()
+
+    async with following(kube, sink, inspector=lambda source: lambda text, time, run: seen.append(text)) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(2)
+    assert report.lines == len(sink.lines) < 2000
+    assert report.lines + report.late == 2000
+    assert seen == numbered(0, 2000)
+    assert report.unread == []
+
+
 async def test_a_handover_goes_on_where_the_cursor_stands() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")

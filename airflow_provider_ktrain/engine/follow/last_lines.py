@@ -55,7 +55,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed: {e}")
         report = await follower.drain(DRAIN)
-        lines = report.lines + report.dropped
+        lines = report.lines + report.dropped + report.late
         if lines:
             log.info(f"{lines:,} lines were written between the kill and the end of the pods")
         if report.unread:

@@ -22,13 +22,14 @@ from airflow_provider_ktrain.core.state.limits import Clock, clocks
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.core.summary import summary_of_success
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.evidence_collector import Evidence
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.follow.restarts import Restarts
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
-from airflow_provider_ktrain.engine.logs.follower import LogFollower, LogLine
+from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower, LogLine
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
@@ -40,6 +41,9 @@ FIRST_LOOK = 10.0  # seconds in which the watches must tell how the job stands, 
 SETTLE = 5.0  # seconds in which the watch of the pods must tell which of them made the job end
 LOOK_EVERY = 15.0  # seconds between the first looks at the events of a job that does not start; then ever longer
 LOOK_SELDOM = 300.0  # seconds between them at most
+LONGEST_DRAIN = 300.0  # seconds that the rest of the logs may take at the end, as long as lines come
+SHORT_DRAIN = 5.0  # seconds that it may take where a limit has passed
+NAMED = 3  # containers that a message about many names
 TAKEOVER_AFTER = 10.0  # seconds after a handover: a trigger usually starts within 2 s, a takeover needs longer
 
 
@@ -195,7 +199,7 @@ class _Supervisor:
             return Outcome(self.phase, False, superseded=True)
         if (met := set(self.options.conditions) & true_conditions(self.job or {}).keys()) and not self.gone:
             if self.phase.ended:
-                await self._drain(self.options.drain_timeout)
+                await self._drain_to_the_end()
             self.log.info(f"{self.ref} has the condition {' and '.join(sorted(met))}")
             return Outcome(self.phase, True)
         if self.phase.ended:
@@ -391,14 +395,14 @@ class _Supervisor:
             limit, amount = Limit.RESTARTS, float(most)
         if limit is None:
             return None
-        await self._drain(min(self.options.drain_timeout, 5))
+        await self._drain(min(self.options.drain_timeout, SHORT_DRAIN))
         return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._why())
 
     async def _crash_loop(self) -> Cause | None:
         loop = self.restarts.crash_loop(self.options.limits.crash_loop)
         if loop is None:
             return None
-        await self._drain(min(self.options.drain_timeout, 5))
+        await self._drain(min(self.options.drain_timeout, SHORT_DRAIN))
         seen = self.job or {}, self.pods.all, *await self._why()
         return diagnosis.crash_loop(loop.replica, loop.failures, *seen)
 
@@ -464,7 +468,7 @@ class _Supervisor:
 
     async def _ended(self) -> Outcome:
         """The job succeeded, failed or is gone: logs, cause, release, in this order."""
-        await self._drain(self.options.drain_timeout)
+        await self._drain_to_the_end()
         await self.look()  # what has changed meanwhile
         if self.phase is Phase.SUCCEEDED and not self.options.conditions:
             return await self._release(None)
@@ -481,9 +485,17 @@ class _Supervisor:
     async def _why(self) -> tuple[list[Object], dict[str, list[str]]]:
         return await self.evidence.gather(self.ref, self.pods.all, self.pods.uids)
 
-    async def _drain(self, timeout: float) -> None:
-        """Read what is left of the logs, and say what is missing of them."""
-        report = await self.logs.drain(timeout)
+    async def _drain_to_the_end(self) -> None:
+        """Read the rest of the logs of a job that has ended, for as long as lines come and the deadline allows."""
+        timeout, longest = self.options.drain_timeout, LONGEST_DRAIN
+        if self.options.deadline is not None:
+            longest = max(min(longest, self.options.deadline - time.time()), SHORT_DRAIN)
+        await self._drain(min(timeout, longest), longest)
+
+    async def _drain(self, timeout: float, longest: float | None = None) -> None:
+        """Read what is left of the logs, and say what is missing of them: see `LogFollower.drain`."""
+        began = time.monotonic()
+        report = await self.logs.drain(timeout, longest)
         for (pod, container), tally in report.containers.items():
             for gap in tally.gaps:
                 self.log.warning(f"Log of {pod}/{container}: {gap}")
@@ -492,9 +504,20 @@ class _Supervisor:
                     f"Log of {pod}/{container}: {tally.dropped:,} lines ({tally.dropped_bytes:,} bytes) were left out "
                     "by the rate limit"
                 )
-        if report.unread and self.phase is not None and self.phase.ended:
-            names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)
-            self.log.warning(f"The logs of {names} were not read to their end within {timeout:.0f} s")
+        self._say_what_was_not_read(report, time.monotonic() - began)
+
+    def _say_what_was_not_read(self, report: DrainReport, seconds: float) -> None:
+        """In one line; a job that goes on when a limit ends it always has lines that are not read."""
+        unread = report.unread if self.phase is not None and self.phase.ended else []
+        keys = list(dict.fromkeys([*(key for key, tally in report.containers.items() if tally.late), *unread]))
+        if not keys:
+            return
+        names = ", ".join(f"{pod}/{container}" for pod, container in keys[:NAMED])
+        more = f" and {len(keys) - NAMED:,} more" if len(keys) > NAMED else ""
+        lines = f"{'at least ' * bool(unread)}{counted(report.late, 'line')}" if report.late else "the last lines"
+        self.log.warning(
+            f"Logs are incomplete: reading them was stopped after {seconds:.0f} s. Missing: {lines} of {names}{more}."
+        )
 
     async def _killed(self) -> Outcome:
         """A kill has seconds: the request first, everything else where time allows."""

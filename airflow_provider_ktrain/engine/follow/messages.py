@@ -22,7 +22,8 @@ class Options:
     :param logs: whose logs to bring: see `core.selection`.
     :param deadline: epoch seconds at which the execution is over, or None.
     :param on_finish_action: delete_job, keep_job or delete_succeeded_job; whatever is kept, GPUs are not.
-    :param drain_timeout: seconds that logs may take after the end before the pods are deleted.
+    :param drain_timeout: seconds without a line after which reading the rest of the logs ends, before the pods are
+        deleted. Where lines still come it goes on for 5 minutes at most, and not past the deadline.
     :param release_timeout: seconds until pods must be seen to be gone; their own grace and 30 s where that is longer.
     :param release: False for jobs that others submitted: nothing is ever deleted.
     :param conditions: following ends, with success, as soon as one of these is True.

@@ -104,6 +104,9 @@ class Outlet:
         self.bytes = 0
         self.dropped = 0
         self.dropped_bytes = 0
+        self.late = 0  #: lines that came when it was closed
+        self.read = 0  #: lines, those that were seen before included
+        self.closed = False  #: whether lines are only inspected and counted
         self.gaps: list[str] = []
         self._sink = sink
         self._budget = budget
@@ -127,6 +130,7 @@ class Outlet:
             async with self._budget.gate:
                 await self._budget.awake()
                 until, new = self._slice(lines, done, replay)
+            self.read += until - done
             done, fresh = until, fresh + new
             if done < len(lines):
                 await asyncio.sleep(0)
@@ -166,6 +170,9 @@ class Outlet:
 
     def _hand(self, position: Position, time: str, text: str) -> None:
         self._inspect(text, time, position.restart)
+        if self.closed:
+            self.late += 1
+            return
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True

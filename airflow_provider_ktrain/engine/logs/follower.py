@@ -44,6 +44,7 @@ REFUSED_SLOWLY = 600.0  #: seconds of refusals (403) after which a container is 
 REFUSED_PAUSE = 60.0  #: seconds between these requests
 REFUSED_AT_END = 10.0  #: seconds that a refused log is asked for in the final drain: GPUs wait for it
 KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
+COUNTING = 5.0  #: seconds in which what a drain could not log in time is read on, to be counted
 ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 
 
@@ -55,6 +56,7 @@ class Tally:
     :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over LINE_LIMIT.
     :param gaps: where lines may be missing, and why.
     :param complete: everything that the server had was read.
+    :param late: lines that were read, but not logged, because the time for the final drain was over.
     """
 
     lines: int = 0
@@ -63,6 +65,7 @@ class Tally:
     dropped_bytes: int = 0
     gaps: tuple[str, ...] = ()
     complete: bool = False
+    late: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -72,6 +75,7 @@ class Tally:
             self.dropped_bytes + other.dropped_bytes,
             (self.gaps + other.gaps)[:KEPT_GAPS],
             self.complete and other.complete,
+            self.late + other.late,
         )
 
 
@@ -96,6 +100,10 @@ class DrainReport:
     @property
     def dropped(self) -> int:
         return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
+
+    @property
+    def late(self) -> int:
+        return self.gone.late + sum(tally.late for tally in self.containers.values())
 
     @property
     def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -244,7 +252,7 @@ class LogFollower:
             return
         key, tally = (container.pod, container.name), container.tally()
         self.cursor.forget(container.uid, container.name)
-        if tally.complete and not tally.gaps and not tally.dropped:
+        if tally.complete and not tally.gaps and not tally.dropped and not tally.late:
             self._gone_whole += tally
         else:
             self._gone[key] = self._gone[key] + tally if key in self._gone else tally
@@ -258,19 +266,46 @@ class LogFollower:
         """The API server answered a request for a log."""
         self._refused = False
 
-    async def drain(self, timeout: float) -> DrainReport:
-        """Read what the server still has, for at most `timeout` seconds, and stop following.
+    async def drain(self, timeout: float, longest: float | None = None) -> DrainReport:
+        """Read what the server still has, and stop following.
 
-        Containers that still run are read up to now.
+        Containers that still run are read up to now. Lines for which there is no time are read for COUNTING more
+        seconds: they are inspected and counted, but not handed on.
+
+        :param timeout: seconds without progress after which this ends.
+        :param longest: seconds after which it ends in any case. Default: `timeout`.
         """
         self._draining = True
         for container in self._followed.values():
             container.drain()
         tasks = [container.task for container in self._followed.values()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout)
+        if await self._wait_while_lines_come(tasks, timeout, timeout if longest is None else longest):
+            for container in self._followed.values():
+                container.count_only()
+            await asyncio.wait(tasks, timeout=min(COUNTING, timeout))
         await self.close()
         return self.report()
+
+    async def _wait_while_lines_come(self, tasks: list[asyncio.Task[None]], timeout: float, longest: float) -> bool:
+        """Wait for the tasks; whether lines still came when the longest time was over."""
+        loop = asyncio.get_running_loop()
+        progress, last = self._progress(), loop.time()
+        end = last + longest
+        pending = set(tasks)
+        while pending:
+            now = loop.time()
+            if (read := self._progress()) != progress:
+                progress, last = read, now
+            if now >= end:
+                return now - last < timeout
+            if now >= last + timeout:
+                return False
+            _, pending = await asyncio.wait(pending, timeout=min(1.0, end - now, last + timeout - now))
+        return False
+
+    def _progress(self) -> int:
+        """A number that changes as lines are read."""
+        return self._gone_whole.lines + sum(container.progress for container in self._followed.values())
 
     async def silent(self) -> bool:
         """Whether the containers that are followed and run have written nothing since their last line that was handed
@@ -387,10 +422,25 @@ class _Container:
         if self._interrupt is not None and not self._ends:
             self._interrupt()
 
+    def count_only(self) -> None:
+        """From now on lines are inspected and counted, but not handed on."""
+        self._outlet.closed = True
+
+    @property
+    def progress(self) -> int:
+        """A number that grows as lines are read."""
+        return self._outlet.read
+
     def tally(self) -> Tally:
         out = self._outlet
         return Tally(
-            out.lines, out.bytes, out.dropped, out.dropped_bytes, tuple(out.gaps), self._finished or self._at.complete
+            out.lines,
+            out.bytes,
+            out.dropped,
+            out.dropped_bytes,
+            tuple(out.gaps),
+            self._finished or self._at.complete,
+            out.late,
         )
 
     @property
