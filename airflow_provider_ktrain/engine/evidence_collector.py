@@ -25,6 +25,7 @@ TAIL_BYTES = 128 * 1024  # of them, where they were not followed
 PATIENCE = 10.0  # seconds for all that is read in the end: the GPUs wait for it
 OBJECTS = 20  # of which events are read: the job, and the pods that are there first
 SECONDS = len("2026-11-21T10:00:00")  # of a timestamp: times of container states have no fraction
+TAILS = 100  # containers beyond the present ones of which lines are kept: Launchers of a batch Job have random names
 CONTAINERS = 10  # whose logs are read in the end: those that failed first
 
 
@@ -48,6 +49,14 @@ class Evidence:
         """What keeps the last lines of a container that is followed: it is called with each."""
         keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL)).append
         return lambda text, time, run: keep(Kept(run, time, text if len(text) <= LINE else clipped(text)))
+
+    def forget_all_but(self, pods: Sequence[Pod]) -> None:
+        """Forget the lines of other pods than these once there are many of them."""
+        if len(self._tails) > TAILS:
+            names = {pod["metadata"]["name"] for pod in pods}
+            others = [key for key in self._tails if key.partition("/")[0] not in names]
+            for key in others[:-TAILS]:
+                del self._tails[key]
 
     def of_run(self, pod: str, container: str, number: int, ended: Mapping[str, Any]) -> list[str] | None:
         """The last lines of one run of a container; None where they are not followed.

@@ -319,3 +319,120 @@ def test_a_history_of_another_release_can_be_read() -> None:
     past = {"since": 1.0, "containers": {"Master 0/pytorch": {"failures": 5, "shape": "round"}}, "more": 1}
     assert RestartHistory(PYTORCHJOB, past).crash_loop(5)
     assert RestartHistory(PYTORCHJOB, {}).crash_loop(1) is None
+
+
+def test_a_replica_that_was_lost_while_nobody_followed_stops_the_count() -> None:
+    """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 2, pod("worker-0", running=0))
+    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
+    waiting = pod("worker-0", uid="again", created=300)
+    for n in range(3, 12):
+        crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
+        after.see(job(1), by_uid(crashed, waiting))
+    assert after.crash_loop(4) is None
+    back = pod("worker-0", uid="again", created=300, running=1200)
+    for n in range(12, 18):
+        assert after.crash_loop(6) is None
+        crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100 + 1, n * 100 + 5))
+        after.see(job(1), by_uid(crashed, back))
+    assert after.crash_loop(6)
+
+
+def test_a_sidecar_that_crashes_is_no_crash_loop() -> None:
+    """The training goes on beside it."""
+    history = RestartHistory(PYTORCHJOB)
+    for n in range(20):
+        training = pod(running=0)
+        exporter = pod(restarts=n + 1, running=115 + 15 * n, before=run(100 + 15 * n, 105 + 15 * n))
+        (status,) = exporter["status"]["containerStatuses"]
+        training["status"]["containerStatuses"].append(status | {"name": "metrics-exporter"})
+        history.see(job(), by_uid(training))
+    assert history.crash_loop(1) is None
+
+
+def deleted(pod: Any, asked: float, grace: float = 30) -> Any:
+    pod["metadata"] |= {"deletionTimestamp": at(asked + grace), "deletionGracePeriodSeconds": grace}
+    return pod
+
+
+@pytest.mark.parametrize("code", [1, 143])
+@pytest.mark.parametrize("behind", [0, 20, 50])
+def test_pods_that_are_deleted_are_no_crash_loop_where_clocks_differ(code: int, behind: float) -> None:
+    """The node's clock is `behind` the API server's: the run seems to have ended before its deletion."""
+    history = RestartHistory(PYTORCHJOB)
+    for n in range(10):
+        began = 200 * n
+        history.see(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - behind)))
+        ended = pod(
+            uid=str(n), created=began, ended=run(began + 5 - behind, began + 101 - behind, code), phase="Failed"
+        )
+        restarts = history.see_deleted(deleted(ended, began + 100))
+    assert history.crash_loop(1) is None
+    assert told(restarts) == []
+
+
+@pytest.mark.parametrize("behind", [0, 20, 50])
+def test_peers_of_a_deleted_pod_are_no_crash_loop_where_clocks_differ(behind: float) -> None:
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5, pod("worker-0", running=0))
+    crashed = pod(restarts=5, running=175, before=run(160, 165))
+    lost = pod("worker-0", ended=run(0, 181 - behind, 143), phase="Failed")
+    history.see_deleted(deleted(lost, 180))
+    for n in range(6, 12):
+        crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
+        history.see(job(1), by_uid(crashed, pod("worker-0", uid="again", created=185)))
+    assert history.crash_loop(1) is None
+
+
+def test_a_run_that_seems_to_end_before_it_began_is_no_crash() -> None:
+    """The node's clock was set back: nobody knows how long it ran."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 20, lasts=-3)
+    assert history.crash_loop(1) is None
+
+
+def test_peers_that_crash_after_a_preempted_replica_is_back_do_not_end_the_job() -> None:
+    """NCCL tells each of them only once, when the replica runs again already."""
+    history = RestartHistory(PYTORCHJOB)
+    peers = [pod(f"worker-{i}", running=0) for i in range(1, 8)]
+    history.see(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
+    lost = pod("worker-0", phase="Failed", reason="Preempting")
+    history.see(job(8), by_uid(pod(running=0), lost, *peers))
+    back = pod("worker-0", uid="again", created=10, running=20)
+    for n in range(1, 8):
+        peers[n - 1] = pod(f"worker-{n}", restarts=1, running=60 + n, before=run(0, 50 + n))
+        history.see(job(8), by_uid(pod(running=0), back, *peers))
+    assert history.crash_loop(2) is None
+
+
+def test_a_flaky_job_of_long_and_short_runs_is_no_crash_loop() -> None:
+    """Five short runs, then one that trains for longer than 10 minutes, again and again."""
+    history, began, restarts = RestartHistory(PYTORCHJOB), 0.0, 0
+    for _ in range(5):
+        for lasts in (5, 60, 300, 599, 20, SHORT):
+            restarts += 1
+            again = began + lasts + 10
+            history.see(job(), by_uid(pod(restarts=restarts, running=again, before=run(began, began + lasts))))
+            assert history.crash_loop(6) is None
+            began = again
+
+
+def test_a_suspension_that_only_its_condition_shows_starts_again() -> None:
+    """The job is resumed, and its operator has not taken the condition back yet."""
+    history = RestartHistory(PYTORCHJOB)
+    crashes(history, 5)
+    suspended = job() | {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
+    history.see(suspended, by_uid(pod(restarts=5, running=300, before=run(200, 205))))
+    history.see(job(), by_uid(pod(uid="b", created=400, restarts=1, running=420, before=run(405, 410))))
+    assert history.crash_loop(2) is None
+
+
+def test_three_hundred_recreated_pods_do_not_grow_the_history() -> None:
+    history, sizes = RestartHistory(PYTORCHJOB), []
+    for n in range(300):
+        failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
+        history.see(job(), by_uid(failed))
+        history.see_deleted(failed)
+        sizes.append(len(repr(vars(history))))
+    assert sizes[-1] <= sizes[5] * 1.1

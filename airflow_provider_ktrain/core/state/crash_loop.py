@@ -4,6 +4,7 @@ A crash loop is one container that fails again and again, each time after a shor
 that the operator recreates (restartPolicy ExitCode, a batch Job) count alike. All times are the cluster's own:
 `startedAt` and `finishedAt` of containers.
 
+Only the container that the operator trains in counts, where its name is known: a sidecar that fails ends no training.
 Failures count from the moment when every replica has run at least once: until then workers may fail because the master
 still pulls its image. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, all counts
 start again when that replica runs again: its peers fail meanwhile. Elastic jobs expect failures and are exempt.
@@ -19,6 +20,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.pod_failures import (
+    deletion_of,
     is_collateral,
     moment,
     run_failed,
@@ -32,6 +34,7 @@ from airflow_provider_ktrain.core.state.status import true_conditions, wants_sus
 
 Json = Mapping[str, Any]
 SHORT = 600.0  #: seconds; a failed run that took longer does not belong to a crash loop
+SKEW = 60.0  #: seconds by which the clock of a node may be behind the API server's
 KEPT = 20  #: containers that a handover describes: those closest to a crash loop. The others count from 0 again
 
 
@@ -130,7 +133,8 @@ class RestartHistory:
     def __init__(self, kind: Kind, past: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
         given = past or {}
-        self._since: float | None = given.get("since")  # from when failures count
+        self._since: float | None = None  # from when failures count: when every replica is known to have run here
+        self._since_before: float | None = given.get("since")  # the same of an earlier host
         self._reported = float(given.get("reported") or 0.0)  # end of the last run whose restart was reported
         self._reported_before = self._reported
         self._partial = bool(given.get("partial"))  # whether more containers had restarted than are described
@@ -194,7 +198,7 @@ class RestartHistory:
 
         kept = sorted(self._containers, key=closest)[:KEPT]
         return {
-            "since": self._since,
+            "since": self._since if self._since is not None else self._since_before,
             "reported": self._reported,
             "partial": self._partial or len(kept) < len(self._containers),
             "containers": {key: asdict(self._containers[key]) for key in kept},
@@ -243,7 +247,11 @@ class RestartHistory:
         )
 
     def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
-        """A replica that loses its pod takes its peers with it: count again when it runs again."""
+        """A replica that loses its pod takes its peers with it: count again when it runs again.
+
+        What happened while nobody followed the job is not known. So an earlier host's count goes on only when every
+        replica has run in its present pod.
+        """
         place, uid = self._place(pod), _uid(pod)
         present = self._pods.get(place)
         if present is None or _uid(present) != uid or uid in self._lost or not _why_lost(pod, gone=gone):
@@ -254,7 +262,7 @@ class RestartHistory:
         self._count_again_from(None)
 
     def _count_again_from(self, since: float | None) -> None:
-        self._since = since
+        self._since, self._since_before = since, None
         for container in self._containers.values():
             container.failures = 0
 
@@ -266,6 +274,9 @@ class RestartHistory:
             at for _, c in _containers(pod, init=False) for run in _known_runs(c) if (at := _epoch(run, "startedAt"))
         ]
         if began:
+            before = self._since_before
+            if before is not None and (_created_at(pod) or 0.0) <= before:  # it had run when the last host counted
+                began.append(before)
             self._running_since[place] = min(began)
 
     def _start_counting(self, job: Json) -> None:
@@ -276,7 +287,7 @@ class RestartHistory:
 
     def _start_again(self) -> None:
         """The job is suspended: its pods go, and come again when it is resumed."""
-        self._since = None
+        self._since = self._since_before = None
         self._containers.clear()
         self._last_run.clear()
         self._pods.clear()
@@ -299,7 +310,7 @@ class RestartHistory:
             for number, run in _ended_runs(status):
                 if number > container.ended:
                     container.ended = number
-                    if not is_init:
+                    if not is_init and self._kind.container in (None, status.get("name")):
                         self._count(container, pod, run)
             if restart := self._restart_in_place(key, pod, is_init, status):
                 restarts.append(restart)
@@ -339,9 +350,9 @@ class RestartHistory:
     def _count(self, container: _Container, pod: Json, run: Json) -> None:
         """Count a run that has ended, if it failed early; a run of another kind ends the row."""
         started, finished = _epoch(run, "startedAt"), _epoch(run, "finishedAt")
-        if self._since is None or finished is None or finished < self._since or is_collateral(run, pod):
+        if self._since is None or finished is None or finished < self._since or _ended_by_deletion(run, pod):
             return
-        if not run_failed(run) or started is None or finished - started >= SHORT:
+        if not run_failed(run) or started is None or not 0 <= finished - started < SHORT:  # < 0: the clock was set
             container.failures = 0
             return
         if any(re.search(known.pattern, str(run.get("reason"))) for known in words.TAKEN):  # its node was restarted
@@ -367,10 +378,26 @@ def _why_lost(pod: Json, *, gone: bool = False) -> str:
     if taken := taken_away(status)[0]:
         what = next((known.what for known in words.TAKEN if re.search(known.pattern, taken)), "was taken away")
         return f"its pod {what} ({taken})"
+    if not gone and not _meta(pod).get("deletionTimestamp"):
+        return ""
+    ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
+    killed = ends and all(_may_be_killed(end, pod) for end in ends)
     ended = status.get("phase") in ("Succeeded", "Failed")
-    failed = any(run_failed(run) for _, c in _containers(pod) if (run := (c.get("state") or {}).get("terminated")))
-    deleted = (gone or _meta(pod).get("deletionTimestamp")) and not ended and not failed
-    return "its pod was deleted" if deleted else ""
+    return "its pod was deleted" if killed or not (ends or ended) else ""
+
+
+def _ended_by_deletion(run: Json, pod: Json) -> bool:
+    return is_collateral(run, pod) or _may_be_killed(run, pod)
+
+
+def _may_be_killed(run: Json, pod: Json) -> bool:
+    """Whether a run can have been ended by the deletion of its pod, where two clocks don't agree: the kubelet says when
+    it ended, the API server when the deletion was requested. Not known of a pod that had ended before: it has no grace
+    period."""
+    asked, at = deletion_of(pod), _epoch(run, "finishedAt")
+    if not _meta(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
+        return False
+    return asked is not None and at is not None and at >= asked.timestamp() - SKEW
 
 
 def _containers(pod: Json, *, init: bool = True) -> Iterator[tuple[bool, Json]]:
@@ -406,6 +433,10 @@ def _epoch(run: Json, key: str) -> float | None:
 def _ordinal(number: int) -> str:
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
     return f"{number}{ending}"
+
+
+def _created_at(pod: Json) -> float | None:
+    return _epoch(_meta(pod), "creationTimestamp")
 
 
 def _created(pod: Json) -> str:

@@ -291,6 +291,7 @@ class _Supervisor:
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
             self.pods.see(mine, _now())
+            self.evidence.forget_all_but(self.pods.all)
             self.restarts.see(self.job, mine, filter(self._is_mine, pods.deleted))
             for pod in mine.values():
                 self.logs.observe(pod)

@@ -1,0 +1,66 @@
+"""What following keeps of a job that recreates its pods for days."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds.base import MPIJOB
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.state.pod_history import PodHistory
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.evidence_collector import TAIL, Evidence
+from airflow_provider_ktrain.engine.follow.restarts import Restarts
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+
+from .tasks import Lines
+
+START = datetime(2026, 11, 21, 10, tzinfo=UTC)
+JOB = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
+
+
+async def nobody() -> Any:
+    raise AssertionError("nothing is asked")
+
+
+def launcher(number: int) -> dict[str, Any]:
+    """A pod of mpi-operator's batch Job: each has a name of its own."""
+    began, ended = (START + timedelta(minutes=number, seconds=seconds) for seconds in (0, 30))
+    run = {"startedAt": began.isoformat(), "finishedAt": ended.isoformat(), "exitCode": 1}
+    return {
+        "metadata": {
+            "name": f"train-launcher-{number}x",
+            "uid": f"uid-{number}",
+            "creationTimestamp": began.isoformat(),
+            "labels": {"training.kubeflow.org/job-role": "launcher"},
+        },
+        "spec": {"nodeName": "n", "containers": [{"name": "mpi"}]},
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "mpi", "restartCount": 0, "state": {"terminated": run}}],
+        },
+    }
+
+
+def test_three_hundred_launchers_with_names_of_their_own_do_not_grow_the_memory() -> None:
+    log, pods = Lines(), PodHistory(MPIJOB)
+    evidence = Evidence(Api(nobody), MPIJOB, Cursor(), log)
+    restarts = Restarts(MPIJOB, evidence, log, None)
+    sizes = []
+    for number in range(600):
+        pod = launcher(number)
+        name = pod["metadata"]["name"]
+        keep = evidence.tail(LogLine(name, "mpi", "Launcher", 0, 0, "", ""))
+        for line in range(TAIL):
+            keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
+        mine = {pod["metadata"]["uid"]: pod}
+        pods.see(mine, START)
+        evidence.forget_all_but(pods.all)
+        restarts.see(JOB, mine)
+        restarts.report(at_once=True)
+        pods.lost(pod)
+        restarts.see_deleted(pod)
+        assert evidence.of_run(name, "mpi", 0, {}), "the newest one is there"
+        sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
+    assert sizes[599] < sizes[299] * 1.1
+    assert restarts.crash_loop(6)
