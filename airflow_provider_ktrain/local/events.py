@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -43,9 +44,14 @@ class EventRecorder:
     An object has a budget of 25 events and one more every 5 minutes: what exceeds it is lost, as on a real cluster.
     """
 
-    def __init__(self, store: Store, component: str) -> None:
+    def __init__(self, store: Store, component: str, events_v1: bool = False) -> None:
+        """
+        :param component: who reports the events.
+        :param events_v1: write as recorders of events.k8s.io do, which give an eventTime and no count or timestamps.
+        """
         self._store = store
         self._component = component
+        self._events_v1 = events_v1
         self._about: OrderedDict[str, _About] = OrderedDict()  # by uid, the least recently used first
 
     def event(self, obj: Obj, type_: str, reason: str, message: str, field_path: str = "") -> None:
@@ -60,7 +66,12 @@ class EventRecorder:
         if not about.affordable(at):
             return
         namespace = meta.get("namespace") or "default"
-        if known := self._store.find(r.EVENT, namespace, written.name):
+        known = self._store.find(r.EVENT, namespace, written.name)
+        if known and self._events_v1:
+            series = {"count": written.count, "lastObservedTime": precise_now()}
+            self._store.update(r.EVENT, {**known, "series": series})
+            return
+        if known:
             self._store.update(r.EVENT, {**known, "count": written.count, "lastTimestamp": now()})
             return
         written.first = written.first or now()
@@ -69,10 +80,24 @@ class EventRecorder:
             "kind": obj["kind"], "namespace": meta.get("namespace"), "name": meta["name"], "uid": meta["uid"],
             "apiVersion": obj["apiVersion"], "resourceVersion": meta.get("resourceVersion"), "fieldPath": field_path,
         }  # fmt: skip
-        self._store.create(r.EVENT, {
+        head: Obj = {
             "metadata": {"namespace": namespace, "name": written.name},
             "involvedObject": {key: value for key, value in involved.items() if value},
-            "reason": reason, "message": message, "type": type_, "count": written.count,
-            "source": {"component": self._component}, "firstTimestamp": written.first, "lastTimestamp": now(),
-            "eventTime": None, "reportingComponent": self._component, "reportingInstance": "",
-        })  # fmt: skip
+            "reason": reason, "message": message, "type": type_, "reportingComponent": self._component,
+        }  # fmt: skip
+        if self._events_v1:
+            head |= {
+                "source": {}, "firstTimestamp": None, "lastTimestamp": None, "eventTime": precise_now(),
+                "action": "Reconciling", "reportingInstance": f"{self._component}-controller",
+            }  # fmt: skip
+        else:
+            head |= {
+                "count": written.count, "source": {"component": self._component}, "eventTime": None,
+                "firstTimestamp": written.first, "lastTimestamp": now(), "reportingInstance": "",
+            }  # fmt: skip
+        self._store.create(r.EVENT, head)
+
+
+def precise_now() -> str:
+    """The time as metav1.MicroTime."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

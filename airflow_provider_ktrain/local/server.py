@@ -27,6 +27,7 @@ from airflow_provider_ktrain.local import controllers, credentials, scheduler
 from airflow_provider_ktrain.local.apiserver.app import ApiServer
 from airflow_provider_ktrain.local.apiserver.faults import Faults
 from airflow_provider_ktrain.local.cluster import Config
+from airflow_provider_ktrain.local.controllers import runtimes
 from airflow_provider_ktrain.local.node.kubelet import Kubelet
 from airflow_provider_ktrain.local.node.nodes import node_objects
 from airflow_provider_ktrain.local.objects import crds
@@ -90,6 +91,7 @@ class Cluster:
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         crds.install(self._store, r.served(self._config.mpi_api))
+        runtimes.install(self._store)
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
             name = self._store.create(r.NODE, node)["metadata"]["name"]

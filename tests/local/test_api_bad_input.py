@@ -99,7 +99,7 @@ OBJECTS: list[tuple[str, dict[str, Any], int]] = [
     (MAPS, {"metadata": {"name": "m", "ownerReferences": [{"kind": "Pod", "name": "p"}]}}, 422),
     (JOBS, {**job("owned"), "metadata": {"name": "owned", "ownerReferences": [None]}}, 422),
     (PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}], "volumes": [{}]}}, 422),
-    (BATCH, {"metadata": {"name": "j"}, "spec": {"template": {"spec": ONE}, "completions": 2}}, 422),
+    (BATCH, {"metadata": {"name": "j"}, "spec": {"template": {"spec": ONE}, "completions": -1}}, 422),
     (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}}, 422),
     (f"{RBAC}/rolebindings", {"metadata": {"name": "b"}, "roleRef": {"kind": "Pod", "name": "r"}}, 422),
     (f"{RBAC}/roles", {"metadata": {"name": "r"}, "rules": "all"}, 400),

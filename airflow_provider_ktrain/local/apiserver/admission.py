@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from airflow_provider_ktrain.local.apiserver.listing import invalid
-from airflow_provider_ktrain.local.objects import names, schema
+from airflow_provider_ktrain.local.objects import jobsets, names, podspecs, schema, trainjobs
 from airflow_provider_ktrain.local.objects import resources as r
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, invalid
+from airflow_provider_ktrain.local.objects.podspecs import unsupported, wrong
 from airflow_provider_ktrain.local.objects.resources import Resource
-from airflow_provider_ktrain.local.objects.schema import Problem
 from airflow_provider_ktrain.local.objects.store import Obj, Store, details
 
 NAME_RULES = {  # the others are subdomains
     r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035,
     **dict.fromkeys((r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING), names.PATH_SEGMENT),
 }  # fmt: skip
-RESTART_POLICIES = ("Always", "Never", "OnFailure")
-NO_CONTAINERS: Obj = {"containers": []}
 POD_UPDATES = (
     "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
     "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
@@ -26,6 +23,26 @@ POD_UPDATES = (
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 REPLICA_TYPES = ("Master", "Worker")
 MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
+
+
+#: rules (CEL) in the schemas of custom resources, looked at unless the schema has other objections
+RULES = {r.TRAINJOB: trainjobs.rules}
+#: validating webhooks, which see what the schema has let through
+VALIDATORS: dict[Resource, Callable[[Store, Obj, Obj | None], None]] = {
+    r.TRAINJOB: trainjobs.validate,
+    r.JOBSET: lambda _, obj, old: jobsets.validate(obj, old),
+}
+#: defaulting webhooks, which complete what is created or replaces the old object
+DEFAULTERS: dict[Resource, Callable[[Obj, Obj | None], None]] = {
+    r.TRAINJOB: trainjobs.complete,
+    r.JOBSET: lambda obj, _: jobsets.complete(obj),
+}
+
+
+def complete(resource: Resource, obj: Obj, old: Obj | None) -> None:
+    """Let the defaulting webhook of the resource, if any, complete an object that is created or replaces `old`."""
+    if defaulter := DEFAULTERS.get(resource):
+        defaulter(obj, old)
 
 
 def namespace_open(store: Store, resource: Resource, namespace: str, name: str) -> None:
@@ -48,6 +65,8 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
     problems = [*_metadata(resource, obj["metadata"]), *_updated(resource, obj, old or obj)]
     problems += _built_in(resource, obj, new=old is None)
     problems += schema.problems(resource, obj if resource.custom else {**obj, "status": {}})
+    if rules := RULES.get(resource):
+        problems += [] if schema.INCOMPLETE in problems else rules(obj, old)
     if problems:
         raise invalid(resource.kind, problems, name=name, group=resource.group)
     if resource == r.POD and old is None:
@@ -55,6 +74,8 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
         if store.find(r.SERVICE_ACCOUNT, namespace, account) is None:
             why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
             raise ApiError(403, f'pods "{name}" is forbidden: {why}', details=details(resource, name))
+    if validator := VALIDATORS.get(resource):
+        validator(store, obj, old)
     if resource != r.PYTORCHJOB:
         return []
     denied = list(webhook(obj))
@@ -65,15 +86,6 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
     return ["spec.elasticPolicy.nProcPerNode is deprecated, use spec.nprocPerNode instead"] if deprecated else []
 
 
-def _wrong(field: str, value: object, why: str) -> Problem:
-    return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
-
-
-def _unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
-    told = ", ".join(f'"{s}"' for s in supported)
-    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
-
-
 def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
     name = meta.get("name") or ""
     if not name and not meta.get("generateName"):
@@ -82,19 +94,19 @@ def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
             yield schema.INCOMPLETE
     elif name:
         rule = NAME_RULES.get(resource, names.SUBDOMAIN)
-        yield from (_wrong("metadata.name", name, why) for why in rule.breaches(name))
+        yield from (wrong("metadata.name", name, why) for why in rule.breaches(name))
     for key, value in (meta.get("labels") or {}).items():
-        yield from (_wrong("metadata.labels", key, why) for why in names.qualified(key))
-        yield from (_wrong("metadata.labels", value, why) for why in names.LABEL_VALUE.breaches(value))
+        yield from (wrong("metadata.labels", key, why) for why in names.qualified(key))
+        yield from (wrong("metadata.labels", value, why) for why in names.LABEL_VALUE.breaches(value))
     for key in meta.get("annotations") or {}:
-        yield from (_wrong("metadata.annotations", key, why) for why in names.qualified(key.lower()))
+        yield from (wrong("metadata.annotations", key, why) for why in names.qualified(key.lower()))
 
 
 def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
     """What may not change."""
     meta, was = obj["metadata"], old["metadata"]
     problems = [
-        _wrong(f"metadata.{key}", meta[key], "field is immutable")
+        wrong(f"metadata.{key}", meta[key], "field is immutable")
         for key in ("uid", "creationTimestamp")
         if meta.get(key) and meta[key] != was.get(key)
     ]
@@ -119,43 +131,13 @@ def _fixed(spec: Obj) -> Obj:
 def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
     """Problems of the built-in types that people write by hand."""
     if resource == r.POD and new:
-        yield from _pod_spec(obj.get("spec", NO_CONTAINERS), "spec", RESTART_POLICIES)
+        yield from podspecs.problems(obj.get("spec", podspecs.NO_CONTAINERS), "spec", podspecs.RESTART_POLICIES)
     elif resource == r.BATCH_JOB and new:
-        for key in ("completions", "parallelism"):
-            if (number := obj.get("spec", {}).get(key)) not in (None, 1):
-                yield _wrong(f"spec.{key}", number, "the embedded cluster runs Jobs of one pod, as launchers are")
-        spec = obj.get("spec", {}).get("template", {}).get("spec", NO_CONTAINERS)
-        yield from _pod_spec(spec, "spec.template.spec", RESTART_POLICIES[1:])
+        yield from podspecs.job_problems(obj)
     elif resource in (r.ROLE_BINDING, r.CLUSTER_ROLE_BINDING):
         kind = obj.get("roleRef", {}).get("kind")
         if kind not in ("Role", "ClusterRole", None):
-            yield _unsupported("roleRef.kind", kind, ("Role", "ClusterRole"))
-
-
-def _pod_spec(spec: Obj, path: str, policies: tuple[str, ...]) -> Iterator[Problem]:
-    if spec.get("containers") == []:
-        yield "FieldValueRequired", "Required value", f"{path}.containers"
-    if (policy := spec.get("restartPolicy", "Always")) not in policies:
-        yield _unsupported(f"{path}.restartPolicy", policy, policies)
-    volumes = {v.get("name") for v in spec.get("volumes", ())}
-    seen: set[str] = set()
-    for key in ("initContainers", "containers"):
-        for i, container in enumerate(spec.get(key, ())):
-            yield from _container(container, f"{path}.{key}[{i}]", volumes, seen)
-
-
-def _container(container: Obj, path: str, volumes: set[str | None], seen: set[str]) -> Iterator[Problem]:
-    name = container.get("name", "")
-    if name and name in seen:
-        yield "FieldValueDuplicate", f'Duplicate value: "{name}"', f"{path}.name"
-    elif name:
-        yield from (_wrong(f"{path}.name", name, why) for why in names.LABEL.breaches(name))
-    seen.add(name)
-    if not container.get("image"):
-        yield "FieldValueRequired", "Required value", f"{path}.image"
-    for i, mount in enumerate(container.get("volumeMounts", ())):
-        if mount.get("name", "") not in {"", *volumes}:
-            yield "FieldValueNotFound", f'Not found: "{mount["name"]}"', f"{path}.volumeMounts[{i}].name"
+            yield unsupported("roleRef.kind", kind, ("Role", "ClusterRole"))
 
 
 def webhook(job: Obj) -> Iterator[str]:
@@ -166,7 +148,7 @@ def webhook(job: Obj) -> Iterator[str]:
         yield f'metadata.name: Invalid value: "{name}": should match: {",".join(breaches)}'
     manager = (spec.get("runPolicy") or {}).get("managedBy")
     if manager is not None and manager not in MANAGERS:
-        yield _told(_unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
+        yield _told(unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
     specs, elastic = spec.get("pytorchReplicaSpecs") or {}, spec.get("elasticPolicy")
     if elastic is not None and "Worker" not in specs:
         yield "spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used"
@@ -178,7 +160,7 @@ def webhook(job: Obj) -> Iterator[str]:
 
 def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
     if type_ not in REPLICA_TYPES:
-        yield _told(_unsupported(path, type_, REPLICA_TYPES))
+        yield _told(unsupported(path, type_, REPLICA_TYPES))
     place = f"{path}.template.spec.containers"
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers") or ()
     if not containers:

@@ -10,9 +10,8 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.local.apiserver import negotiation, protobuf
-from airflow_provider_ktrain.local.apiserver.listing import invalid
 from airflow_provider_ktrain.local.objects import schema
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, at
 

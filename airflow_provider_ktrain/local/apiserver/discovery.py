@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 
+from airflow_provider_ktrain.local.objects import openapi
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj
 
@@ -28,7 +29,10 @@ SUBRESOURCES: dict[str, Obj] = {
 def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     """Discovery documents by path; `address` is host:port of the server."""
     listed: dict[str, list[Obj]] = {}
+    schemas: dict[str, Obj] = {}
     for resource in resources:
+        if resource.custom:
+            schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _schema(resource)
         head = {"namespaced": resource.namespaced, "kind": resource.kind}
         itself = {
             **head, "name": resource.plural, "singularName": resource.singular, "verbs": list(resource.verbs),
@@ -50,7 +54,7 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
         path = f"apis/{api_version}" if group else f"api/{version}"
         head = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api_version}
         made[f"/{path}"] = {**head, "resources": entries}
-        made[f"/openapi/v3/{path}"] = _openapi(path, group, version, entries)
+        made[f"/openapi/v3/{path}"] = _openapi(path, group, version, entries, schemas.get(api_version, {}))
         if group:
             groups.setdefault(group, []).append({"groupVersion": api_version, "version": version})
     described = [{"name": name, "versions": v, "preferredVersion": v[0]} for name, v in groups.items()]
@@ -63,8 +67,13 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     return made
 
 
-def _openapi(prefix: str, group: str, version: str, entries: list[Obj]) -> Obj:
-    """Just enough for a client to learn that fields are validated by the server; schemas are in the CRDs."""
+def _schema(resource: Resource) -> Obj:
+    kind = {"group": resource.group, "kind": resource.kind, "version": resource.version}
+    return {**openapi.schema_of(resource), "x-kubernetes-group-version-kind": [kind]}
+
+
+def _openapi(prefix: str, group: str, version: str, entries: list[Obj], schemas: Obj) -> Obj:
+    """Which paths validate fields, and the schemas of custom resources. Built-in types are not described."""
     validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}
     paths = {
         f"/{prefix}/{entry['name']}": {
@@ -77,4 +86,6 @@ def _openapi(prefix: str, group: str, version: str, entries: list[Obj]) -> Obj:
         for entry in entries
         if "/" not in entry["name"]
     }
-    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": VERSION["gitVersion"]}, "paths": paths}
+    info = {"title": "Kubernetes", "version": VERSION["gitVersion"]}
+    components = {"components": {"schemas": schemas}} if schemas else {}
+    return {"openapi": "3.0.0", "info": info, "paths": paths, **components}

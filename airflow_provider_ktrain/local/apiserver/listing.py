@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.local.apiserver.requestinfo import flag, integer
 from airflow_provider_ktrain.local.objects import selectors
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.selectors import EVERYTHING, Selector
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
-Problem = tuple[str, str, str]  # reason, message and field, as causes of a Status name them
 FUTURE_WAIT, LOOK = 3.0, 0.05  # seconds that a list waits for a resource version of the future, looking now and then
 
 
@@ -46,22 +45,6 @@ def options(resource: Resource, query: Mapping[str, str], *, watch: bool) -> Lis
         version, match, integer(query, "limit") or 0, query.get("continue", ""), integer(query, "timeoutSeconds"),
         flag(query, "allowWatchBookmarks"), initial,
     )  # fmt: skip
-
-
-def invalid(kind: str, problems: list[Problem], name: str = "", group: str = "meta.k8s.io") -> ApiError:
-    """422 for options or an object."""
-    told = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
-    what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
-    return ApiError(
-        422,
-        f'{kind}{"." if group else ""}{group} "{name}" is invalid: {what}',
-        details={
-            **({"name": name} if name else {}),
-            **({"group": group} if group else {}),
-            "kind": kind,
-            "causes": [{"reason": reason, "message": message, "field": field} for reason, message, field in problems],
-        },
-    )
 
 
 def _version(text: str, watch: bool) -> int | None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from airflow_provider_ktrain.local.apiserver.listing import invalid
 from airflow_provider_ktrain.local.apiserver.requestinfo import flag, integer
 from airflow_provider_ktrain.local.objects import resources as r
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.store import Obj, Store, at
 
 POLL = 0.1  # seconds between looks at a file that is followed

@@ -9,11 +9,10 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from airflow_provider_ktrain.local.apiserver.listing import invalid
 from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects import schema
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 

@@ -169,11 +169,50 @@ AGE = Column("Age", lambda o: age(o["metadata"].get("creationTimestamp")))
 JSON_PATH = "Custom resource definition column (in JSONPath format): "
 CUSTOM_AGE = Column("Age", AGE.value, "date", description=f"{JSON_PATH}.metadata.creationTimestamp")
 STATE = Column("State", _job_state, description=f"{JSON_PATH}.status.conditions[-1:].type")
+JOBSET_COLUMNS = {"TerminalState": "terminalState", "Restarts": "restarts"}
+
+
+def _jobset_completed(jobset: Obj) -> str | None:
+    found = (c["status"] for c in at(jobset, "status.conditions", []) if c["type"] == "Completed")
+    return next(found, None)
+
+
+def _job_status(job: Obj) -> str:
+    true = {c["type"] for c in at(job, "status.conditions", []) if c["status"] == "True"}
+    if at(job, "metadata.deletionTimestamp"):
+        return "Terminating"
+    states = ("Complete", "Failed", "Suspended", "FailureTarget", "SuccessCriteriaMet")
+    return next((state for state in states if state in true), "Running")
+
+
+def _job_completions(job: Obj) -> str:
+    wanted = at(job, "spec.completions")
+    done = at(job, "status.succeeded", 0)
+    return f"{done}/{wanted}" if wanted is not None else f"{done}/1 of {at(job, 'spec.parallelism', 1)}"
+
+
+def _job_duration(job: Obj) -> str:
+    start, end = at(job, "status.startTime"), at(job, "status.completionTime")
+    if not start or not end:
+        return age(start) if start else ""
+    spent = datetime.datetime.fromisoformat(end) - datetime.datetime.fromisoformat(start)
+    return f"{int(spent.total_seconds())}s"
+
+
 #: columns by resource; the others show their name and age
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.PYTORCHJOB: (NAME, STATE, CUSTOM_AGE),
     r.MPIJOB_V1: (NAME, CUSTOM_AGE, STATE),
     r.MPIJOB_V2BETA1: (NAME, CUSTOM_AGE),
+    r.TRAINJOB: (NAME, STATE, CUSTOM_AGE),
+    r.JOBSET: (
+        NAME, *(Column(name, f"status.{field}") for name, field in JOBSET_COLUMNS.items()),
+        Column("Completed", _jobset_completed), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
+    ),
+    r.BATCH_JOB: (
+        NAME, Column("Status", _job_status), Column("Completions", _job_completions),
+        Column("Duration", _job_duration), AGE,
+    ),
     r.POD: (
         NAME, Column("Ready", _pod_ready), Column("Status", _pod_status), Column("Restarts", _pod_restarts), AGE,
         Column("IP", "status.podIP", wide=True), Column("Node", "spec.nodeName", wide=True),

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.local.apiserver import admission, decoding, listing, negotiation
-from airflow_provider_ktrain.local.apiserver.listing import invalid
 from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo, integer
 from airflow_provider_ktrain.local.apiserver.tables import View
 from airflow_provider_ktrain.local.objects import patch, schema
 from airflow_provider_ktrain.local.objects import resources as r
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, at, conflict, details
 
@@ -85,6 +84,7 @@ class Writes:
             if meta.get("resourceVersion"):
                 raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
             admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
+            admission.complete(resource, obj, None)
             warnings += admission.validate(self._store, resource, obj, None)
             made = self._store.create(resource, obj, dry_run=asked.dry_run)
         return Written(made, 201, tuple(warnings))
@@ -142,6 +142,8 @@ class Writes:
                 raise conflict(resource, old["metadata"]["name"])
             if status:  # the rest of what was sent does not count
                 obj = {**old, "status": obj.get("status", {})}
+            else:
+                admission.complete(resource, obj, old)
             warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
             updated = self._store.update(resource, obj, status=status, dry_run=asked.dry_run)
         return Written(updated, 200, tuple(warnings))

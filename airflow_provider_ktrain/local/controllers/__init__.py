@@ -1,4 +1,4 @@
-"""The controllers of the embedded cluster: those of Kubernetes that the jobs need, and both Kubeflow operators."""
+"""The controllers of the embedded cluster: those of Kubernetes that the jobs need, JobSet, and Kubeflow's operators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable
 
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
+from airflow_provider_ktrain.local.controllers.jobset import JobSetController
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.namespace import NamespaceController
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
+from airflow_provider_ktrain.local.controllers.trainjob import TrainJobController
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Store
 
@@ -24,6 +26,8 @@ def all_controllers(store: Store, mpi_api: str, root_ca: str = "") -> list[Calla
     return [
         PyTorchJobController(store).run,
         (MPIJobV1Controller(store) if mpi_api == "v1" else MPIJobV2Controller(store)).run,
+        TrainJobController(store).run,
+        JobSetController(store).run,
         JobController(store).run,
         NamespaceController(store, served, root_ca).run,
         GarbageCollector(store, served).run,

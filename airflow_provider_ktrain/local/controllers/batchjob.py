@@ -1,4 +1,7 @@
-"""batch/v1 Job, as far as the launchers of MPIJobs need it: one pod at a time until one succeeds."""
+"""batch/v1 Job: parallelism, completions, completion indexes, backoff limit, suspension, deadline, time to live.
+
+Not here: podFailurePolicy, successPolicy, backoffLimitPerIndex.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import time
 from collections.abc import Iterable
 
 from airflow_provider_ktrain.local.controllers import common as c
+from airflow_provider_ktrain.local.controllers import jobpods
+from airflow_provider_ktrain.local.controllers.jobpods import TRACKING
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Key, ObjectController, controlled_by
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Objects, Store
 
-TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
 BATCH_PERIOD = 1.0  # seconds in which changes of pods are gathered
 BACKOFF, BACKOFF_CAP = 10.0, 600.0  # seconds between a failed pod and the next one, doubled each time
 
@@ -22,7 +26,7 @@ ENDS = {"FailureTarget": "Failed", "SuccessCriteriaMet": "Complete"}  # what fol
 
 
 class JobController(ObjectController):
-    """Runs Jobs: a pod is counted once, by its tracking finalizer, and a Job ends when its last pod has."""
+    """Runs Jobs: each pod is counted once, by its tracking finalizer, and a Job ends when its last pod has."""
 
     resource = r.BATCH_JOB
     owns = ()
@@ -57,9 +61,12 @@ class JobController(ObjectController):
         active = [pod for pod in pods if c.is_active(pod)]
         ended = {
             "succeeded": [pod for pod in tracked if c.phase(pod) == "Succeeded"],
-            "failed": [pod for pod in tracked if _has_failed(pod)],
+            "failed": [pod for pod in tracked if jobpods.has_failed(job, pod)],
         }
         counts = {what: status.get(what, 0) + len(found) for what, found in ended.items()}
+        completed = jobpods.parse_indexes(status.get("completedIndexes", "")) | jobpods.indexes(ended["succeeded"])
+        if jobpods.is_indexed(job):
+            counts["succeeded"] = len(completed)
         outcome, suspend, delay = self._outcome(job, active, counts), bool(spec.get("suspend")), None
         if outcome:
             self._delete(job, active)
@@ -77,7 +84,7 @@ class JobController(ObjectController):
                 status.pop("startTime", None)
             else:
                 status.setdefault("startTime", c.timestamp(self.clock()))
-                delay = self._create_missing(job, pods, counts)
+                delay = self._create_missing(job, pods, counts, completed)
 
         self._count(job, status)
         uids = {what: [pod["metadata"]["uid"] for pod in found] for what, found in ended.items() if found}
@@ -86,6 +93,8 @@ class JobController(ObjectController):
             self._untrack(found)
             if found:
                 status[what] = status.get(what, 0) + len(found)
+        if jobpods.is_indexed(job) and completed:
+            status.update(succeeded=len(completed), completedIndexes=jobpods.format_indexes(completed))
         if outcome and not status["terminating"]:
             end = ENDS[outcome[0]]
             self._condition(status, "True", end, *outcome[1:])
@@ -108,25 +117,29 @@ class JobController(ObjectController):
                 return interim["type"], interim["reason"], interim["message"]
         limit, deadline = spec.get("backoffLimit", 6), spec.get("activeDeadlineSeconds")
         in_place = spec["template"]["spec"].get("restartPolicy") == "OnFailure"
+        completions = spec.get("completions")
         new_failure = counts["failed"] > max(old.get("failed", 0), limit)
         if new_failure or (in_place and c.restarts(active) >= max(limit, 1)):
             return BACKOFF_EXCEEDED
         if deadline is not None and "startTime" in old and self.clock() >= c.seconds(old["startTime"]) + deadline:
             return None if spec.get("suspend") else DEADLINE_EXCEEDED
-        return COMPLETED if counts["succeeded"] else None
+        if completions is None:
+            return COMPLETED if counts["succeeded"] and not active else None
+        return COMPLETED if counts["succeeded"] >= completions else None
 
-    def _create_missing(self, job: Obj, pods: Objects, counts: dict[str, int]) -> float | None:
-        """Create the pod if it misses, or say in how many seconds, after a failure, that may be."""
-        if not all(map(c.has_ended, pods)):  # perhaps it is going
+    def _create_missing(self, job: Obj, pods: Objects, counts: dict[str, int], completed: set[int]) -> float | None:
+        """Create the pods that are missing, or say in how many seconds, after a failure, that may be."""
+        wanted = jobpods.missing(job, pods, counts["succeeded"], completed)
+        if not wanted:
             return None
         wait = min(BACKOFF * 2.0 ** (counts["failed"] - 1), BACKOFF_CAP) if counts["failed"] else 0.0
-        left = max((_finished(pod) for pod in pods), default=0.0) + wait - self.clock()
+        ended = (jobpods.finished_at(pod) for pod in pods if not c.is_active(pod))
+        left = max(ended, default=0.0) + wait - self.clock()
         if wait and left > 0:
             return left
-        pod = c.child(job, "", c.pod_template(job["spec"]["template"], {}))
-        pod["metadata"].update(generateName=f"{job['metadata']['name'][:57]}-", finalizers=[TRACKING])
-        name = self.store.create(r.POD, pod)["metadata"]["name"]
-        self.recorder.event(job, "Normal", "SuccessfulCreate", f"Created pod: {name}")
+        for index in wanted:
+            name = self.store.create(r.POD, jobpods.new_pod(job, index))["metadata"]["name"]
+            self.recorder.event(job, "Normal", "SuccessfulCreate", f"Created pod: {name}")
         return None
 
     def _delete(self, job: Obj, pods: Objects) -> None:
@@ -174,14 +187,3 @@ class JobController(ObjectController):
             return left
         self.store.delete(r.BATCH_JOB, meta["namespace"], meta["name"], propagation="Foreground", uid=meta["uid"])
         return None
-
-
-def _has_failed(pod: Obj) -> bool:
-    """Whether a pod counts as failed: as under podReplacementPolicy Failed, not before a kubelet has ended it."""
-    return c.phase(pod) == "Failed" or (c.is_terminating(pod) and not pod["spec"].get("nodeName"))
-
-
-def _finished(pod: Obj) -> float:
-    """When the last container of a pod ended, else when the pod was made."""
-    ends = [x["state"].get("terminated", {}).get("finishedAt") for x in pod["status"].get("containerStatuses") or ()]
-    return max((c.seconds(t) for t in ends if t), default=c.seconds(pod["metadata"]["creationTimestamp"]))

@@ -94,6 +94,19 @@ def set_condition(
     return True
 
 
+def set_status_condition(status: Obj, type_: str, value: str, reason: str, message: str, now: float) -> bool:
+    """Set a condition in its place, as apimachinery's meta.SetStatusCondition; False where it was like that."""
+    old = condition(status, type_)
+    same = old is not None and old["status"] == value
+    new = {
+        "type": type_, "status": value, "reason": reason, "message": message,
+        "lastTransitionTime": old["lastTransitionTime"] if old is not None and same else timestamp(now),
+    }  # fmt: skip
+    conditions = status.get("conditions") or []
+    status["conditions"] = [new if x is old else x for x in conditions] if old else [*conditions, new]
+    return old != new
+
+
 def phase(pod: Obj) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 

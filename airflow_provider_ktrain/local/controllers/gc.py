@@ -13,6 +13,9 @@ from airflow_provider_ktrain.local.objects.store import Change, Obj, Objects, St
 
 Ref = tuple[Resource, str, str]  # resource, namespace, name
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
+OWNER_LATER = (
+    0.02  # seconds until an owner is looked at whose dependent has gone, so that controllers can act meanwhile
+)
 
 
 class GarbageCollector(Controller[Ref]):
@@ -33,55 +36,62 @@ class GarbageCollector(Controller[Ref]):
             self._alive.pop(meta["uid"], None)
             for uid in owners:
                 self._owned.get(uid, {}).pop(ref, None)
-            return [*self._owned.pop(meta["uid"], ()), *(self._alive[uid] for uid in owners if uid in self._alive)]
+            for uid in owners:
+                if uid in self._alive:
+                    self.enqueue(self._alive[uid], OWNER_LATER)
+            return tuple(self._owned.pop(meta["uid"], ()))
         self._alive[meta["uid"]] = ref
         for uid in owners:
             self._owned[uid][ref] = None
-        return [ref] if owners or _waits(change.object, FOREGROUND, ORPHAN) else []
+        waits = _waits(change.object, FOREGROUND, ORPHAN) and not (
+            change.previous and _waits(change.previous, FOREGROUND, ORPHAN)
+        )
+        return [ref] if waits or not all(uid in self._alive for uid in owners) else []
 
-    def reconcile(self, key: Ref) -> None:
-        """Do what the object's finalizers or the state of its owners ask for."""
+    def reconcile(self, key: Ref) -> float | None:
+        """Do what the object's finalizers or the state of its owners ask for; seconds until the next look."""
         obj = self.store.find(*key)
         if obj is None:
-            return
+            return None
         if is_terminating(obj):
-            if _waits(obj, FOREGROUND, ORPHAN):
-                self._finish(key, obj)
-            return
+            return self._finish(key, obj) if _waits(obj, FOREGROUND, ORPHAN) else None
         alive = [(o["uid"], self._alive[o["uid"]]) for o in _owners(obj) if o["uid"] in self._alive]
         owners = {uid: owner for uid, ref in alive if (owner := self.store.find(*ref))}
         solid = [o for o in _owners(obj) if o["uid"] in owners and not _waits(owners[o["uid"]], FOREGROUND)]
         if len(solid) == len(_owners(obj)):
-            return
+            return None
         if solid:  # another owner keeps it: forget those that are gone
             self._own(key, obj, solid)
-            return
+            return None
         waited_for = owners and self._owned.get(obj["metadata"]["uid"])
         propagation = "Foreground" if waited_for else "Background"
         self.store.delete(*key, propagation=propagation, uid=obj["metadata"]["uid"])
+        return None
 
     def _own(self, ref: Ref, obj: Obj, owners: Objects) -> None:
         meta = {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}
         self.store.update(ref[0], {**obj, "metadata": {**meta, **({"ownerReferences": owners} if owners else {})}})
 
-    def _finish(self, ref: Ref, owner: Obj) -> None:
-        """Let go of dependents, or delete them, and of the owner once nothing holds it."""
+    def _finish(self, ref: Ref, owner: Obj) -> float | None:
+        """Let go of dependents, or delete them, and of the owner once nothing holds it; seconds until the next look."""
         uid = owner["metadata"]["uid"]
+        found = ((dependent, self.store.find(*dependent)) for dependent in tuple(self._owned.get(uid, ())))
+        held = [(dependent, obj) for dependent, obj in found if obj and any(o["uid"] == uid for o in _owners(obj))]
         orphaning = _waits(owner, ORPHAN)
-        blocked = False
-        for dependent in tuple(self._owned.get(uid, ())):
-            obj = self.store.find(*dependent)
-            if obj is None:
-                continue
-            if orphaning:
+        if orphaning:
+            for dependent, obj in held:
                 self._own(dependent, obj, [o for o in _owners(obj) if o["uid"] != uid])
-            elif any(o.get("blockOwnerDeletion") for o in _owners(obj) if o["uid"] == uid):
-                self.reconcile(dependent)
-                blocked = blocked or self.store.find(*dependent) is not None
-        if not blocked:
-            done = ORPHAN if orphaning else FOREGROUND
-            left = [f for f in owner["metadata"]["finalizers"] if f != done]
-            self.store.update(ref[0], {**owner, "metadata": {**owner["metadata"], "finalizers": left}})
+            if held:
+                return OWNER_LATER
+        blocking = [d for d, obj in held if any(o.get("blockOwnerDeletion") for o in _owners(obj) if o["uid"] == uid)]
+        if not orphaning and blocking:
+            for dependent in blocking:
+                self.enqueue(dependent)
+            return None
+        done = ORPHAN if orphaning else FOREGROUND
+        left = [f for f in owner["metadata"]["finalizers"] if f != done]
+        self.store.update(ref[0], {**owner, "metadata": {**owner["metadata"], "finalizers": left}})
+        return None
 
 
 def _owners(obj: Obj) -> Objects:

@@ -119,10 +119,11 @@ class ObjectController(Controller[Key]):
     resource: ClassVar[Resource]
     owns: ClassVar[tuple[Resource, ...]]
     component: ClassVar[str]  # the name in which it records events
+    events_v1: ClassVar[bool] = False  # whether it records them through events.k8s.io
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         super().__init__(store, clock)
-        self.recorder = EventRecorder(store, self.component)
+        self.recorder = EventRecorder(store, self.component, events_v1=self.events_v1)
         self.watch(self.resource, itself)
         for resource in self.owns:
             self.watch(resource, controlled_by(self.resource))

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from airflow_provider_ktrain.local.objects.store import Obj
 
-#: images that the operators add by themselves, by the last part of their name: they need nothing but the pod's tools
-OPERATORS = ("alpine", "kubectl-delivery")
+#: images that operators add by themselves, and that of the training runtimes, by the last part of their name: they
+#: need nothing but the pod's tools
+OPERATORS = ("alpine", "kubectl-delivery", "ktrain-runtime")
 ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"]}
 BINARIES = ("usr/local/bin", "usr/bin", "bin")  # of an image's directory, in the order of a PATH
 _HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"

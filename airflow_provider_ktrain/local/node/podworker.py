@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 EPOCH = "1970-01-01T00:00:00Z"
 MESSAGE, MESSAGE_BYTES = "termination-log", 4096
+LOG_LINES, LOG_BYTES = 80, 2048  # of a log that stands in for the message of a container that failed
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
 PORTS, GPUS = Ports(), Gpus()  # the nodes of this machine share them
 
@@ -328,6 +329,8 @@ class PodWorker:
         said = b""
         with contextlib.suppress(OSError):
             said = (self._directory / fact.name / MESSAGE).read_bytes()[:MESSAGE_BYTES]
+        if not said and ended.code and fact.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            said = tail(self._directory / fact.name / f"{fact.restarts}.log")
         reason = "OOMKilled" if ended.oom else "Error" if ended.code else "Completed"
         began = fact.state.get("running", {}).get("startedAt") or now()
         self._terminated(fact, ended.code, reason, said.decode(errors="replace"), began)
@@ -355,6 +358,16 @@ class PodWorker:
             kind = "initContainers" if any(fact is f for f in self.facts.init) else "containers"
             path = f"spec.{kind}{{{fact.name}}}" if fact else ""
             self._kubelet.recorder.event(self.pod, type_, reason, message, path)
+
+
+def tail(log: Path) -> bytes:
+    """The end of a container's log as a termination message: at most 80 lines and 2048 bytes."""
+    said = b""
+    with contextlib.suppress(OSError):
+        for record in log.read_bytes().splitlines()[-LOG_LINES:]:
+            _, _, tag, content = (*record.split(b" ", 3), b"", b"", b"")[:4]
+            said += content + (b"\n" if tag == b"F" else b"")
+    return said[-LOG_BYTES:]
 
 
 def _duration(seconds: float) -> str:

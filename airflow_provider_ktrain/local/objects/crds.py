@@ -1,41 +1,36 @@
 """The types of the Kubeflow operators: training-operator 1.9 (PyTorchJob, MPIJob v1), mpi-operator 0.8 (v2beta1).
 
-Fields, defaults and enumerations are those of the CustomResourceDefinitions that the operators install.
+Fields, defaults and enumerations are those of the CustomResourceDefinitions that the operators install. Those of the
+Kubeflow Trainer and of JobSet are in `crds_trainer.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from airflow_provider_ktrain.local.objects import crds_trainer, openapi
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.resources import Resource
-from airflow_provider_ktrain.local.objects.schema import Struct
+from airflow_provider_ktrain.local.objects.schema import Struct, struct_of
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 
-def _struct(fields: str, required: str = "", **more: Any) -> Struct:
-    """The struct of `name:type` pairs, and names of those fields that must be there."""
-    return Struct(dict(pair.split(":") for pair in fields.split()), frozenset(required.split()), **more)
-
-
 def _job(kind: str, spec: str) -> Struct:
-    return _struct(f"apiVersion:str kind:str metadata:V1ObjectMeta spec:{spec} status:JobStatus", go_name=kind)
+    return struct_of(f"apiVersion:str kind:str metadata:V1ObjectMeta spec:{spec} status:JobStatus", go_name=kind)
 
 
 STRUCTS: dict[str, Struct] = {
     "PyTorchJob/v1": _job("PyTorchJob", "PyTorchJobSpec"),
     "MPIJob/v1": _job("MPIJob", "MPIJobSpec/v1"),
     "MPIJob/v2beta1": _job("MPIJob", "MPIJobSpec/v2beta1"),
-    "PyTorchJobSpec": _struct(
+    "PyTorchJobSpec": struct_of(
         "elasticPolicy:ElasticPolicy nprocPerNode:str pytorchReplicaSpecs:dict[str,ReplicaSpec] runPolicy:RunPolicy",
         required="pytorchReplicaSpecs",
     ),
-    "MPIJobSpec/v1": _struct(
+    "MPIJobSpec/v1": struct_of(
         "cleanPodPolicy:str mainContainer:str mpiReplicaSpecs:dict[str,ReplicaSpec] runPolicy:RunPolicy "
         "slotsPerWorker:int",
         required="mpiReplicaSpecs",
     ),
-    "MPIJobSpec/v2beta1": _struct(
+    "MPIJobSpec/v2beta1": struct_of(
         "launcherCreationPolicy:str mpiImplementation:str mpiReplicaSpecs:dict[str,ReplicaSpec] "
         "runLauncherAsWorker:bool runPolicy:RunPolicy slotsPerWorker:int sshAuthMountPath:str",
         required="mpiReplicaSpecs",
@@ -48,44 +43,45 @@ STRUCTS: dict[str, Struct] = {
             "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
         },
     ),
-    "ElasticPolicy": _struct(
+    "ElasticPolicy": struct_of(
         "maxReplicas:int maxRestarts:int metrics:list[V2MetricSpec] minReplicas:int nProcPerNode:int rdzvBackend:str "
         "rdzvConf:list[RDZVConf] rdzvHost:str rdzvId:str rdzvPort:int standalone:bool"
     ),
-    "RDZVConf": _struct("key:str value:str"),
-    "RunPolicy": _struct(
+    "RDZVConf": struct_of("key:str value:str"),
+    "RunPolicy": struct_of(
         "activeDeadlineSeconds:int backoffLimit:int cleanPodPolicy:str managedBy:str schedulingPolicy:SchedulingPolicy "
         "suspend:bool ttlSecondsAfterFinished:int",
         defaults={"suspend": False},
     ),
-    "SchedulingPolicy": _struct(
+    "SchedulingPolicy": struct_of(
         "minAvailable:int minResources:dict[str,quantity] priorityClass:str queue:str scheduleTimeoutSeconds:int"
     ),
-    "ReplicaSpec": _struct("replicas:int restartPolicy:str template:PodTemplate"),
-    "PodTemplate": _struct("metadata:TemplateMeta spec:V1PodSpec"),
-    "TemplateMeta": _struct(
+    "ReplicaSpec": struct_of("replicas:int restartPolicy:str template:PodTemplate"),
+    "PodTemplate": struct_of("metadata:TemplateMeta spec:V1PodSpec"),
+    "TemplateMeta": struct_of(
         "annotations:dict[str,str] finalizers:list[str] labels:dict[str,str] name:str namespace:str"
     ),
-    "JobStatus": _struct(
+    "JobStatus": struct_of(
         "completionTime:datetime conditions:list[JobCondition] lastReconcileTime:datetime "
         "replicaStatuses:dict[str,ReplicaStatus] startTime:datetime"
     ),
-    "JobCondition": _struct(
+    "JobCondition": struct_of(
         "lastTransitionTime:str lastUpdateTime:str message:str reason:str status:str type:str", required="status type"
     ),
-    "ReplicaStatus": _struct("active:int failed:int labelSelector:V1LabelSelector selector:str succeeded:int"),
+    "ReplicaStatus": struct_of("active:int failed:int labelSelector:V1LabelSelector selector:str succeeded:int"),
+    **crds_trainer.STRUCTS,
 }  # fmt: skip
 
 
 def definition(resource: Resource) -> Obj:
-    """The CustomResourceDefinition of a resource. Its schema is not published: the server checks by `schema.py`."""
+    """The CustomResourceDefinition of a resource, with the schema by which the server checks objects."""
     names = {
         "kind": resource.kind, "listKind": f"{resource.kind}List",
         "plural": resource.plural, "singular": resource.singular,
     }  # fmt: skip
-    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
-        "name": resource.version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything},
+        "name": resource.version, "served": True, "storage": True,
+        "schema": {"openAPIV3Schema": openapi.schema_of(resource)},
         "subresources": {name: {} for name in resource.subresources},
     }  # fmt: skip
     established = {
@@ -94,7 +90,12 @@ def definition(resource: Resource) -> Obj:
     }  # fmt: skip
     return {
         "metadata": {"name": resource.group_resource},
-        "spec": {"group": resource.group, "names": names, "scope": "Namespaced", "versions": [version]},
+        "spec": {
+            "group": resource.group,
+            "names": names,
+            "scope": "Namespaced" if resource.namespaced else "Cluster",
+            "versions": [version],
+        },
         "status": {"conditions": [established], "acceptedNames": names, "storedVersions": [resource.version]},
     }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+Problem = tuple[str, str, str]  # reason, message and field, as causes of a Status name them
 
 REASONS = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
@@ -38,3 +41,19 @@ class ApiError(Exception):
             "message": self.message, "reason": self.reason or None, "details": self.details, "code": self.code,
         }  # fmt: skip
         return {key: value for key, value in status.items() if value is not None}
+
+
+def invalid(kind: str, problems: Sequence[Problem], name: str = "", group: str = "meta.k8s.io") -> ApiError:
+    """422 for options or an object."""
+    told = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
+    what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    return ApiError(
+        422,
+        f'{kind}{"." if group else ""}{group} "{name}" is invalid: {what}',
+        details={
+            **({"name": name} if name else {}),
+            **({"group": group} if group else {}),
+            "kind": kind,
+            "causes": [{"reason": reason, "message": message, "field": field} for reason, message, field in problems],
+        },
+    )

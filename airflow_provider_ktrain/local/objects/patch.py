@@ -92,16 +92,21 @@ def strategic(target: Any, patch: Obj, keys: Mapping[str, str]) -> Obj:
 
 
 def _merged(items: Any, patch: list[Any], key: str, keys: Mapping[str, str]) -> list[Any]:
-    """Items of a list and those of a patch that have another `key`, or are another value where that is ""."""
+    """Items of a list with those of a patch merged in by `key`, or added as they are where that is "".
+
+    New items come first, as Kubernetes puts them there.
+    """
     if not key:
         return [*items, *(v for v in patch if v not in items)]
-    merged = list(items)
+    merged, new = list(items), list[Any]()
     for item in patch:
-        at = next((i for i, known in enumerate(merged) if known[key] == item[key]), len(merged))
-        known = merged[at : at + 1]
+        at = next((i for i, known in enumerate(merged) if known[key] == item[key]), None)
         delete = item.get("$patch") == "delete"
-        merged[at : at + 1] = [] if delete else [strategic(known[0] if known else None, item, keys)]
-    return merged
+        if at is None:
+            new += [] if delete else [strategic(None, item, keys)]
+        else:
+            merged[at : at + 1] = [] if delete else [strategic(merged[at], item, keys)]
+    return [*new, *merged]
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:

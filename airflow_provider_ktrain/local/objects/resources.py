@@ -82,6 +82,13 @@ CRD = Resource(
 PYTORCHJOB = Resource("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", subresources=("status", "scale"), custom=True)
 MPIJOB_V1 = Resource("kubeflow.org", "v1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
 MPIJOB_V2BETA1 = Resource("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
+TRAINER, JOBSETS = "trainer.kubeflow.org", "jobset.x-k8s.io"
+TRAINJOB = Resource(TRAINER, "v1alpha1", "TrainJob", "trainjobs", subresources=("status",), custom=True)
+TRAINING_RUNTIME = Resource(TRAINER, "v1alpha1", "TrainingRuntime", "trainingruntimes", custom=True)
+CLUSTER_TRAINING_RUNTIME = Resource(
+    TRAINER, "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", namespaced=False, custom=True
+)
+JOBSET = Resource(JOBSETS, "v1alpha2", "JobSet", "jobsets", subresources=("status",), custom=True)
 
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
@@ -91,4 +98,5 @@ BUILT_IN = (
 
 def served(mpi_api: str = "v1") -> tuple[Resource, ...]:
     """All resource types of a cluster that serves MPIJob as `mpi_api`: v1 or v2beta1, one of them, as on a real one."""
-    return (*BUILT_IN, PYTORCHJOB, {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api])
+    mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
+    return (*BUILT_IN, PYTORCHJOB, mpijob, JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, TRAINJOB)

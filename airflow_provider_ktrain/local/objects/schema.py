@@ -16,11 +16,10 @@ from typing import Any
 from kubernetes.client import Configuration, models
 
 from airflow_provider_ktrain.local.objects import resources as r
-from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.errors import ApiError, Problem
 from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]
-Problem = tuple[str, str, str]  # reason, message and field of a cause
 
 #: models by kind; the others are V1 and their kind
 MODELS = {
@@ -41,13 +40,14 @@ LIST_KEYS = {
     "containers": ("name",), "initContainers": ("name",), "env": ("name",), "ports": ("containerPort", "protocol"),
     "volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",), "volumes": ("name",),
     "imagePullSecrets": ("name",), "hostAliases": ("ip",), "resourceClaims": ("name",),
-    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"), "runtimePatches": ("manager",),
+    "replicatedJobs": ("name",),
 }  # fmt: skip
 GENERATED_DEFAULTS: dict[str, Obj] = {"V1ContainerPort": {"protocol": "TCP"}}  # of the schemas of custom resources
 #: plain types: what JSON and Go call them
 PLAIN = {
     "str": ("string", "string"), "int": ("integer", "int32"), "bool": ("boolean", "bool"),
-    "float": ("number", "float64"), "datetime": ("string", "string"),
+    "float": ("number", "float64"), "datetime": ("string", "string"), "int64": ("integer", "int64"),
 }  # fmt: skip
 #: what JSON and Go's decoder call the values that Python's decoder makes
 VALUES: dict[type, tuple[str, str]] = {
@@ -61,7 +61,10 @@ INCOMPLETE: Problem = (
     "<nil>",
 )
 #: resources whose schema has rules (CEL) that are not looked at while it has other objections, and these objections
-CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1)
+CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1, r.TRAINJOB, r.JOBSET)
+#: resources whose defaulting webhook decodes them, and objects to wrong types, before the schema is looked at
+DEFAULTERS = {r.TRAINJOB: "defaulter.trainjob.trainer.kubeflow.org"}
+WEBHOOK_QUANTITY = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInvalid", "FieldValueDuplicate")
 
 
@@ -73,7 +76,13 @@ class Struct:
     required: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     enums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    minimums: Mapping[str, int] = field(default_factory=dict)
     go_name: str = ""
+
+
+def struct_of(fields: str, required: str = "", **more: Any) -> Struct:
+    """The struct of `name:type` pairs; `required` names those of its fields that must be there."""
+    return Struct(dict(pair.split(":") for pair in fields.split()), frozenset(required.split()), **more)
 
 
 @cache
@@ -159,7 +168,7 @@ class _Walk:
             return value
         if type_ == "quantity":
             return self._quantity(value, place, owner)
-        container, inner = _parts(type_)
+        container, inner = parts(type_)
         wanted = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
         if value is None and not self._has_schema(place):
             return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # as Go decodes a null
@@ -187,6 +196,10 @@ class _Walk:
                 if allowed and isinstance(inner, str) and inner not in allowed:
                     why = f"Unsupported value: {_json(inner)}: supported values: {', '.join(map(_json, allowed))}"
                     self._object_to("FieldValueNotSupported", why, at)
+                least = known.minimums.get(key)
+                if least is not None and isinstance(inner, int) and inner < least:
+                    why = f"{_path(at)} in body should be greater than or equal to {least}"
+                    self._object_to("FieldValueInvalid", f"Invalid value: {inner}: {why}", at)
         return {**known.defaults, **made} if self._resource.custom else made
 
     def _quantity(self, value: Any, place: Place, owner: str) -> Any:
@@ -194,6 +207,8 @@ class _Walk:
         if isinstance(value, bool) or not isinstance(value, int | str if custom else int | str | float):
             return self._misfit("integer or string", "str", value, place, owner)
         good = re.fullmatch(QUANTITY[1:-1], str(value))
+        if not good and self._has_schema(place) and self._resource in DEFAULTERS:
+            raise self._denied(f"quantities must match the regular expression '{WEBHOOK_QUANTITY}'")
         if custom:
             if not good:
                 why = f"Invalid value: {_json(value)}: {_path(place)} in body should match '{QUANTITY}'"
@@ -216,12 +231,15 @@ class _Walk:
 
     def _misfit(self, wanted: str, type_: str, value: Any, place: Place, owner: str) -> Any:
         told, found = VALUES[type(value)]
+        field_ = ".".join([owner, *(part for part in place if type(part) is str)])
+        unfit = f"json: cannot unmarshal {found} into Go struct field {field_} of type {_go_type(type_)}"
+        if self._has_schema(place) and self._resource in DEFAULTERS:
+            raise self._denied(unfit)
         if self._has_schema(place):
             why = f'Invalid value: "{told}": {_path(place)} in body must be of type {wanted}: "{told}"'
             self._object_to("FieldValueTypeInvalid", why, place)
             return value
-        field_ = ".".join([owner, *(part for part in place if type(part) is str)])
-        raise self._refused(f"json: cannot unmarshal {found} into Go struct field {field_} of type {_go_type(type_)}")
+        raise self._refused(unfit)
 
     def _has_schema(self, place: Place) -> bool:
         """Whether a schema tells of mistakes here, and not the decoder."""
@@ -230,6 +248,9 @@ class _Walk:
     def _object_to(self, reason: str, why: str, place: Place) -> None:
         if self._has_schema(place):
             self.problems.append((reason, why, _path(place)))
+
+    def _denied(self, why: str) -> ApiError:
+        return ApiError(400, f'admission webhook "{DEFAULTERS[self._resource]}" denied the request: {why}', "")
 
     def _refused(self, why: str) -> ApiError:
         kind = self._resource.kind
@@ -244,14 +265,14 @@ def _fits(wanted: str, value: Any) -> bool:
     return found == wanted or (wanted, found) == ("number", "integer")
 
 
-def _parts(type_: str) -> tuple[str, str]:
+def parts(type_: str) -> tuple[str, str]:
     """`list` or `dict` and the type of what it holds; nothing and the type itself where it is neither."""
     container, bracket, inner = type_.partition("[")
     return (container, inner[:-1].removeprefix("str,").strip()) if bracket else ("", type_)
 
 
 def _go_type(type_: str) -> str:
-    container, inner = _parts(type_)
+    container, inner = parts(type_)
     if container:
         return {"list": "[]", "dict": "map[string]"}[container] + _go_type(inner)
     known = {"quantity": "resource.Quantity", "object": "interface {}", **{name: go for name, (_, go) in PLAIN.items()}}

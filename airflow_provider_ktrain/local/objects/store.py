@@ -28,6 +28,7 @@ Objects = list[Obj]  # inside Store, `list` is a method
 T = TypeVar("T")
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 HISTORY = 20_000  # changes kept for watches that resume
+FIRST = 1000  # the version of an empty store: what came before has been compacted, as on any real cluster
 GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
 
 
@@ -70,9 +71,9 @@ class Store:
 
     def __init__(self) -> None:
         self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # what made each object what it is
-        self._version = 1
+        self._version = FIRST
         self._history: deque[Change] = deque(maxlen=HISTORY)
-        self._oldest = 1  # watches from before this version get 410
+        self._oldest = FIRST  # watches from before this version get 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
         self._untold: deque[Change] = deque()
         self._telling = False
@@ -147,8 +148,9 @@ class Store:
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + random_suffix()
         name, namespace = meta["name"], meta.get("namespace") or ""
-        if self.find(resource, namespace, name) is not None:
-            why = f'{resource.group_resource} "{name}" already exists'
+        if taken := self.find(resource, namespace, name):
+            going = "object is being deleted: " if "deletionTimestamp" in taken["metadata"] else ""
+            why = f'{going}{resource.group_resource} "{name}" already exists'
             raise ApiError(409, why, "AlreadyExists", details(resource, name))
         for key in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"):
             meta.pop(key, None)

@@ -1,0 +1,53 @@
+"""The training runtimes that the cluster has from the start, as those of the Kubeflow Trainer 2.3."""
+
+from __future__ import annotations
+
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.store import Obj, Store
+from airflow_provider_ktrain.local.objects.trainjobs import ANCESTOR
+
+#: the image of both, of which a node always has an empty directory: programs run in this cluster's own Python
+IMAGE = "docker.io/library/ktrain-runtime:local"
+FRAMEWORK = "trainer.kubeflow.org/framework"
+TRAINER = {"metadata": {"labels": {ANCESTOR: "trainer"}}}
+
+
+def install(store: Store) -> None:
+    """Create the ClusterTrainingRuntimes torch-distributed and mpi-distributed."""
+    for runtime in (torch_distributed(), mpi_distributed()):
+        store.create(r.CLUSTER_TRAINING_RUNTIME, runtime)
+
+
+def torch_distributed() -> Obj:
+    node = _replicated("node", trainer=True)
+    return _runtime("torch", {"torch": {}}, {"replicatedJobs": [node]})
+
+
+def mpi_distributed() -> Obj:
+    """The release's deepspeed-distributed with another image: the launcher is a node, too, and waits for the others."""
+    policy = {
+        "numProcPerNode": 1, "mpiImplementation": "OpenMPI", "sshAuthMountPath": "/root/.ssh",
+        "runLauncherAsNode": True,
+    }  # fmt: skip
+    probe = {"tcpSocket": {"port": 2222}, "initialDelaySeconds": 2}
+    node = _replicated("node", command=["/usr/sbin/sshd"], args=["-De"], readinessProbe=probe)
+    launcher = {**_replicated("launcher", trainer=True), "dependsOn": [{"name": "node", "status": "Ready"}]}
+    spec = {
+        "network": {"publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": ["launcher"]},
+        "replicatedJobs": [node, launcher],
+    }
+    return _runtime("mpi", {"mpi": policy}, spec)
+
+
+def _runtime(framework: str, policy: Obj, spec: Obj) -> Obj:
+    return {
+        "metadata": {"name": f"{framework}-distributed", "labels": {FRAMEWORK: framework}},
+        "spec": {"mlPolicy": {"numNodes": 1, **policy}, "template": {"spec": spec}},
+    }
+
+
+def _replicated(name: str, *, trainer: bool = False, **container: object) -> Obj:
+    pod = {"spec": {"containers": [{"name": "node", "image": IMAGE, **container}]}}
+    template = {**(TRAINER if trainer else {}), "spec": {"template": pod}}
+    return {"name": name, "groupName": "default", "replicas": 1, "template": template}

@@ -1,0 +1,162 @@
+"""TrainJob: the rules of its schema, and what its webhooks (Trainer 2.3) fill in and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain.local.objects import names
+from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.crds_trainer import MANAGERS
+from airflow_provider_ktrain.local.objects.errors import ApiError, Problem
+from airflow_provider_ktrain.local.objects.resources import Resource
+
+if TYPE_CHECKING:  # the store's defaults use this module
+    from airflow_provider_ktrain.local.objects.store import Store
+
+Obj = dict[str, Any]
+
+WEBHOOK = "validator.trainjob.trainer.kubeflow.org"
+RUNTIMES = {x.kind: x for x in (r.CLUSTER_TRAINING_RUNTIME, r.TRAINING_RUNTIME)}
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: which step of a TrainJob it is
+INITIALIZERS = {"dataset": "dataset-initializer", "model": "model-initializer"}
+WITHOUT_PATCHED_ENV = ("dataset-initializer", "model-initializer", "node")
+RESERVED = {  # environment variables that a policy sets itself
+    "torch": ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    "mpi": (
+        "OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames", "OMPI_MCA_orte_set_default_slots",
+        "OMPI_MCA_plm_rsh_args",
+    ),
+}  # fmt: skip
+IMMUTABLE = ("runtimeRef", "trainer", "initializer", "activeDeadlineSeconds", "managedBy")
+PLAIN_VALUES = (str, int)
+URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://.+")
+
+
+def complete(job: Obj, old: Obj | None) -> None:
+    """Note in each runtime patch that is new, or has changed, when that was."""
+    from airflow_provider_ktrain.local.objects.store import now
+
+    known = {p["manager"]: p for p in ((old or {}).get("spec") or {}).get("runtimePatches") or () if "manager" in p}
+    patches = (job.get("spec") or {}).get("runtimePatches")
+    for patch in patches if isinstance(patches, list) else ():
+        if isinstance(patch, dict):
+            before = known.get(patch.get("manager", ""), {})
+            same = {**before, "time": None} == {**patch, "time": None}
+            patch["time"] = before.get("time") if same and before.get("time") else now()
+
+
+def rules(job: Obj, old: Obj | None) -> list[Problem]:
+    """What the schema's rules have against a TrainJob that is created or replaces `old`."""
+    return [*_name(job["metadata"].get("name") or ""), *_spec(job["spec"]), *_immutable(job, old or job)]
+
+
+def _name(name: str) -> Iterator[Problem]:
+    if name and not re.fullmatch(names.DNS_1035.pattern, name):
+        yield "FieldValueInvalid", "Invalid value: metadata.name must match RFC 1035 DNS label format", "<nil>"
+    if len(name) > names.DNS_1035.longest:
+        yield "FieldValueInvalid", "Invalid value: metadata.name must be no more than 63 characters", "<nil>"
+
+
+def _spec(spec: Obj) -> Iterator[Problem]:
+    manager = spec.get("managedBy")
+    if manager not in (None, *MANAGERS):
+        why = f"ManagedBy must be {' or '.join(MANAGERS)} if set"
+        yield "FieldValueInvalid", f'Invalid value: "{manager}": {why}', "spec.managedBy"
+    for part, source in (spec.get("initializer") or {}).items():
+        uri = source.get("storageUri")
+        if uri and not URI.fullmatch(uri):
+            why = "storageUri may be empty, or it must be a valid URI (scheme://...)"
+            yield "FieldValueInvalid", f'Invalid value: "{uri}": {why}', f"spec.initializer.{part}.storageUri"
+
+
+def _immutable(job: Obj, old: Obj) -> Iterator[Problem]:
+    for field in IMMUTABLE:
+        new, before = job["spec"].get(field), old["spec"].get(field)
+        if new is not None and before is not None and new != before:
+            shown = f"{json.dumps(new)}: " if isinstance(new, PLAIN_VALUES) else ""
+            yield "FieldValueInvalid", f"Invalid value: {shown}field is immutable", f"spec.{field}"
+
+
+def runtime_of(job: Obj) -> Resource | None:
+    """The resource of the runtime that a TrainJob refers to; None where there is no such kind of runtime."""
+    ref = job["spec"]["runtimeRef"]
+    return RUNTIMES.get(ref["kind"]) if ref["apiGroup"] == r.TRAINER else None
+
+
+def validate(store: Store, job: Obj, old: Obj | None) -> None:
+    """ApiError 403 where the validating webhook of the Trainer refuses the TrainJob."""
+    if "deletionTimestamp" in job["metadata"]:
+        return
+    ref, kind = job["spec"]["runtimeRef"], runtime_of(job)
+    if kind is None:
+        raise _denied([f"unsupported runtime: {ref['kind']}.{ref['apiGroup']}"])
+    shown = _go({key: ref[key] for key in ("name", "apiGroup", "kind")})
+    runtime = store.find(kind, job["metadata"]["namespace"] if kind.namespaced else None, ref["name"])
+    if runtime is None and old is not None:
+        return  # the controller goes on with its snapshot
+    if runtime is None:
+        field = "spec.runtimeRef" if kind.namespaced else "spec.RuntimeRef"
+        what = f"{kind.kind[0].lower()}{kind.kind[1:]}"
+        raise _denied([
+            f'{field}: Invalid value: {shown}: {kind.group_kind} "{ref["name"]}" not found: specified {what} must be '
+            "created before the TrainJob is created"
+        ])  # fmt: skip
+    problems = [*_initializers(job, runtime, shown), *_environment(job, runtime), *_patches(job, old)]
+    if problems:
+        raise _denied(problems)
+
+
+def _initializers(job: Obj, runtime: Obj, shown: str) -> Iterator[str]:
+    replicated = runtime["spec"]["template"].get("spec", {}).get("replicatedJobs") or ()
+    steps = {((x["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR) for x in replicated}
+    for part, step in INITIALIZERS.items():
+        if (job["spec"].get("initializer") or {}).get(part) is not None and step not in steps:
+            why = f"must have {step} job when trainJob is configured with input {part}Config"
+            yield f"spec.runtimeRef: Invalid value: {shown}: {why}"
+
+
+def _environment(job: Obj, runtime: Obj) -> Iterator[str]:
+    env = (job["spec"].get("trainer") or {}).get("env") or []
+    for policy, reserved in RESERVED.items():
+        found = sorted({e["name"] for e in env} & set(reserved))
+        if found and policy in (runtime["spec"].get("mlPolicy") or {}):
+            why = f"must not have reserved envs, invalid envs configured: [{' '.join(found)}]"
+            yield f"spec.trainer.env: Invalid value: {_go(env)}: {why}"
+
+
+def _patches(job: Obj, old: Obj | None) -> Iterator[str]:
+    patches = job["spec"].get("runtimePatches") or []
+    for patch in patches:
+        prefix, slash, path = patch["manager"].partition("/")
+        if not (slash and path) or list(names.SUBDOMAIN.breaches(prefix)):
+            why = 'must be a domain-prefixed path (such as "acme.io/foo")'
+            yield f'spec.runtimePatches.manager: Invalid value: "{patch["manager"]}": {why}'
+    if any(c.get("env") and c["name"] in WITHOUT_PATCHED_ENV for c in _patched_containers(patches)):
+        why = f"must not have envs for the {', '.join(WITHOUT_PATCHED_ENV)} containers"
+        yield f"spec.runtimePatches: Invalid value: {_go(patches)}: {why}"
+    before = (old or job)["spec"]
+    running = not (job["spec"].get("suspend") or before.get("suspend"))
+    if running and patches != (before.get("runtimePatches") or []):
+        why = "RuntimePatches can only be modified when the TrainJob is suspended before or after the update"
+        yield f"spec.runtimePatches: Forbidden: {why}"
+
+
+def _patched_containers(patches: list[Obj]) -> Iterator[Obj]:
+    for patch in patches:
+        template = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
+        for replicated in (template.get("spec") or {}).get("replicatedJobs") or ():
+            pod = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
+            for key in ("initContainers", "containers"):
+                yield from (pod.get("spec") or {}).get(key) or ()
+
+
+def _denied(problems: list[str]) -> ApiError:
+    what = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {what}')
+
+
+def _go(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
