@@ -33,7 +33,7 @@ def text_of(record: dict) -> str:
 
 def extract(folder: Path) -> dict:
     scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
-    names = {scenario["recorded"]["namespace"]: "{ns}", "rk8s-node": "{node}"}
+    names = {scenario["recorded"]["namespace"]: "{ns}", "rk8s-node": "{node}", "realnode": "{node}"}
     names |= {f"docker.io/library/{image}:local": "{image}" for image in IMAGES}
     scrub = scrubber(names)
     answers, kubectl, versions = {}, {}, {}

@@ -32,7 +32,18 @@ GROUPS = {
     "horizontalpodautoscalers": "/apis/autoscaling/v2",
     "pytorchjobs": "/apis/kubeflow.org/v1",
 }
-PLURALS = {"PyTorchJob": "pytorchjobs", "MPIJob": "mpijobs", "Pod": "pods", "ConfigMap": "configmaps", "Job": "jobs"}
+TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
+OF_TRAINER = {"trainjobs": TRAINER, "trainingruntimes": TRAINER, "jobsets": "/apis/jobset.x-k8s.io/v1alpha2"}
+PLURALS = {
+    "PyTorchJob": "pytorchjobs",
+    "MPIJob": "mpijobs",
+    "TrainJob": "trainjobs",
+    "TrainingRuntime": "trainingruntimes",
+    "JobSet": "jobsets",
+    "Pod": "pods",
+    "ConfigMap": "configmaps",
+    "Job": "jobs",
+}
 PATCHES = {"merge": "merge-patch+json", "json": "json-patch+json", "strategic": "strategic-merge-patch+json"}
 ACCOUNTS = (
     "nobody",
@@ -65,6 +76,9 @@ class Cluster:
             served = await self.json("GET", "/apis/kubeflow.org")
             versions = [v["version"] for v in served["versions"]]
             self.groups["mpijobs"] = f"/apis/kubeflow.org/{'v2beta1' if 'v2beta1' in versions else 'v1'}"
+            groups = await self.json("GET", "/apis")
+            if "trainer.kubeflow.org" in {group["name"] for group in groups["groups"]}:
+                self.groups |= OF_TRAINER
             nodes = await self.json("GET", f"{CORE}/nodes")
             self.node = nodes["items"][0]["metadata"]["name"]
             await self.make_accounts()

@@ -16,10 +16,10 @@ from typing import Any
 Obj = dict[str, Any]
 
 # what every namespace has, and what comes and goes on its own
-UNREMARKABLE = {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
+UNREMARKABLE = {"configmaps/kube-root-ca.crt", "configmaps/openshift-service-ca.crt", "serviceaccounts/default"}
 # waiting without a cause for concern
 STARTING = {"ContainerCreating", "PodInitializing"}
-JOBS = {"pytorchjobs", "mpijobs", "jobs"}
+JOBS = {"pytorchjobs", "mpijobs", "trainjobs", "jobsets", "jobs"}
 PLAIN = re.compile(r"^[\w.:/{}<>-]+$")
 
 VOLATILE = [
@@ -28,6 +28,8 @@ VOLATILE = [
     (re.compile(r"containerd://[0-9a-f]+"), "<container>"),
     (re.compile(r"\b(\d{1,3}\.){3}\d{1,3}(:\d+)?\b"), "<address>"),
     (re.compile(r"(?<=-launcher-)[a-z0-9]{5}(?![a-z0-9])"), "<random>"),
+    (re.compile(r"(?<=-\d-\d-)[a-z0-9]{5}(?![a-z0-9])"), "<random>"),  # pods of Indexed Jobs
+    (re.compile(r"\b[0-9a-f]{40}\b"), "<hash>"),
     (re.compile(r"kube-api-access-\w{5}\b"), "<token volume>"),
     (re.compile(r"((.)\2{99,})"), lambda found: f"<{len(found[1])} x {found[2]}>"),
 ]
@@ -141,7 +143,16 @@ class Job:
             "owner": owner(meta),
             "finalizers": self.finalizers,
             "spec": {k: v for k, v in self.obj["spec"].items() if not isinstance(v, (dict, list))},
+            **self.of_jobs(status),
         }
+
+    @staticmethod
+    def of_jobs(status: Obj) -> Obj:
+        """What a TrainJob or JobSet says of its Jobs, and how often a JobSet was restarted."""
+        counts = status.get("jobsStatus") or status.get("replicatedJobsStatus")
+        said = {k: status[k] for k in ("restarts", "terminalState") if k in status}
+        states = ("active", "ready", "succeeded", "failed", "suspended")
+        return said | ({"jobs": {of["name"]: count_line(of, states) for of in counts}} if counts else {})
 
 
 def condition_line(condition: Obj) -> str:
@@ -151,10 +162,8 @@ def condition_line(condition: Obj) -> str:
     return f"{line}: {condition['message']}" if condition.get("message") else line
 
 
-def count_line(counts: Obj) -> str:
-    return (
-        " ".join(f"{name} {counts[name]}" for name in ("active", "succeeded", "failed") if counts.get(name)) or "none"
-    )
+def count_line(counts: Obj, names: Iterable[str] = ("active", "succeeded", "failed")) -> str:
+    return " ".join(f"{name} {counts[name]}" for name in names if counts.get(name)) or "none"
 
 
 class Pod:

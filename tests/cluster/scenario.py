@@ -12,7 +12,9 @@ import yaml
 Obj = dict[str, Any]
 
 HERE = Path(__file__).parent
+RUNTIME = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
 KINDS = {"pytorchjob": ("PyTorchJob", "pytorchReplicaSpecs"), "mpijob": ("MPIJob", "mpiReplicaSpecs")}
+RUNTIME_KEYS = ("replicatedJobs", "failurePolicy", "successPolicy", "network", "ttlSecondsAfterFinished")
 ROLES = ("Master", "Launcher", "Worker")
 REPLICA_KEYS = ("restartPolicy",)
 CONTAINER_NAMES = {"pytorchjob": "pytorch", "mpijob": "mpi"}
@@ -30,7 +32,8 @@ class Scenario:
     manifest: tuple[Obj, ...] = ()
     recorded_as: str = ""  # the name of its recording, if that is another
     api: str = "any"  # the version of MPIJob that the cluster must serve: any, v1 or v2beta1
-    needs: str = ""  # what the cluster must have beyond the usual: mpirun
+    needs: str = ""  # what the cluster must have beyond the usual, in words: mpirun, trainer, torch
+    slow: bool = False  # takes minutes: run with KTRAIN_TEST_SLOW=1 only, compared with its recording always
     alone: bool = False  # a fault switch of the embedded cluster that all would feel
     timeout: float = 60  # seconds for the expectations to come true after the last step
     hold: float = 1.5  # seconds for which they must then stay true
@@ -81,11 +84,27 @@ def expand(doc: Obj) -> Obj:
                 "metadata": {"name": doc[short], **doc.get("metadata", {})},
                 "spec": rest | {replicas_key: roles},
             }
+    if "trainjob" in doc:
+        return trainjob(doc)
+    if "runtime" in doc and "apiVersion" not in doc:
+        spec = {"mlPolicy": doc["mlPolicy"], "template": {"spec": {k: doc[k] for k in RUNTIME_KEYS if k in doc}}}
+        return {**RUNTIME, "metadata": {"name": doc["runtime"]}, "spec": spec}
     if "pod" in doc and "apiVersion" not in doc:
         meta = {"name": doc["pod"], "labels": {"app": doc["pod"]}, **doc.get("metadata", {})}
         spec = pod_spec({k: v for k, v in doc.items() if k not in ("pod", "metadata")}, "main")
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
     return doc
+
+
+def trainjob(short: Obj) -> Obj:
+    """Keys: runtime (of the namespace where it begins with ./), sh (the trainer's script); the rest is the spec's."""
+    spec = {k: v for k, v in short.items() if k not in ("trainjob", "runtime", "sh", "metadata")}
+    name = short["runtime"]
+    spec["runtimeRef"] = {"name": name.removeprefix("./"), **({"kind": "TrainingRuntime"} if "./" in name else {})}
+    if "sh" in short:
+        spec["trainer"] = {**short.get("trainer", {}), "command": ["sh", "-c", short["sh"]]}
+    meta = {"name": short["trainjob"], **short.get("metadata", {})}
+    return {"apiVersion": RUNTIME["apiVersion"], "kind": "TrainJob", "metadata": meta, "spec": spec}
 
 
 def replica(short: Obj, container: str, role: str, api: str) -> Obj:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -24,8 +25,10 @@ from .scenario import Scenario, load_all
 
 REAL = os.path.expanduser(os.environ.get("KTRAIN_TEST_KUBECONFIG", ""))
 IMAGE = os.environ.get("KTRAIN_TEST_IMAGE", "conformance:1")
-# what the cluster can run: versions of MPIJob, and `mpirun` if the image has it
-SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else "any,v1,v2beta1,mpirun").split(",")
+# what the cluster can run: versions of MPIJob, `mpirun` and `torch` if the image has them, `trainer`
+EMBEDDED = "any,v1,v2beta1,mpirun,trainer" + (",torch" if importlib.util.find_spec("torch") else "")
+SERVES = os.environ.get("KTRAIN_TEST_SERVES", "any,v1" if REAL else EMBEDDED).split(",")
+SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
 # scenarios at a time: they mostly wait
 PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
 
@@ -33,7 +36,7 @@ PARALLEL = int(os.environ.get("KTRAIN_TEST_PARALLEL", "4" if REAL else "16"))
 def runnable() -> list[Scenario]:
     """The scenarios that the cluster can run, less those that type kubectl where there is none."""
     can, typed = {*SERVES, ""}, shutil.which("kubectl") is not None
-    scenarios = [s for s in load_all() if s.api in can and s.needs in can]
+    scenarios = [s for s in load_all() if s.api in can and can.issuperset(s.needs.split()) and (SLOW or not s.slow)]
     return [s for s in scenarios if typed or not any("kubectl" in step for step in s.steps)]
 
 

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.local.objects.store import Obj
 #: images that operators add by themselves, and that of the training runtimes, by the last part of their name: they
 #: need nothing but the pod's tools
 OPERATORS = ("alpine", "kubectl-delivery", "ktrain-runtime")
-ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"]}
+ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"], "ktrain-runtime": ["python3"]}
 BINARIES = ("usr/local/bin", "usr/bin", "bin")  # of an image's directory, in the order of a PATH
 _HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 #: what containerd takes as the name of an image (github.com/distribution/reference)
