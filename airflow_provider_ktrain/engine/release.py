@@ -147,7 +147,7 @@ def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> 
     if not pods:
         return "No pods were left."
     if all(map(_ended, pods)):
-        return f"{counted(len(pods), 'pod')} had ended, no GPUs were held."
+        return f"{counted(len(pods), 'pod')} had ended, no GPUs were left to release."
     if not verified:
         return (
             f"{counted(gpus, 'GPU')} will be released when {unfinished} terminate{'s' * unfinished.startswith('1 ')}."
@@ -242,7 +242,7 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ende
         job = await read(api, ref)
         if job is None:
             await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
-            return Mode.DELETE, WORDS[Mode.DELETE]
+            return Mode.DELETE, "is gone"
         owner = Owner.of(job)
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None

@@ -58,7 +58,7 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
         "PyTorchJob always was restarted until its backoffLimit of 3 was reached; seen: exit code 1",
     ),
     "10-pt-exitcode-1": (Category.USER_CODE, "Master 0 failed with exit code 1; its last line: permanent"),
-    "12c-pt-ttl-failed": (Category.USER_CODE, "Master 0 failed with exit code 1 and said nothing"),
+    "12c-pt-ttl-failed": (Category.USER_CODE, "Master 0 failed with exit code 1 and wrote no output"),
     "13-pt-activedeadline": (Category.TIMEOUT, f"PyTorchJob deadline {DEADLINE} 5 s"),
     "13c-pt-template-deadline-never": (Category.TIMEOUT, f"PyTorchJob backstop {DEADLINE} 25 s"),
     "13c-pt-template-deadline-onfailure": (Category.TIMEOUT, f"PyTorchJob backstop {DEADLINE} 25 s"),
@@ -141,7 +141,7 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
         f"Worker 0 {NO_NODE} {SELECTOR}; meanwhile Launcher failed (exit code 1)",
     ),
     "40c-mpi-deadline-ttl": (Category.TIMEOUT, f"MPIJob deadline {DEADLINE} 5 s"),
-    "43-mpi1-worker-fails": (Category.USER_CODE, "Worker 0 failed with exit code 1 and said nothing"),
+    "43-mpi1-worker-fails": (Category.USER_CODE, "Worker 0 failed with exit code 1 and wrote no output"),
     "45-mpi1-launcher-fails": (
         Category.USER_CODE,
         "Launcher failed with exit code 1; its last line: launcher fails",

@@ -124,6 +124,7 @@ def test_time_only_adds(many: list[dict[str, Any]], later: float) -> None:
     ("used", "line"),
     [
         (Usage(), "GPUs: none used"),
+        (Usage(gpus=2), "GPUs: 2; 0.0 GPU-seconds held, of these 0.0 wasted; 0.0 queued"),
         (Usage(100, 20, 80, 5, 2), "GPUs: 2; 80.0 GPU-seconds held, of these 5.0 wasted; 20.0 queued"),
         (Usage(936, 186, 750, 48, 4), "GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued"),
         (Usage(7200, 0, 7200, 0, 16), "GPUs: 16; 2.0 GPU-hours held, of these 0.0 wasted; 0.0 queued"),

@@ -82,7 +82,7 @@ def test_mnist_with_nccl_and_gpus_is_here_gloo_and_pretended_gpus(airflow: Airfl
     assert any(line.startswith("[Worker 0] rank 1 of 2") for line in log)
     accuracy = [float(line.partition("=")[2]) for line in log if line.startswith("[Master 0] accuracy=")]
     assert accuracy[-1] > 0.8
-    assert any("2 pods had ended, no GPUs were held" in line for line in log)
+    assert any("2 pods had ended, no GPUs were left to release" in line for line in log)
     assert {p.metadata.annotations["sidecar.istio.io/inject"] for p in pods.states} == {"false"}
     assert not kube.pods()
 
@@ -105,7 +105,7 @@ def test_sixteen_pods_on_the_chosen_hosts_and_nowhere_else(
     assert "/dev/shm" in [mount.mount_path for mount in spec.containers[0].volume_mounts]
     assert "NCCL_DEBUG" in [entry.name for entry in spec.containers[0].env]
     assert "[Master 0] epoch 0 iteration 400: the sum over 16 ranks is right" in log
-    assert any("16 pods had ended, no GPUs were held" in line for line in log)
+    assert any("16 pods had ended, no GPUs were left to release" in line for line in log)
     assert kube.gpus_held() == 0
     assert not kube.pods()
 

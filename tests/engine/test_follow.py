@@ -32,7 +32,7 @@ async def test_success(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0; echo line 1")).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
-    assert "has ended. 1 pod had ended, no GPUs were held." in outcome.released
+    assert "has ended. 1 pod had ended, no GPUs were left to release." in outcome.released
     assert lines(task) == ["0", "1"]
     assert await task.job() is None
 
@@ -241,11 +241,13 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
     assert outcome.cause is not None
     assert (outcome.phase, outcome.cause["category"], outcome.cause["retryable"]) == ("Running", "user code", True)
     assert outcome.cause["summary"] == (
-        "Master 0 failed 3 times in a row, each time within 10 minutes (crash_loop_limit): "
+        "Master 0 failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
         "KeyError: 'label_map' (exit code 1)"
     )
     restarts = [line.partition(" Back-off")[0] for line in task.log.said if "restarted" in line]
     assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    told = [line for line in task.log.said if "restarted" in line or line.startswith("Master 0 failed")]
+    assert told[-1].startswith("Master 0 failed"), "the restarts come before the end"
     assert await task.job() is None
 
 
@@ -253,7 +255,10 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
     ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
     outcome = await task.ended(ref, limits=Limits(crash_loop=3), logs="none")
     assert outcome.cause is not None
-    assert re.match(r"Master 0 failed \d times in a row", outcome.cause["summary"])
+    assert re.match(
+        r"Master 0 failed \d times in a row, each within 10 minutes of its start \(\w+\): exit code 130, SIGINT",
+        outcome.cause["summary"],
+    )
     restarts = [line for line in task.log.said if "restarted" in line]
     assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
 
@@ -330,10 +335,11 @@ async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pyte
     ref = (await task.submit(gpus=1000)).ref
     following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
 
-    async def said() -> bool:
-        return any("is still Pending" in line and "Insufficient nvidia.com/gpu" in line for line in task.log.said)
+    async def said() -> list[str]:
+        return [line for line in task.log.said if "is still Pending" in line and "Insufficient nvidia.com/gpu" in line]
 
-    await until(said)
+    (line,) = await until(said)
+    assert len(line.splitlines()[0]) < 200
     following.cancel()
 
 
@@ -381,6 +387,7 @@ async def test_deleted_under_us(task: Task) -> None:
     assert outcome.phase == "Gone"
     assert outcome.cause is not None
     assert outcome.cause["category"] == "infrastructure"
+    assert f"{ref} is gone. " in outcome.released
     assert not await task.pods(ref)
 
 

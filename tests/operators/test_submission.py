@@ -251,7 +251,8 @@ def test_a_short_job_never_defers(instance: Instance, monkeypatch: pytest.Monkey
 
 def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     with pytest.raises(
-        TrainingUserCodeError, match=r"Master 0 failed with exit code 3(.|\n)*1 pod had ended, no GPUs were held"
+        TrainingUserCodeError,
+        match=r"Master 0 failed with exit code 3(.|\n)*1 pod had ended, no GPUs were left to release",
     ):
         instance.execute(command=["sh", "-c", "exit 3"], deferrable=False)
     assert not instance.jobs()

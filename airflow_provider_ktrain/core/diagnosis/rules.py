@@ -203,10 +203,11 @@ def crash_loop(
     """
     seen = replace(_seen(job, pods, events, log_tails), healed=True)
     last = _replica_failed(seen)
-    said = last.summary.removeprefix(f"{replica} failed: ") if last else "no failure is left to be seen"
+    said = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else "no failure is left to be seen"
+    often = f"{replica} failed {times} times in a row, each within 10 minutes of its start ({Limit.CRASH_LOOP})"
     return replace(
         last or Cause(Category.USER_CODE, "", replica=replica, resolution="see the log of this replica"),
-        summary=f"{replica} failed {times} times in a row, each time within 10 minutes ({Limit.CRASH_LOOP}): {said}",
+        summary=f"{often}: {said}",
         retryable=True,
     )
 
@@ -394,7 +395,7 @@ def _program_failed(f: Failure) -> Cause:
     elif f.tail.last:
         summary = f"{who} failed with {_code(f.exit_code)}; its last line: {f.tail.last}"
     else:
-        summary = f"{who} failed with {_code(f.exit_code)}" + (" and said nothing" if f.tail.heard else "")
+        summary = f"{who} failed with {_code(f.exit_code)}" + (" and wrote no output" if f.tail.heard else "")
     return Cause(Category.USER_CODE, summary, "", "see the log of this replica")
 
 

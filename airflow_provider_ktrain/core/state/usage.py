@@ -34,7 +34,7 @@ class Usage:
 
     def __str__(self) -> str:
         """One line: `GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued`."""
-        if not self.requested:
+        if not (self.requested or self.gpus):
             return "GPUs: none used"
         size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
         held, wasted, queued = (f"{value / size:.1f}" for value in (self.held, self.wasted, self.queued))

@@ -427,7 +427,8 @@ class _Supervisor:
         warnings = [event for event in events if event.get("type") == "Warning"]
         if warnings:
             last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
-            told = f"{last['involvedObject']['name']}: {last.get('reason')}: {last.get('message')}"
+            about = last["involvedObject"]
+            told = f"{last.get('reason')} ({about.get('kind')} {about['name']})\n{last.get('message')}"
             if told != self.obstacle:
                 self.log.warning(f"{self.ref} is still {self.phase}: {told}")
             self.obstacle = told
@@ -480,6 +481,7 @@ class _Supervisor:
 
     async def _failed(self, cause: Cause) -> Outcome:
         """Say why before the release: while the task waits for a worker again, nothing else does."""
+        self.restarts.report(at_once=True)
         self.log.warning("\n".join(filter(None, (cause.summary, cause.resolution))))
         return await self._release(cause)
 
