@@ -16,7 +16,7 @@ import yaml
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
-from airflow_provider_ktrain.core.kinds.base import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import parse, the_job, unknown, unrendered
 
 

@@ -147,7 +147,7 @@ async def ours(told: Json) -> Json:
 @contextlib.asynccontextmanager
 async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
     """A LogFollower and the hub of the namespace's pods, on one Api as in a triggerer."""
-    from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
     from airflow_provider_ktrain.engine.watch import hub
     from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -223,7 +223,7 @@ async def flood(told: Json) -> Json:
 
 async def streams(told: Json) -> Json:
     """As many followers as make 300 streams, and in the same process a watch and deletes."""
-    from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
     counted: Counter[str] = Counter()

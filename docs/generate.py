@@ -74,15 +74,15 @@ def categories() -> str:
 
 
 def rules() -> str:
-    """The rules of `ktrain check`, each under its own name and words."""
-    from airflow_provider_ktrain.core.checks import RULES
+    """The rules of `ktrain check`: the docstrings of their functions."""
+    from airflow_provider_ktrain.core.checks import rules as registered
 
-    def told(rule: Any) -> str:
-        name = rule.__name__.replace("_", " ")
-        return f"{name}. {' '.join(rule.__doc__.split())}" if rule.__doc__ else name
-
-    ordered = sorted(RULES, key=lambda r: (r.level, r.code))
-    return table(("code", "level", "rule"), ((f"`{r.code}`", str(r.level), told(r.rule)) for r in ordered))
+    ordered = sorted(registered(), key=lambda rule: (rule.level, rule.code))
+    rows = (
+        (f"`{r.code}`", str(r.level), r.kind.name if r.kind else "all", " ".join((r.check.__doc__ or "").split()))
+        for r in ordered
+    )
+    return table(("code", "level", "kinds", "rule"), rows)
 
 
 def rights() -> str:

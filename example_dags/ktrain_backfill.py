@@ -14,7 +14,7 @@ import pathlib
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.core.manifest.transform import gpus_of, load
+from airflow_provider_ktrain.manifests import gpus_of, load
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 MANIFEST = load(pathlib.Path(__file__).parent / "manifests" / "pytorch_interval.yaml")

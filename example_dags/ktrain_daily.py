@@ -7,9 +7,9 @@ from datetime import timedelta
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, HostPath
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.volumes import ClaimVolume, HostPath
 
 try:
     from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule

@@ -17,8 +17,7 @@ from airflow.dag_processing.dagbag import DagBag
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core.checks import check
-from airflow_provider_ktrain.core.kinds.base import KINDS
-from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, HostPath, SharedMemory
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.operators.job_control import (
     DeleteTrainingJobOperator,
     ResumeTrainingJobOperator,
@@ -29,6 +28,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -184,7 +184,7 @@ def test_every_parameter_is_documented() -> None:
     from airflow_provider_ktrain.operators import training
     from airflow_provider_ktrain.sensors import training as sensors
 
-    elsewhere = set(inspect.signature(overlay.Options).parameters) | {"priority_class_name"}  # in Options' docstring
+    elsewhere = set(inspect.signature(overlay.JobOptions).parameters) | {"priority_class_name"}
     for cls, known in (
         (training.TrainingJobOperator, elsewhere),
         (sensors.TrainingJobSensor, set()),
@@ -192,10 +192,10 @@ def test_every_parameter_is_documented() -> None:
         (DeleteTrainingJobOperator, set()),
         (ScaleTrainingJobOperator, set()),
         (ReapTrainingJobsOperator, set()),
-        (overlay.Options, set()),
-        (overlay.SharedMemory, set()),
-        (overlay.ClaimVolume, set()),
-        (overlay.HostPath, set()),
+        (overlay.JobOptions, set()),
+        (SharedMemory, set()),
+        (ClaimVolume, set()),
+        (HostPath, set()),
     ):
         own = {name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "kwargs")}
         told = set(re.findall(r":param (\w+):", cls.__doc__ or ""))

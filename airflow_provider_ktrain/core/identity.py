@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields
-from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL
+from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 PREFIX = "ktrain.airflow"

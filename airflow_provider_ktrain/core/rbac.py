@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS
+
+_JOB_VERBS = ("create", "get", "list", "watch", "patch", "delete")
 
 #: (API group, resources, verbs): what the engine asks, and why
 RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # submit, adopt, suspend, follow, release
-    ("kubeflow.org", tuple(k.plural for k in KINDS.values()), ("create", "get", "list", "watch", "patch", "delete")),
+    *(
+        (group, tuple(k.plural for k in KINDS.values() if k.group == group), _JOB_VERBS)
+        for group in dict.fromkeys(k.group for k in KINDS.values())
+    ),
     # follow; delete what a finished job that is kept left running
     ("", ("pods",), ("get", "list", "watch", "delete")),
     ("", ("pods/log",), ("get",)),

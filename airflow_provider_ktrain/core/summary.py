@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import moment
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.usage import Usage
 
 

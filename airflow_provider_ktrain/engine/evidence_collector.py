@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.diagnosis.rules import log_key
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import LINE, clipped
 from airflow_provider_ktrain.engine import paths

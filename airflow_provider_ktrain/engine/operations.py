@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.core.kinds.base import Kind, kind_of
-from airflow_provider_ktrain.core.state.elastic import bounds, keeps_world_size
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -77,7 +76,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             raise ManifestError(
                 f"{ref} has no Worker replicas", found=f"{kind.replica_specs} {have}", expected="Worker"
             )
-        low, high = bounds(kind, job)
+        low, high = kind.worker_bounds(job)
         if workers < low or (high is not None and workers > high):
             expected = f"at least {low}" if high is None else f"{low} to {high}, the elastic bounds of {ref}"
             raise ManifestError("the job cannot have so many", where="workers", found=str(workers), expected=expected)
@@ -86,7 +85,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
             return before, SUSPENDED
-        return before, STALE if before != workers and keeps_world_size(kind, job) else ""
+        return before, STALE if before != workers and kind.keeps_world_size(job) else ""
 
     before, remark = await _fenced(api, ref, write, end)
     done = f"{ref} is scaled from {before} to {workers} Workers{remark}"

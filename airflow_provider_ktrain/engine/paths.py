@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import Kind, kind_of
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 
 
 def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:

@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.checks.server import Answer, Answers, Right, judge, queue_of
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError
-from airflow_provider_ktrain.core.kinds.base import KINDS, Kind
+from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.engine import paths

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
-from airflow_provider_ktrain.core.kinds.base import MPIJOB
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
-from airflow_provider_ktrain.core.manifest.transform import pod_gpus
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
@@ -276,8 +276,8 @@ def _fitting(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str
 
 
 def remade(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
-    """Whether the operator makes deleted pods of this ended job anew: mpi-operator does after an eviction."""
-    if job is None or (ref.kind, ref.version) != (MPIJOB.name, "v2beta1"):
+    """Whether the operator recreates deleted pods of this ended job."""
+    if job is None or not kind_of(ref.kind).recreates_pods(ref.version):
         return False
     return phase_of(job) is Phase.FAILED and not (job.get("status") or {}).get("completionTime")
 

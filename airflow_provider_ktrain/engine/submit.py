@@ -38,7 +38,7 @@ from airflow_provider_ktrain.core.identity import (
     decide,
     differences,
 )
-from airflow_provider_ktrain.core.kinds.base import Kind, kind_of
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperatorLink
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.kinds.base import kind_of
+from airflow_provider_ktrain.core.kinds import kind_of
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator

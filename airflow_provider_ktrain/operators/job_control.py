@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.kinds.base import kind_of
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -64,7 +64,7 @@ class _JobVerbOperator(StorableLog, BaseOperator):
 
         with as_airflow_errors():
             kind_of(self.kind)
-            for name, value in parameters.read(vars(self), "workers").items():
+            for name, value in parameters.validated(vars(self), "workers").items():
                 setattr(self, name, value)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             hook.load()

@@ -15,7 +15,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
-from airflow_provider_ktrain.core.kinds.base import KINDS, Kind
+from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.reaping import OVER, is_kept, judge
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook

@@ -23,7 +23,7 @@ from airflow_provider_ktrain.operators.training import source_hash
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.kinds.base import Manifest
+    from airflow_provider_ktrain.core.kinds import Manifest
     from airflow_provider_ktrain.hooks.training import TrainingHook
     from airflow_provider_ktrain.operators.training import TrainingJobOperator
 
@@ -217,7 +217,7 @@ FOLLOWING = (
 def followable(operator: TrainingJobOperator) -> bool:
     """Whether a job of an earlier try can be followed, although another parameter or the manifest is invalid."""
     try:
-        for name, value in parameters.read({name: getattr(operator, name) for name in FOLLOWING}).items():
+        for name, value in parameters.validated({name: getattr(operator, name) for name in FOLLOWING}).items():
             setattr(operator, name, value)
         check_choice(operator.logs, operator.kind)
     except ManifestError:

@@ -27,12 +27,12 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
     first_try_since_clear,
 )
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind, Manifest
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind, Manifest
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform as manifests
-from airflow_provider_ktrain.core.manifest.loader import read, the_job
-from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
-from airflow_provider_ktrain.core.manifest.transform import Volume
+from airflow_provider_ktrain.core.manifest.loader import load_documents, the_job
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
+from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.storable import storable_outputs
 from airflow_provider_ktrain.core.text import clipped
@@ -91,10 +91,10 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     :param dry_run: create nothing; check what `ktrain check --server` checks: versions that are served, namespace,
         rights, queue, the server's schema, and a dry run on the server.
 
-    The overlay, `image` to `annotations`, is described at `core.overlay.Options`, where `priority_class_name` and
-    `queue_name` are `priority_class` and `queue`; the manifest stays the truth. All of them, `name`, `namespace`,
-    `checkpoint_dir` and the connection are templated. A template gives text: that of a whole number is read as the
-    number, a list or a mapping needs `render_template_as_native_obj=True` on the DAG.
+    The options `image` to `annotations` are described at `core.manifest.overlay.JobOptions`, where
+    `priority_class_name` and `queue_name` are `priority_class` and `queue`; the manifest stays the truth. All of them,
+    `name`, `namespace`, `checkpoint_dir` and the connection are templated. A template gives text: that of a whole
+    number is read as the number, a list or a mapping needs `render_template_as_native_obj=True` on the DAG.
     `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
     time is counted from the job's submission, over retries that go on with it, and anew where a kept one is resumed.
 
@@ -242,8 +242,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return str(self.render_template(self._source(path), context))
         return self.manifest
 
-    def _overlay(self, **more: Any) -> Overlay:
-        return Overlay(
+    def _overlay(self, **more: Any) -> JobOptions:
+        return JobOptions(
             image=self.image,
             command=self.command,
             args=self.args,
@@ -271,17 +271,17 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         """The job's manifest: loaded or built, overlaid, checked; made to fit the API version `served` if given.
 
         :param quiet: log no warnings, which were logged before.
-        :param more: further fields of `core.overlay.Options`.
+        :param more: further fields of `core.manifest.overlay.JobOptions`.
         :raises ManifestError: naming all that is wrong.
         """
         if source is None:
-            built = manifests.build(self.kind.name, self._overlay(**more), served)
+            built = build(self.kind.name, self._overlay(**more), served)
         else:
-            document = the_job(read(source))
+            document = the_job(load_documents(source))
             loaded, moved = manifests.modernize(document.content)
             for text in () if quiet else (*document.left_out, *moved):
                 self.log.warning("Manifest: %s", text)
-            built = manifests.overlay(loaded, self._overlay(**more))
+            built = overlay(loaded, self._overlay(**more))
         if isinstance(metadata := built.get("metadata"), dict):
             metadata.pop("name", None)  # the job gets one that is made of the task's identity
         problems = check(built, self.kind.name)
@@ -640,7 +640,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         )
 
     def _check_parameters(self) -> None:
-        for name, value in parameters.read(vars(self)).items():
+        for name, value in parameters.validated(vars(self)).items():
             setattr(self, name, value)
         check_choice(self.logs, self.kind)
         if self.logs == "none" and self.log_stall_timeout is not None:

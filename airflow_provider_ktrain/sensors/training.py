@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.status import phase_of, true_conditions
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -263,7 +263,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def _hook(self) -> TrainingHook:
         check_choice(self.logs, self.kind)
-        parameters.read(vars(self))
+        parameters.validated(vars(self))
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         hook.load()
         return hook

@@ -42,10 +42,10 @@ def test_json_for_ci(capsys: pytest.CaptureFixture[str]) -> None:
         "level": "error",
         "code": "wrong-list",
         "path": "$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].volumeMounts[5]",
-        "message": "NCCL_DEBUG stands under volumeMounts but is an entry of env",
+        "message": "NCCL_DEBUG is in volumeMounts, but is an entry of env",
         "found": "{name, value}",
         "expected": "{name, mountPath}",
-        "hint": "move it under env",
+        "hint": "move it to env",
     }
 
 
@@ -55,7 +55,7 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "two.yaml"
     file.write_text(f"{GOOD}---\nkind: ConfigMap\n---\n{yaml.safe_dump(wrong)}")
     assert main(["check", str(file)]) == 1
-    assert "error launcher at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
+    assert "error launcher-count at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
 
 
 def test_documents_beside_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,7 @@ def test_documents_beside_a_job_are_named(tmp_path: Path, capsys: pytest.Capture
     file.write_text(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{GOOD}")
     assert main(["check", str(file)]) == 0
     out = capsys.readouterr().out
-    assert f"{file}:5: warning beside at $: ConfigMap settings stands beside the job and is not submitted" in out
+    assert f"{file}:5: warning beside at $: ConfigMap settings is not submitted" in out
 
 
 @pytest.mark.parametrize(("text", "line"), [("a: 1\nb: [", 2), ("kind: ConfigMap\n", 1), ("", 1), ("a: 1\na: 2\n", 2)])
@@ -127,4 +127,4 @@ def test_the_items_of_a_list_are_checked_at_their_lines(tmp_path: Path, capsys: 
     (line,) = [x for x in capsys.readouterr().out.splitlines() if " error " in x]
     number = int(line.removeprefix(f"{file}:").partition(":")[0])
     assert file.read_text().splitlines()[number - 1].strip() == "replicas: 2"
-    assert "error master-replicas at $.spec.pytorchReplicaSpecs.Master.replicas" in line
+    assert "error master-count at $.spec.pytorchReplicaSpecs.Master.replicas" in line

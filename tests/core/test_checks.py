@@ -1,4 +1,4 @@
-"""Each mistake is told once, at its place, with its remedy; what is right is left in peace."""
+"""Each mistake is reported once, at its path, with a remedy; valid manifests have no problems."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.checks import RULES, check, raise_errors
+from airflow_provider_ktrain.core.checks import check, raise_errors, rules
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
-from airflow_provider_ktrain.core.manifest.transform import load
 
 from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob
 
@@ -86,13 +86,13 @@ def test_the_seeds_have_exactly_these_problems(guide: str) -> None:
     assert found(load(DATA / guide)) == SEEDS[guide]
 
 
-def test_the_practitioners_mistake_is_told_with_its_remedy() -> None:
+def test_entry_in_the_wrong_list_is_reported_with_its_remedy() -> None:
     problem = check(load(DATA / "practitioner-nccl.yaml"))[2]
     assert (problem.message, problem.found, problem.expected, problem.hint) == (
-        "NCCL_DEBUG stands under volumeMounts but is an entry of env",
+        "NCCL_DEBUG is in volumeMounts, but is an entry of env",
         "{name, value}",
         "{name, mountPath}",
-        "move it under env",
+        "move it to env",
     )
 
 
@@ -129,9 +129,9 @@ def json_path(path: str, specs: str) -> str:
     return re.sub(r"\.container\b", ".template.spec.containers[0]", full).replace(".pod", ".template.spec", 1)
 
 
-def test_every_rule_is_tried_above() -> None:
-    told = {text.split()[1] for _, _, row in ROWS for text in row["found"]}
-    assert {r.code for r in RULES} - told == set()
+def test_every_rule_has_a_mistake() -> None:
+    reported = {text.split()[1] for _, _, row in ROWS for text in row["found"]}
+    assert {r.code for r in rules()} - reported == set()
 
 
 MASTER_SPEC, CONTAINER = "spec/pytorchReplicaSpecs/Master", "spec/pytorchReplicaSpecs/Master/template/spec/containers/0"
@@ -142,36 +142,37 @@ MASTER_SPEC, CONTAINER = "spec/pytorchReplicaSpecs/Master", "spec/pytorchReplica
     [
         ([put("kind", "PytorchJob")], "did you mean PyTorchJob?"),
         ([put("spec/pytorchReplicaSpecs/master", {})], "did you mean Master?"),
-        ([put(f"{CONTAINER}/volumemounts", [])], "did you mean volumeMounts?"),
-        ([put(f"{CONTAINER}/image_pull_policy", "x")], "did you mean imagePullPolicy?"),
-        ([put(f"{CONTAINER}/volumes", [])], "volumes belongs in the pod's spec, beside containers"),
-        ([put(f"{CONTAINER}/nodeSelector", {})], "nodeSelector belongs in the pod's spec, beside containers"),
-        ([put(f"{CONTAINER}/limits", {})], "limits belongs under the container's resources"),
-        ([put(f"{MASTER_SPEC}/suspend", True)], "suspend belongs under spec.runPolicy"),
+        ([put(f"{CONTAINER}/volumemounts", [])], "did you mean `volumeMounts`?"),
+        ([put(f"{CONTAINER}/image_pull_policy", "x")], "did you mean `imagePullPolicy`?"),
+        ([put(f"{CONTAINER}/volumes", [])], "`volumes` belongs in the pod's spec, beside containers"),
+        ([put(f"{CONTAINER}/nodeSelector", {})], "`nodeSelector` belongs in the pod's spec, beside containers"),
+        ([put(f"{CONTAINER}/limits", {})], "`limits` belongs under the container's resources"),
+        ([put(f"{MASTER_SPEC}/suspend", True)], "`suspend` belongs under spec.runPolicy"),
         ([put(f"{CONTAINER}/env", [{"name": "A", "value": 1}])], 'quote it: "1"'),
         ([put(f"{CONTAINER}/env", [{"name": "A", "value": True}])], 'quote it: "true"'),
         ([put(f"{CONTAINER}/env", {"A": "b"})], "write each entry as an item of a list: `- name: ...`"),
         ([put(f"{CONTAINER}/command", "python x.py")], 'write it as a list: ["sh", "-c", ...]'),
         ([put("spec/pytorchReplicaSpecs/Worker/replicas", "2")], "write it without quotes"),
-        ([put(f"{CONTAINER}/resources/nvidia.com|gpu", 1)], "an extended resource stands under resources.limits"),
+        ([put(f"{CONTAINER}/resources/nvidia.com|gpu", 1)], "write an extended resource under resources.limits"),
     ],
 )
 def test_hints(changes: list[Change], hint: str) -> None:
     assert hint in [p.hint for p in check(changed(pytorchjob(), *changes))]
 
 
-def test_an_unknown_field_is_told_as_what_it_does() -> None:
+def test_unknown_field_names_the_consequence_and_a_similar_field() -> None:
     """A create is strict: the server refuses what it does not know, and does not drop it."""
     manifest = changed(pytorchjob(), put(f"{CONTAINER}/imagePullPolice", "x"))
     (ours,) = check(manifest)
-    assert re.match(r"imagePullPolice is no field that we know here: .*created strictly.*refuses the job", ours.message)
+    assert ours.message == "unknown field `imagePullPolice`: the API server will probably reject it"
+    assert str(ours).endswith("reject it; did you mean `imagePullPolicy`?")
     (servers,) = check(changed(pytorchjob(), put("metadata/nmae", "x")), schema=SERVER)
-    assert servers.message == "the server knows no field nmae here, and refuses the job"
+    assert servers.message == "unknown field `nmae`: the API server will reject it"
 
 
-def test_a_field_with_dots_in_its_name_is_told_whole() -> None:
+def test_message_names_a_field_with_dots_in_full() -> None:
     (problem,) = check(changed(pytorchjob(), put(f"{CONTAINER}/resources/limits", {"nvidia.com/gpu": [1]})))
-    assert problem.message == "nvidia.com/gpu is of the wrong type"
+    assert problem.message == "`nvidia.com/gpu` has the wrong type"
 
 
 def test_another_kind_than_the_wanted_one_is_one_problem() -> None:
@@ -311,4 +312,4 @@ def test_errors_are_raised_together() -> None:
     assert text.startswith(f"{MASTER}.containers[0].name: Master has no container named pytorch")
     assert "found cuda1; expected pytorch; remedy: rename" in text
     assert text.count("\n") == 3
-    assert "move it under env" in text
+    assert "move it to env" in text

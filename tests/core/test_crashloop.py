@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.state.crash_loop import KEPT, SHORT, Restart, RestartHistory
 
 RECORDINGS = Path(__file__).parent / "data" / "restarts"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, failures
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 
 from .test_diagnosis import pod, time
 

@@ -1,11 +1,16 @@
+"""Each kind behind one interface, and nothing outside `core/kinds` that depends on a kind's name."""
+
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import airflow_provider_ktrain
 from airflow_provider_ktrain.core.errors import ManifestError, UnknownKindError
-from airflow_provider_ktrain.core.kinds.base import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
+from airflow_provider_ktrain.core.kinds import KINDS, MPIJOB, PYTORCHJOB, Kind, kind_of
 
 from .manifests import mpijob, pytorchjob
 
@@ -76,3 +81,136 @@ def test_kinds_by_name() -> None:
     for nothing in (None, ""):
         with pytest.raises(UnknownKindError, match="found nothing"):
             kind_of(nothing)
+
+
+# ---- scaling
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (None, (1, None)),
+        ({"minReplicas": 1, "maxReplicas": 4}, (1, 4)),
+        ({"maxReplicas": 4}, (4, 4)),
+        ({"minReplicas": 2}, (2, 2)),
+        ({}, (1, None)),
+    ],
+)
+def test_worker_bounds_of_a_pytorchjob_come_from_its_elastic_policy(
+    policy: Any, expected: tuple[int, int | None]
+) -> None:
+    job = {"spec": {"elasticPolicy": policy}}
+    assert PYTORCHJOB.worker_bounds(job) == expected
+    assert PYTORCHJOB.is_elastic(job) is (policy is not None)
+
+
+@pytest.mark.parametrize(
+    ("command", "slots", "expected"),
+    [
+        (["mpirun", "-np", "2", "python"], 1, (0, None)),
+        (["horovodrun", "--min-np", "1", "--max-np", "4", "python"], 1, (1, 4)),
+        (["horovodrun", "--min-np=3", "--max-np=9", "python"], 2, (2, 4)),
+        (["horovodrun", "--min-num-proc", "2", "--max-num-proc", "8"], 2, (1, 4)),
+        (["horovodrun", "--max-np", "$MAX"], 1, (0, None)),
+    ],
+)
+def test_worker_bounds_of_an_mpijob_count_processes(
+    command: list[str], slots: int, expected: tuple[int, int | None]
+) -> None:
+    launcher = {"template": {"spec": {"containers": [{"command": command[:1], "args": command[1:]}]}}}
+    job = {"spec": {"slotsPerWorker": slots, "mpiReplicaSpecs": {"Launcher": launcher}}}
+    assert MPIJOB.worker_bounds(job) == expected
+    assert MPIJOB.is_elastic(job) is (expected != (0, None))
+
+
+def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> None:
+    job = pytorchjob()
+    assert PYTORCHJOB.keeps_world_size(job)
+    job["spec"]["elasticPolicy"] = {}
+    assert not PYTORCHJOB.keeps_world_size(job)
+    del job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Master"]
+    assert not PYTORCHJOB.keeps_world_size(job)
+    assert not MPIJOB.keeps_world_size(mpijob())
+
+
+# ---- the operators
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "policies", "limited", "recreates"),
+    [
+        (PYTORCHJOB, "v1", ("Always", "OnFailure", "Never", "ExitCode"), False, False),
+        (MPIJOB, "v1", ("Always", "OnFailure", "Never"), False, False),
+        (MPIJOB, "v2beta1", ("OnFailure", "Never"), True, True),
+    ],
+)
+def test_operator_behaviour_by_version(
+    kind: Kind, version: str, policies: tuple[str, ...], limited: bool, recreates: bool
+) -> None:
+    assert kind.restart_policies(version) == policies
+    assert kind.limits_restarts(version) is limited
+    assert kind.recreates_pods(version) is kind.rejects_after_creation(version) is recreates
+
+
+# ---- what differs between kinds is in core/kinds
+
+PACKAGE = Path(airflow_provider_ktrain.__file__).parent
+VALUES = {*KINDS, *(version for kind in KINDS.values() for version in kind.versions if version != "v1")}
+CONSTANTS = {name.upper() for name in KINDS}
+
+
+def names_a_kind(node: ast.AST | None) -> bool:
+    """Whether an expression is a kind's name, its constant (`MPIJOB`, `MPIJOB.name`) or an API version of its own."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(names_a_kind(member) for member in node.elts)
+    if isinstance(node, ast.Attribute):
+        return node.attr in CONSTANTS or names_a_kind(node.value)
+    if isinstance(node, ast.Name):
+        return node.id in CONSTANTS
+    return isinstance(node, ast.Constant) and str(node.value).rpartition("/")[2] in VALUES
+
+
+def kind_comparisons(code: str) -> list[int]:
+    """The lines in which code depends on the name or the version of a kind."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        operands: list[Any] = []
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            operands = node.keys
+        elif isinstance(node, ast.MatchValue):
+            operands = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            operands = node.args if node.func.attr in ("startswith", "endswith") else []
+        if any(map(names_a_kind, operands)):
+            found.append(operands[0].lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'kind.name == "MPIJob"',
+        "kind != 'PyTorchJob'",
+        "kind is MPIJOB",
+        "kind.name == kinds.PYTORCHJOB.name or x",
+        'kind in ("MPIJob", other)',
+        '(kind, version) == ("x", "v2beta1")',
+        'api_version.endswith("/v2beta1")',
+        '{"MPIJob": "slotsPerWorker"}[name]',
+        'match kind:\n  case "PyTorchJob": pass',
+    ],
+)
+def test_comparisons_with_a_kind_are_recognized(code: str) -> None:
+    assert kind_comparisons(code)
+
+
+def test_no_kind_is_compared_outside_core_kinds() -> None:
+    folders = ("local", "core/kinds")
+    files = [
+        file for file in PACKAGE.rglob("*.py") if not any(file.is_relative_to(PACKAGE / folder) for folder in folders)
+    ]
+    assert len(files) > 50
+    found = [f"{file.relative_to(PACKAGE)}:{line}" for file in files for line in kind_comparisons(file.read_text())]
+    assert found == []

@@ -9,25 +9,15 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.checks import check
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest.transform import (
-    TTL_MINIMUM,
-    ClaimVolume,
-    HostPath,
-    Options,
-    SharedMemory,
-    backstop,
-    build,
-    fit,
-    gpus_of,
-    load,
-    modernize,
-    overlay,
-    stamp,
-)
+from airflow_provider_ktrain.core.manifest.loader import load
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
+from airflow_provider_ktrain.core.manifest.resources import gpus_of
+from airflow_provider_ktrain.core.manifest.transform import TTL_MINIMUM, backstop, fit, modernize, stamp
+from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 
 from .manifests import DATA, GUIDES, JSON, container, mpijob, pytorchjob, replica
 
-EVERYTHING = Options(
+EVERYTHING = JobOptions(
     image="registry/other:2",
     command=["torchrun", "train.py"],
     args=["--epochs", "3"],
@@ -58,7 +48,7 @@ def pod_of(manifest: dict[str, Any], role: str) -> dict[str, Any]:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_no_options_change_nothing(guide: str) -> None:
     manifest = load(DATA / guide)
-    assert overlay(manifest, Options()) == manifest
+    assert overlay(manifest, JobOptions()) == manifest
 
 
 @pytest.mark.parametrize("guide", GUIDES)
@@ -130,7 +120,7 @@ def test_of_an_mpijob_the_launcher_gets_the_command_and_the_workers_the_gpus() -
     assert gpus_of(result) == 6
     as_worker = mpijob()
     as_worker["spec"]["runLauncherAsWorker"] = True
-    assert gpus_of(overlay(as_worker, Options(gpus=1))) == 3
+    assert gpus_of(overlay(as_worker, JobOptions(gpus=1))) == 3
 
 
 def test_hosts_hold_in_every_alternative() -> None:
@@ -138,7 +128,7 @@ def test_hosts_hold_in_every_alternative() -> None:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, {"matchFields": []}]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     pod_of(manifest, "Master")["affinity"] = {"nodeAffinity": affinity, "podAntiAffinity": {"x": 1}}
-    result = overlay(manifest, Options(hosts=["n1", "n2"]))
+    result = overlay(manifest, JobOptions(hosts=["n1", "n2"]))
     ours = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1", "n2"]}
     master = pod_of(result, "Master")["affinity"]
     alternatives = master["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -151,12 +141,14 @@ def test_hosts_hold_in_every_alternative() -> None:
 def test_the_operators_container_is_meant_and_sidecars_are_left_alone() -> None:
     manifest = pytorchjob()
     pod_of(manifest, "Master")["containers"].insert(0, container("sidecar"))
-    names = {c["name"]: c["image"] for c in pod_of(overlay(manifest, Options(image="new:1")), "Master")["containers"]}
+    names = {
+        c["name"]: c["image"] for c in pod_of(overlay(manifest, JobOptions(image="new:1")), "Master")["containers"]
+    }
     assert names == {"sidecar": "registry/train:1", "pytorch": "new:1"}
     horovod = mpijob("v1")
     horovod["spec"]["mainContainer"] = "trainer"
     pod_of(horovod, "Worker")["containers"].append(container("trainer"))
-    images = [c["image"] for c in pod_of(overlay(horovod, Options(image="new:1")), "Worker")["containers"]]
+    images = [c["image"] for c in pod_of(overlay(horovod, JobOptions(image="new:1")), "Worker")["containers"]]
     assert images == ["registry/train:1", "new:1"]
 
 
@@ -165,7 +157,7 @@ def test_entries_of_the_same_name_or_path_are_replaced_in_place() -> None:
         env=[{"name": "A", "value": "0"}, {"name": "B", "value": "0"}, {"name": "A", "value": "9"}],
         volumeMounts=[{"name": "old", "mountPath": "/dev/shm"}],
     )
-    main = pod_of(overlay(manifest, Options(env={"A": "1"}, volumes=[SharedMemory()])), "Master")["containers"][0]
+    main = pod_of(overlay(manifest, JobOptions(env={"A": "1"}, volumes=[SharedMemory()])), "Master")["containers"][0]
     assert main["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "0"}]
     assert main["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
 
@@ -173,50 +165,49 @@ def test_entries_of_the_same_name_or_path_are_replaced_in_place() -> None:
 def test_gpus_replace_the_request_too_and_zero_takes_them_away() -> None:
     resources = {"limits": {"nvidia.com/gpu": 8}, "requests": {"nvidia.com/gpu": 8, "cpu": 1}}
     manifest = pytorchjob(resources=resources)
-    both = pod_of(overlay(manifest, Options(gpus=2)), "Master")["containers"][0]["resources"]
+    both = pod_of(overlay(manifest, JobOptions(gpus=2)), "Master")["containers"][0]["resources"]
     assert both == {"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2, "cpu": 1}}
-    none = pod_of(overlay(manifest, Options(gpus=0)), "Master")["containers"][0]["resources"]
+    none = pod_of(overlay(manifest, JobOptions(gpus=0)), "Master")["containers"][0]["resources"]
     assert none == {"requests": {"cpu": 1}}
 
 
-def test_gpus_are_said_once() -> None:
-    with pytest.raises(ManifestError, match=r"both say nvidia.com/gpu; found gpus=1 and 2; expected one of them"):
-        overlay(pytorchjob(), Options(gpus=1, resources={"nvidia.com/gpu": 2}))
+def test_gpus_may_be_set_once_only() -> None:
+    with pytest.raises(ManifestError, match=r"both set nvidia.com/gpu; found gpus=1 and 2; expected one of them"):
+        overlay(pytorchjob(), JobOptions(gpus=1, resources={"nvidia.com/gpu": 2}))
 
 
 def test_processes_go_where_the_manifest_says_them() -> None:
     elastic = pytorchjob()
     elastic["spec"]["elasticPolicy"] = {"nProcPerNode": 1}
-    result = overlay(elastic, Options(nproc_per_node=4))
+    result = overlay(elastic, JobOptions(nproc_per_node=4))
     assert result["spec"]["elasticPolicy"] == {"nProcPerNode": 4}
     assert "nprocPerNode" not in result["spec"]
     with pytest.raises(ManifestError, match="slotsPerWorker"):
-        overlay(mpijob(), Options(nproc_per_node="auto"))
+        overlay(mpijob(), JobOptions(nproc_per_node="auto"))
 
 
 def test_replicas_of_a_role_that_is_not_there() -> None:
     manifest = pytorchjob()
     del manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert overlay(manifest, Options(workers=0)) == manifest
-    with pytest.raises(ManifestError, match=r"replicas are given for Worker.*found Master"):
-        overlay(manifest, Options(workers=2))
+    assert overlay(manifest, JobOptions(workers=0)) == manifest
+    with pytest.raises(ManifestError, match=r"no replica type Worker.*found Master"):
+        overlay(manifest, JobOptions(workers=2))
     with pytest.raises(ManifestError, match=r"expected Master or Worker; remedy: did you mean Worker\?"):
-        overlay(pytorchjob(), Options(replicas={"worker": 3}))
-    assert overlay(pytorchjob(), Options(workers=2, replicas={"Worker": 5}))["spec"]["pytorchReplicaSpecs"]["Worker"][
-        "replicas"
-    ] == 5  # fmt: skip
+        overlay(pytorchjob(), JobOptions(replicas={"worker": 3}))
+    both = overlay(pytorchjob(), JobOptions(workers=2, replicas={"Worker": 5}))
+    assert both["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 5
 
 
 def test_a_pod_without_containers_is_refused_by_name() -> None:
     manifest = pytorchjob()
     pod_of(manifest, "Worker")["containers"] = []
     with pytest.raises(ManifestError, match=r"Worker has no container.*'pytorch'"):
-        overlay(manifest, Options(image="x:1"))
+        overlay(manifest, JobOptions(image="x:1"))
 
 
 @pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob"])
 def test_a_job_of_options_alone_has_no_problems(kind: str) -> None:
-    manifest = build(kind, Options(image="i:1", command=["python", "x.py"], workers=3, gpus=1))
+    manifest = build(kind, JobOptions(image="i:1", command=["python", "x.py"], workers=3, gpus=1))
     assert check(stamp(manifest, "n", "ns")) == []
     roles = manifest["spec"].get("pytorchReplicaSpecs") or manifest["spec"]["mpiReplicaSpecs"]
     assert [spec["replicas"] for spec in roles.values()] == [1, 3]
@@ -225,11 +216,11 @@ def test_a_job_of_options_alone_has_no_problems(kind: str) -> None:
 
 def test_build_needs_an_image_and_an_mpijob_needs_workers() -> None:
     with pytest.raises(ManifestError, match="needs an image"):
-        build("PyTorchJob", Options(command=["x"]))
-    with pytest.raises(ManifestError, match="without Workers"):
-        build("MPIJob", Options(image="i:1"))
-    assert list(build("PyTorchJob", Options(image="i:1"))["spec"]["pytorchReplicaSpecs"]) == ["Master"]
-    assert build("MPIJob", Options(image="i:1", workers=1), "kubeflow.org/v1")["apiVersion"] == "kubeflow.org/v1"
+        build("PyTorchJob", JobOptions(command=["x"]))
+    with pytest.raises(ManifestError, match="has no Workers"):
+        build("MPIJob", JobOptions(image="i:1"))
+    assert list(build("PyTorchJob", JobOptions(image="i:1"))["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    assert build("MPIJob", JobOptions(image="i:1", workers=1), "kubeflow.org/v1")["apiVersion"] == "kubeflow.org/v1"
 
 
 def test_legacy_run_policy_is_moved_and_said() -> None:
@@ -276,7 +267,7 @@ def test_the_other_mpijob_is_refused_with_the_remedy(version: str, served: str, 
 
 def test_no_workers_are_left_out() -> None:
     """training-operator 1.9 refuses a Worker with 0 replicas."""
-    alone = fit(overlay(pytorchjob(workers=2), Options(workers=0)), "kubeflow.org/v1")
+    alone = fit(overlay(pytorchjob(workers=2), JobOptions(workers=0)), "kubeflow.org/v1")
     assert list(alone["spec"]["pytorchReplicaSpecs"]) == ["Master"]
     assert list(fit(pytorchjob(workers=1), "kubeflow.org/v1")["spec"]["pytorchReplicaSpecs"]) == ["Master", "Worker"]
 

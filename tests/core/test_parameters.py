@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import V1Toleration
 
-from airflow_provider_ktrain.core.checks.parameters import PARAMETERS, REQUIRED, read
+from airflow_provider_ktrain.core.checks.parameters import PARAMETERS, REQUIRED, validated
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest.transform import SharedMemory
+from airflow_provider_ktrain.volumes import SharedMemory
 
 NATIVE = "render_template_as_native_obj=True"
 DURATION = "seconds or a timedelta, 0 or more"
 COUNT = "a whole number, 0 or more"
 WRONG: list[tuple[str, Any, list[str]]] = [
-    ("hosts", "node1", ["hosts: ", "found 'node1'", "a list of names of nodes", "write ['node1']"]),
+    ("hosts", "node1", ["hosts: ", "found 'node1'", "a list of node names", "write ['node1']"]),
     ("hosts", "['a', 'b']", ["found \"['a', 'b']\"", NATIVE]),
     ("hosts", ["a", ""], ["hosts[1]: ", "found ''"]),
     ("command", "python3 train.py", ["found 'python3 train.py'", "a list of words", "write ['python3', 'train.py']"]),
@@ -31,7 +31,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
     ("volumes", [{"name": "shm"}], ["volumes[0]: ", "ClaimVolume, HostPath and SharedMemory"]),
     ("volumes", [SharedMemory], ["volumes[0]: "]),
     ("env", [{"name": "A", "value": "b"}], ["env: ", "found list", 'write {"NAME": "value"}']),
-    ("env", {"A": None}, ["env['A']: ", "found None", "leave out what has no value"]),
+    ("env", {"A": None}, ["env['A']: ", "found None", "remove variables without a value"]),
     ("env", {"A": ["b"]}, ["env['A']: ", "found list"]),
     ("schedule_timeout", "10m", ["found '10m'", DURATION, "write timedelta(minutes=10)"]),
     ("queue_timeout", -5, ["found -5", DURATION]),
@@ -64,7 +64,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
 @pytest.mark.parametrize(("name", "value", "said"), WRONG, ids=[f"{name}={value!r}" for name, value, _ in WRONG])
 def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
     with pytest.raises(ManifestError) as error:
-        read({name: value})
+        validated({name: value})
     assert [word for word in (name, "; remedy: ", *said) if word not in str(error.value)] == [], str(error.value)
 
 
@@ -84,9 +84,9 @@ def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
 def test_rendered_text_of_a_number_is_the_number(name: str, value: Any, meant: Any) -> None:
     if meant is ManifestError:
         with pytest.raises(ManifestError, match="found -1"):
-            read({name: value})
+            validated({name: value})
     else:
-        assert read({name: value}) == {name: meant}
+        assert validated({name: value}) == {name: meant}
 
 
 RIGHT: dict[str, Any] = {
@@ -106,27 +106,27 @@ RIGHT: dict[str, Any] = {
 
 
 def test_what_is_right_stays_as_it_is() -> None:
-    assert read(RIGHT) == RIGHT
+    assert validated(RIGHT) == RIGHT
     nothing = dict.fromkeys(PARAMETERS.keys() - REQUIRED)
-    assert read(nothing) == nothing
-    assert read({"task_id": object()}) == {}
+    assert validated(nothing) == nothing
+    assert validated({"task_id": object()}) == {}
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
 def test_what_is_needed_cannot_be_none(name: str) -> None:
     with pytest.raises(ManifestError, match=f"^{name}: .*found None"):
-        read({name: None})
+        validated({name: None})
 
 
 def test_some_need_more() -> None:
-    assert read({"workers": None}) == {"workers": None}
+    assert validated({"workers": None}) == {"workers": None}
     with pytest.raises(ManifestError, match=r"^workers: .*found None"):
-        read({"workers": None}, "workers")
+        validated({"workers": None}, "workers")
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ManifestError) as error:
-        read({"hosts": "node1", "gpus": -1, "env": {"TOKEN": ["a-secret"]}})
+        validated({"hosts": "node1", "gpus": -1, "env": {"TOKEN": ["a-secret"]}})
     text = str(error.value)
     assert [name for name in ("hosts: ", "gpus: ", "env['TOKEN']: ") if name not in text] == [], text
     assert "a-secret" not in text

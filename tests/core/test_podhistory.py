@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.state.pod_history import KEPT, PodHistory
 from airflow_provider_ktrain.core.state.usage import usage
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, find_result
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
@@ -85,7 +85,7 @@ def test_a_failure_shows_the_line() -> None:
 
 
 def test_arguments_that_are_no_json() -> None:
-    with pytest.raises(ManifestError, match="arguments of f cannot travel"):
+    with pytest.raises(ManifestError, match="arguments of f are not JSON"):
         program(Definition("def f(x): pass"), "f", [object()], {})
 
 

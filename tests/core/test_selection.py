@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice, chooser
 
 

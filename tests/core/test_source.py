@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest.loader import load, plain, read, the_job
+from airflow_provider_ktrain.core.manifest.loader import load, load_documents, plain, the_job
 
 from .manifests import DATA, GUIDES, JSON, pytorchjob
 
@@ -102,7 +102,7 @@ def test_objects_of_sdks_become_what_they_are_on_the_wire() -> None:
 def test_the_one_job_among_other_documents_is_taken_and_the_others_are_named() -> None:
     text = f"# a comment\n---\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{TEXT}---\n"
     assert load(text) == pytorchjob()
-    job = the_job(read(text))
+    job = the_job(load_documents(text))
     assert job.beside == ("ConfigMap settings",)
     assert job.line == 6
 
@@ -111,18 +111,18 @@ def test_the_one_job_among_other_documents_is_taken_and_the_others_are_named() -
     ("source", "words"),
     [
         ("", ["empty", "expected one MPIJob or PyTorchJob"]),
-        ("a: [1\nb: 2", ["no YAML", "<text>:2", "'b: 2'"]),
-        ("a: 1\nb: 2\na: 3\n", ["no YAML", "<text>:3", "'a' stands twice", "first in line 1"]),
+        ("a: [1\nb: 2", ["invalid YAML", "<text>:2", "'b: 2'"]),
+        ("a: 1\nb: 2\na: 3\n", ["invalid YAML", "<text>:3", "duplicate key 'a'", "first in line 1"]),
         ("x: &x [*x]", ["contains itself"]),
-        ("just words", ["no mapping", "just words", ".yaml"]),
-        ("- a\n- b\n", ["no mapping", "list"]),
+        ("just words", ["not a mapping", "just words", ".yaml"]),
+        ("- a\n- b\n", ["not a mapping", "list"]),
         ("missing/train.yaml", ["does not exist", "missing/train.yaml", "remedy"]),
         (f"{TEXT}---\n{TEXT}", ["2 training jobs", "PyTorchJob train (line 1)", "exactly one"]),
         ("kind: A\n---\nkind: B\n", ["no training jobs", "A (no name)", "B (no name)"]),
-        ("a: .nan", ["JSON has not", "$.a"]),
-        ("? [1, 2]\n: x", ["line 1", "a key that is no text"]),
-        ("a: !!binary aGk=", ["JSON has not"]),
-        ("a: !custom 1", ["no YAML", "<text>:1"]),
+        ("a: .nan", ["no JSON form", "$.a"]),
+        ("? [1, 2]\n: x", ["line 1", "a key must be text"]),
+        ("a: !!binary aGk=", ["no JSON form"]),
+        ("a: !custom 1", ["invalid YAML", "<text>:1"]),
         (42, ["int", "a dict, YAML text"]),
     ],
 )
@@ -134,10 +134,10 @@ def test_bad_sources_are_refused_with_place_and_remedy(source: object, words: li
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_bytes(b"kind: \xff")
-    with pytest.raises(ManifestError, match=r"no UTF-8.*0xff at 6"):
+    with pytest.raises(ManifestError, match=r"not UTF-8.*0xff at 6"):
         load(tmp_path / "bad.yaml")
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(ManifestError, match="cannot be read"):
+    with pytest.raises(ManifestError, match="can't be read"):
         load(tmp_path / "folder.yaml")
 
 
@@ -150,7 +150,7 @@ def test_aliases_that_multiply_are_stopped() -> None:
 
 
 def test_lines_of_paths() -> None:
-    (document,) = read("# first\nkind: PyTorchJob\nspec:\n  list:\n  - a: 1\n  - 'x/y': 2\n")
+    (document,) = load_documents("# first\nkind: PyTorchJob\nspec:\n  list:\n  - a: 1\n  - 'x/y': 2\n")
     assert document.line_of("$.kind") == 2
     assert document.line_of("$.spec.list[1]['x/y']") == 6
     assert document.line_of("$.spec.list[1].absent.deeper[3]") == 6

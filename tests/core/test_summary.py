@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.usage import Usage
 from airflow_provider_ktrain.core.summary import duration, summary_of_success
 

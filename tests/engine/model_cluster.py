@@ -23,7 +23,7 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
     first_try_since_clear,
 )
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 

@@ -21,9 +21,9 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
     TaskKey,
 )
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
-from airflow_provider_ktrain.core.manifest.transform import build, stamp
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
@@ -119,7 +119,7 @@ class Task:
         restart_policy: str,
         **more: Any,
     ) -> Object:
-        overlay = Overlay(**{"image": clusters.IMAGE, "command": ["sh", "-c", program], "gpus": 1, **more})
+        overlay = JobOptions(**{"image": clusters.IMAGE, "command": ["sh", "-c", program], "gpus": 1, **more})
         built = build(PYTORCHJOB.name, overlay)
         built["spec"].setdefault("runPolicy", {}).update(run_policy)
         for replica in built["spec"]["pytorchReplicaSpecs"].values():

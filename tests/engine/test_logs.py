@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds.base import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import follower as logs
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget

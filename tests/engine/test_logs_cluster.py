@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.logs.follower import LogFollower, LogLine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import MPIJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.engine.api import Api

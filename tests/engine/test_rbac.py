@@ -13,9 +13,9 @@ import yaml
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner, TaskKey
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
-from airflow_provider_ktrain.core.manifest.transform import build, stamp
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, Stop
@@ -55,7 +55,7 @@ async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> s
 
 async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: Lines) -> Submitted:
     owner = Owner(TaskKey("rbac", "dag", "task", run_id), 1, run_id)
-    manifest = build("PyTorchJob", Overlay(image=clusters.IMAGE, command=["sh", "-c", program], gpus=1))
+    manifest = build("PyTorchJob", JobOptions(image=clusters.IMAGE, command=["sh", "-c", program], gpus=1))
 
     def stamped(submission: str) -> dict[str, Any]:
         notes = {"ktrain.airflow/owner": owner.annotation()}

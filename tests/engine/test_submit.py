@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.errors import (
     UnreachableError,
 )
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
-from airflow_provider_ktrain.core.kinds.base import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, release
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, explain, served_version, submit

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds.base import KINDS, kind_of
-from airflow_provider_ktrain.core.manifest.overlay import templates
-from airflow_provider_ktrain.core.manifest.transform import Options, build
+from airflow_provider_ktrain.core.kinds import KINDS, kind_of
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, templates
 from tests.clusters import IMAGE, TestCluster
 
 Object = dict[str, Any]
@@ -48,7 +47,7 @@ class Jobs:
     ) -> Object:
         """A manifest of a name of its own; `spec` is merged into the job's."""
         options = {"image": IMAGE, "command": WAIT, "gpus": 1} | options
-        manifest = build(kind, Options(**options), f"kubeflow.org/{version}")
+        manifest = build(kind, JobOptions(**options), f"kubeflow.org/{version}")
         manifest["spec"] |= spec or {}
         for _, template in templates(manifest):
             template["spec"]["terminationGracePeriodSeconds"] = 1  # as the first process, a shell ignores SIGTERM

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.manifest.transform import Options as Overlay
-from airflow_provider_ktrain.core.manifest.transform import fit, overlay
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.transform import fit
 from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs, Object
 
@@ -36,7 +36,7 @@ async def test_its_workers_go_by_the_policy_at_the_top(jobs_v2: Jobs) -> None:
 
 async def test_the_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
     """Nowhere is a node for them: so there is no launcher either, unless the manifest says otherwise."""
-    unplaced = overlay(mpijob(jobs_v2, "exit 1"), Overlay(node_selector={"no": "such"}))
+    unplaced = overlay(mpijob(jobs_v2, "exit 1"), JobOptions(node_selector={"no": "such"}))
     job = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
     assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
     name = job["metadata"]["name"]

@@ -267,7 +267,7 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
                     "conditions": [{"type": "Active", "status": "False", "message": "Can't submit new workloads"}]
                 }
             },
-            ("warning", "admits nothing now: Can't submit new workloads"),
+            ("warning", "does not admit jobs now: Can't submit new workloads"),
         ),
     ],
 )

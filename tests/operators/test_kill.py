@@ -17,7 +17,7 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.comms import GetTaskStates
 
-from airflow_provider_ktrain.core.kinds.base import Manifest
+from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.instance import Instance, Supervisor, supervised

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.core.manifest.transform import ClaimVolume, SharedMemory
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory
 from tests.core.manifests import pytorchjob
 from tests.operators.instance import Ti
 
@@ -69,7 +69,7 @@ def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any])
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", **wrong)
     context: Any = {"ti": Ti("run", 1, 0)}
-    with pytest.raises(TrainingConfigurationError, match=f"^{next(iter(wrong))}: wrong parameter; found .*expected"):
+    with pytest.raises(TrainingConfigurationError, match=f"^{next(iter(wrong))}: invalid parameter; found .*expected"):
         task.execute(context)
 
 
@@ -83,4 +83,4 @@ def test_documents_beside_the_job_are_named(capsys: pytest.CaptureFixture[str]) 
     task.build_manifest(task.manifest)
     said = capsys.readouterr().out
     for title in ("ConfigMap settings", "Secret token"):
-        assert said.count(f"Manifest: {title} stands beside the job and is not submitted: apply it before") == 1
+        assert said.count(f"Manifest: {title} is not submitted, only the training job is: create it before") == 1

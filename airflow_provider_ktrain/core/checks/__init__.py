@@ -1,70 +1,75 @@
-"""Problems of a manifest before it costs anything: each with a JSON path, what was found, what to do.
+"""Checks of a manifest before it is submitted: each problem has a JSON path, what was found, and what to do.
 
-A check is one small function in a registry (`refused.py`: errors, `advice.py`: warnings); fields and types are compared
-with a schema (`core/manifest/schema.py`, or what the server publishes).
+A rule is a small function in a registry: `error_rules.py` and `warning_rules.py` hold those for every kind,
+`<kind>_rules.py` those for one. Fields and types are compared with a schema: `core/manifest/schema.py`, or the one that
+the server publishes.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.checks import error_rules as refused
-from airflow_provider_ktrain.core.checks import warning_rules as advice
-from airflow_provider_ktrain.core.checks.job import RULES, At, Job, Level, Problem
+from airflow_provider_ktrain.core.checks.job import REGISTRY, Field, Job, Level, Problem, Rule
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest import schema as schemas
 
-__all__ = ["RULES", "Level", "Problem", "advice", "check", "raise_errors", "refused"]
+__all__ = ["Level", "Problem", "check", "raise_errors", "rules"]
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
-#: of the schema's mismatches: code, message, and the hint where the mismatch has none
-_CODES = {
+#: by the schema's kind of mismatch: code, message, and a hint for mismatches without one
+_MISMATCHES = {
     "unknown": (
-        "unknown-field",
-        "{field} is no field that we know here: jobs are created strictly, and a server that does not know it either "
-        "refuses the job",
-        "correct it, or leave it out",
+        "unknown-field", "unknown field `{field}`: the API server will probably reject it", "correct or remove it",
     ),
     "unknown to the server": (
-        "unknown-field", "the server knows no field {field} here, and refuses the job", "correct it, or leave it out",
+        "unknown-field", "unknown field `{field}`: the API server will reject it", "correct or remove it",
     ),
-    "type": ("type", "{field} is of the wrong type", "write {expected}"),
-    "value": ("value", "{field} has a value that is not one of those allowed", "write {expected}"),
-    "missing": ("missing", "{field} is missing", "add {field}"),
-    "duplicate": ("duplicate", "an entry of this list stands twice", "leave one of them out"),
+    "type": ("type", "`{field}` has the wrong type", "write {expected}"),
+    "value": ("value", "`{field}` has a value that is not allowed", "write {expected}"),
+    "missing": ("missing", "`{field}` is missing", "add `{field}`"),
+    "duplicate": ("duplicate", "duplicate entry in a list", "remove one of them"),
 }  # fmt: skip
+
+
+def rules() -> tuple[Rule, ...]:
+    """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
+    for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "warning_rules"):
+        importlib.import_module(f"{__name__}.{name}")
+    return tuple(REGISTRY)
 
 
 def check(
     manifest: Mapping[str, Any], kind: str | None = None, schema: Mapping[str, Any] | None = None
 ) -> list[Problem]:
-    """All problems of a manifest, errors first, each group in the order of the manifest's rules.
+    """All problems of a manifest, errors first, each group in the order of the rules.
 
-    :param kind: the kind that is wanted (`PyTorchJob`); any training job by default.
+    :param manifest: the manifest; any part of it may be wrong or missing.
+    :param kind: the kind that the manifest must have (`PyTorchJob`). Default: any training job.
     :param schema: the JSON schema that the server publishes for this kind and version, `$ref`s to
-        `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation; without
-        it, a warning by our own table of fields.
+        `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation.
+        Default: our own table of fields; an unknown field is then a warning.
     """
-    root = At(manifest)
+    root = Field(manifest)
     identity = list(_identity(root, kind))
-    said = root["kind"].text
-    if said not in KINDS or (kind and said != kind):
+    name = root["kind"].text
+    if name not in KINDS or (kind and name != kind):
         return identity
-    known = KINDS[said]
+    known = KINDS[name]
     version = root["apiVersion"].text.rpartition("/")[2]
     job = Job(root, known, version if version in known.versions else known.versions[0])
     strict = schema is not None
-    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(said, job.version))]
-    found = [problem for registered in RULES for problem in registered.problems(job)]
-    return sorted([*identity, *_without_echo(found, shape)], key=lambda p: p.level is not ERROR)
+    shape = [_mismatch(m, strict) for m in schemas.compare(manifest, schema or schemas.schema_of(name, job.version))]
+    found = [problem for rule in rules() for problem in rule.problems(job)]
+    return sorted([*identity, *_without_consequences(found, shape)], key=lambda p: p.level is not ERROR)
 
 
 def raise_errors(problems: Iterable[Problem]) -> None:
-    """:raises ManifestError: where there is an error among the problems; it tells all of them, one a line."""
+    """:raises ManifestError: if one of the problems is an error; it names all errors, one a line."""
     errors = [p for p in problems if p.level is ERROR]
     if not errors:
         return
@@ -75,25 +80,26 @@ def raise_errors(problems: Iterable[Problem]) -> None:
     )
 
 
-def _identity(root: At, wanted: str | None) -> Iterator[Problem]:
+def _identity(root: Field, wanted: str | None) -> Iterator[Problem]:
     kind, version = root["kind"], root["apiVersion"]
     kinds = [wanted] if wanted else sorted(KINDS)
     if kind.text not in kinds:
         near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
-        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "give a training job"
+        hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "use a training job"
         if kind.text in KINDS:
             hint = f"use {kind.text}Operator for it"
-        found = repr(kind.value) if kind.here else "nothing"
-        yield Problem(ERROR, "kind", kind.path, "this is no job of the wanted kind", found, " or ".join(kinds), hint)
+        found = repr(kind.value) if kind.present else "nothing"
+        yield Problem(ERROR, "kind", kind.path, "unsupported kind", found, " or ".join(kinds), hint)
     elif version.text not in KINDS[kind.text].api_versions:
         expected = " or ".join(KINDS[kind.text].api_versions)
-        found = repr(version.value) if version.here else "nothing"
-        hint = f"write apiVersion: {expected}" if not version.here else "rewrite the manifest for this version"
-        yield Problem(ERROR, "api-version", version.path, "no such API version of this kind", found, expected, hint)
+        found = repr(version.value) if version.present else "nothing"
+        hint = "rewrite the manifest for this version" if version.present else f"write apiVersion: {expected}"
+        message = f"unsupported apiVersion of {kind.text}"
+        yield Problem(ERROR, "api-version", version.path, message, found, expected, hint)
 
 
 def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
-    code, message, hint = _CODES["unknown to the server" if strict and m.code == "unknown" else m.code]
+    code, message, hint = _MISMATCHES["unknown to the server" if strict and m.code == "unknown" else m.code]
     lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
     level = WARNING if lenient and not strict else ERROR
     quoted = re.search(r"\['(.*?)'\]$", m.path)
@@ -102,9 +108,12 @@ def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
     return Problem(level, code, m.path, message.format(field=field), m.found, m.expected, hint)
 
 
-def _without_echo(found: list[Problem], shape: list[Problem]) -> Iterator[Problem]:
-    """One cause, one problem: a rule knows better than the schema at its path, and what is of the wrong type or in the
-    wrong list explains whatever lies within."""
+def _without_consequences(found: list[Problem], shape: list[Problem]) -> Iterator[Problem]:
+    """One problem for one mistake.
+
+    At the same path, a rule's finding is more precise than the schema's. Problems within a value of the wrong type or
+    in the wrong list are consequences of that.
+    """
     by_rule = {p.path for p in found}
     broken = tuple(p.path for p in (*shape, *found) if p.code in ("type", "wrong-list"))
 

@@ -1,6 +1,6 @@
-"""Rules for what the API server, the webhook or the operator refuses, or accepts and never runs.
+"""Rules for every kind: what the API server, the webhook or the operator refuses, or accepts and never runs.
 
-Each is as recorded on a real cluster (training-operator 1.9, mpi-operator 0.8.2).
+Each was recorded on a real cluster (training-operator 1.9, mpi-operator 0.8.2).
 """
 
 from __future__ import annotations
@@ -9,34 +9,37 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, At, Found, Job, Level, rule
+from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Field, Finding, Job, Level, rule
 from airflow_provider_ktrain.core.manifest.schema import TYPES
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 MAX_LABEL = 63  #: characters of a DNS label: a Service's name, a label's value
-RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("All", "Running", "None")
-_OWN_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: the MPI operators add these themselves
-_SOURCES = {member.partition(":")[0] for member in TYPES["Volume"].split()} - {"name!"}
+_OPERATOR_VOLUMES = {"mpi-job-config", "mpi-job-kubectl", "ssh-auth"}  #: added by the MPI operators
+_VOLUME_SOURCES = {member.partition(":")[0] for member in TYPES["Volume"].split()} - {"name!"}
 
 
 @rule("name", ERROR)
-def name_is_a_label(job: Job) -> Iterator[Found]:
+def name(job: Job) -> Iterator[Finding]:
+    """The job's name is a DNS-1035 label."""
     name = job.root["metadata"]["name"]
     if name.text and not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name.text):
         fixed = re.sub(r"[^a-z0-9]+", "-", name.text.lower()).strip("-").lstrip("0123456789-")
-        yield Found(
+        yield Finding(
             name,
-            "the name is no DNS-1035 label",
+            "invalid job name",
             repr(name.text),
-            "lower-case letters, digits and -, a letter first",
-            f"{fixed!r} would do" if fixed else "give it another name",
+            "lower-case letters, digits and -, starting with a letter",
+            f"for example {fixed!r}" if fixed else "choose another name",
         )
 
 
 @rule("name-length", ERROR)
-def name_grows_too_long(job: Job) -> Iterator[Found]:
-    """Pods and Services are `<job>-<role>-<index>`; a job whose Services cannot be made never gets a status."""
+def name_length(job: Job) -> Iterator[Finding]:
+    """The names of pods and Services, `<job>-<role>-<index>`, have at most 63 characters.
+
+    If the operator can't create the Services, the job never gets a status.
+    """
     name = job.root["metadata"]["name"]
     suffixes = [
         f"-{r.role.lower()}" + ("" if r.role == "Launcher" else f"-{max(r.count - 1, 0)}")
@@ -44,9 +47,9 @@ def name_grows_too_long(job: Job) -> Iterator[Found]:
     ]
     longest = max(suffixes, key=len, default="")
     if len(name.text + longest) > MAX_LABEL:
-        yield Found(
+        yield Finding(
             name,
-            "the name grows too long with a replica's suffix",
+            "the job's name is too long: pods add a suffix to it",
             f"{len(name.text)} characters, {len(name.text + longest)} with {longest}",
             f"at most {MAX_LABEL - len(longest)} characters",
             "shorten it",
@@ -54,156 +57,113 @@ def name_grows_too_long(job: Job) -> Iterator[Found]:
 
 
 @rule("namespace", ERROR)
-def namespace_is_a_label(job: Job) -> Iterator[Found]:
+def namespace(job: Job) -> Iterator[Finding]:
+    """The namespace's name is a DNS label."""
     namespace = job.root["metadata"]["namespace"]
     if namespace.text and not re.fullmatch(NAMESPACE, namespace.text):
-        message = "no namespace can have this name"
-        yield Found(namespace, message, repr(namespace.text), NAMESPACE_IS, "correct it")
+        yield Finding(namespace, "invalid namespace", repr(namespace.text), NAMESPACE_FORMAT, "correct it")
 
 
 @rule("label", ERROR)
-def labels_are_such(job: Job) -> Iterator[Found]:
-    """As `IsQualifiedName` and `IsValidLabelValue` of Kubernetes' apimachinery; an annotation's value is any text."""
+def labels(job: Job) -> Iterator[Finding]:
+    """Keys and values of labels and node selectors, and keys of annotations, are valid.
+
+    As `IsQualifiedName` and `IsValidLabelValue` of Kubernetes' apimachinery; an annotation's value is any text.
+    """
     holders = [job.root["metadata"], *(r.at["template"]["metadata"] for r in job.replicas.values())]
     lists = [(h[key], key == "labels") for h in holders for key in ("labels", "annotations")]
-    told = set()  # what an option puts everywhere is told once
+    reported = set()  # an option sets the same label on the job and each template: it is reported once
     for entries, are_labels in [*lists, *((r.pod["nodeSelector"], True) for r in job.replicas.values())]:
         for key, value in entries.members():
-            if (key, value.text) in told:
+            if (key, value.text) in reported:
                 continue
-            told.add((key, value.text))
+            reported.add((key, value.text))
             prefix, slash, name = key.rpartition("/")
             if not re.fullmatch(_LABEL, name) or (
                 slash and not re.fullmatch(_DOMAIN, prefix if are_labels else prefix.lower())
             ):
-                yield Found(value, "no such key is allowed", repr(key), "name, or domain.name/name", _LABEL_HINT)
+                message = f"invalid {'label' if are_labels else 'annotation'} key"
+                yield Finding(value, message, repr(key), "name, or domain.name/name", _LABEL_HINT)
             elif are_labels and value.text and not re.fullmatch(_LABEL, value.text):
                 expected = f"up to {MAX_LABEL} letters, digits, -, _ and ."
-                yield Found(value, "no label can have this value", repr(value.text), expected, _LABEL_HINT)
+                yield Finding(value, "invalid label value", repr(value.text), expected, _LABEL_HINT)
 
 
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-_LABEL_HINT = "leave out other characters; begin and end with a letter or digit; annotations' values are free"
+_LABEL_HINT = "remove other characters; start and end with a letter or digit; only annotation values are free text"
 
 
 @rule("replica-type", ERROR)
-def replica_types_are_known(job: Job) -> Iterator[Found]:
+def replica_types(job: Job) -> Iterator[Finding]:
+    """The kind has these replica types."""
     known = job.kind.roles
     for role, at in job.replica_specs.members():
         if role not in known:
             near = next((k for k in known if k.lower() == role.lower()), None)
-            hint = f"did you mean {near}?" if near else "leave it out"
-            yield Found(at, f"{job.kind.name} has no replica type {role}", role, " and ".join(known), hint)
+            hint = f"did you mean {near}?" if near else "remove it"
+            yield Finding(at, f"{job.kind.name} has no replica type {role}", role, " and ".join(known), hint)
 
 
 @rule("no-replicas", ERROR)
-def something_runs(job: Job) -> Iterator[Found]:
-    if job.replica_specs.value == {} or not job.replica_specs.here:
-        what = " and ".join(job.kind.roles)
-        yield Found(job.replica_specs, "the job has no replicas: nothing would run", "nothing", what, f"add {what}")
+def replicas_exist(job: Job) -> Iterator[Finding]:
+    """The job has replicas."""
+    if job.replica_specs.value == {} or not job.replica_specs.present:
+        roles = " and ".join(job.kind.roles)
+        yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
 
 
-@rule("replicas", ERROR)
-def counts_are_counts(job: Job) -> Iterator[Found]:
-    """Of a Master, a Launcher and elastic Workers other rules tell it."""
+@rule("worker-count", ERROR)
+def worker_count(job: Job) -> Iterator[Finding]:
+    """The number of Workers is not negative."""
     worker = job.replicas.get("Worker")
-    if worker and worker.count < 0 and not job.spec["elasticPolicy"].here:
-        yield Found(worker.at["replicas"], "replicas are below 0", str(worker.count), "0 or more", "correct the number")
-
-
-@rule("master-replicas", ERROR)
-def one_master(job: Job) -> Iterator[Found]:
-    if job.kind.name == "PyTorchJob" and "Master" in job.replicas:
-        replicas = job.replicas["Master"].at["replicas"]
-        if replicas.value != 1:
-            found = str(replicas.value) if replicas.here else "nothing"
-            yield Found(
-                replicas, "a PyTorchJob has one Master, said explicitly", found, "1", "set Master.replicas to 1"
-            )
-
-
-@rule("no-workers", WARNING)
-def workers_are_some(job: Job) -> Iterator[Found]:
-    """The webhook of training-operator 1.9 refuses 0 (pkg/webhooks/pytorch); without it the Master runs alone."""
-    worker = job.replicas.get("Worker")
-    if job.kind.name == "PyTorchJob" and worker and worker.count == 0 and not job.spec["elasticPolicy"].here:
-        yield Found(
-            worker.at["replicas"],
-            "training-operator 1.9 refuses 0 Workers; our operators leave them out",
-            "0",
-            "at least 1",
-            "leave Worker out: the Master then runs alone",
-        )
-
-
-@rule("launcher", ERROR)
-def one_launcher_some_workers(job: Job) -> Iterator[Found]:
-    if job.kind.name != "MPIJob" or not job.replicas:
-        return
-    roles = {role.lower() for role in job.replicas}
-    launcher, worker = job.replicas.get("Launcher"), job.replicas.get("Worker")
-    if "launcher" not in roles:
-        yield Found(
-            job.replica_specs["Launcher"], "an MPIJob needs a Launcher", "nothing", "one replica", "add a Launcher"
-        )
-    if launcher and launcher.count != 1:
-        yield Found(
-            launcher.at["replicas"],
-            "an MPIJob has one Launcher",
-            str(launcher.count),
-            "1",
-            "set Launcher.replicas to 1",
-        )
-    if "worker" not in roles:
-        message = "there are no Workers: the Launcher runs alone"
-        yield Found(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers", WARNING)
-    elif worker and worker.count == 0:
-        level = ERROR if job.mpi_v2 else WARNING
-        found = str(worker.count) if worker.at["replicas"].here else "nothing, which means 0"
-        yield Found(worker.at["replicas"], "there are no Workers", found, "at least 1", "set Worker.replicas", level)
+    if worker and worker.count < 0 and not job.spec["elasticPolicy"].present:  # else rule `elastic` reports it
+        replicas = worker.at["replicas"]
+        yield Finding(replicas, "negative number of Workers", str(worker.count), "0 or more", "correct the number")
 
 
 @rule("no-container", ERROR)
-def every_pod_has_a_container(job: Job) -> Iterator[Found]:
+def containers_exist(job: Job) -> Iterator[Finding]:
+    """Every replica type has a container."""
     for replica in job.replicas.values():
         if not replica.containers:
-            yield Found(
-                replica.pod["containers"], f"{replica.role} has no container", "nothing", "one container", "add one"
-            )
+            at = replica.pod["containers"]
+            yield Finding(at, f"{replica.role} has no container", "nothing", "one container", "add one")
 
 
 @rule("container-name", ERROR)
-def operator_finds_its_container(job: Job) -> Iterator[Found]:
+def container_name(job: Job) -> Iterator[Finding]:
+    """One container of each pod has the name that the operator looks for."""
     wanted = job.kind.container
     for replica in job.replicas.values():
         names = [c["name"].text for c in replica.containers]
         if wanted and names and wanted not in names:
             at = replica.containers[0]["name"] if len(names) == 1 else replica.pod["containers"]
-            yield Found(
+            yield Finding(
                 at,
-                f"{replica.role} has no container named {wanted}, which the operator looks for",
+                f"{replica.role} has no container named {wanted}, which the operator requires",
                 ", ".join(names),
                 wanted,
-                f"rename the container that trains to {wanted}",
+                f"rename the training container to {wanted}",
             )
 
 
 @rule("image", ERROR)
-def images_can_be_pulled(job: Job) -> Iterator[Found]:
+def image(job: Job) -> Iterator[Finding]:
+    """Every container has an image with a valid name."""
     for replica in job.replicas.values():
         for container in (*replica.pod["initContainers"], *replica.containers):
             image = container["image"]
             if not isinstance(image.value, str | None):
-                continue  # the schema says so
+                continue  # the schema reports it
             if not image.text:
                 message = f"container {container['name'].text} has no image"
-                yield Found(image, message, "nothing", "an image", "add image: registry/repository:tag")
+                yield Finding(image, message, "nothing", "an image", "add image: registry/repository:tag")
             elif re.search(r"<[^>]*>|\{\{.*\}\}|\$\{.*\}", image.text):
-                yield Found(image, "the image is a placeholder", image.text, "an image", "put your image's name there")
+                yield Finding(image, "the image is a placeholder", image.text, "an image", "write your image's name")
             elif not _IMAGE.fullmatch(image.text):
-                hint = "correct it: a repository is of lower-case letters, digits, ., _ and -"
-                yield Found(image, "the image's name is not valid", repr(image.text), "registry/repository:tag", hint)
+                hint = "correct it: a repository has lower-case letters, digits, ., _ and -"
+                yield Finding(image, "invalid image name", repr(image.text), "registry/repository:tag", hint)
 
 
 _IMAGE = re.compile(
@@ -214,8 +174,12 @@ _IMAGE = re.compile(
 
 
 @rule("wrong-list", ERROR)
-def entries_stand_in_their_list(job: Job) -> Iterator[Found]:
-    """Recorded: `{name, value}` under volumeMounts is refused with `mountPath: Required value`, no word of env."""
+def wrong_list(job: Job) -> Iterator[Finding]:
+    """Entries of env, envFrom, volumeMounts, ports and volumes are in the right list.
+
+    Recorded: the API server refuses `{name, value}` under volumeMounts with `mountPath: Required value`, and doesn't
+    mention env.
+    """
     for replica in job.replicas.values():
         lists = [(replica.pod, "volumes")]
         for container in (*replica.pod["initContainers"], *replica.containers):
@@ -224,22 +188,22 @@ def entries_stand_in_their_list(job: Job) -> Iterator[Found]:
             for entry in holder[key]:
                 belongs = _list_of(entry)
                 if belongs and belongs != key:
-                    what = entry["name"].text or "the entry"
-                    where = "in the pod's volumes, beside containers" if belongs == "volumes" else f"under {belongs}"
+                    subject = entry["name"].text or "the entry"
+                    place = "to the pod's volumes, beside containers" if belongs == "volumes" else f"to {belongs}"
                     shape = "{" + ", ".join(k for k, _ in entry.members()) + "}"
-                    yield Found(entry, f"{what} stands under {key} but is an entry of {belongs}", shape, _SHAPES[key],
-                                f"move it {where}")  # fmt: skip
+                    message = f"{subject} is in {key}, but is an entry of {belongs}"
+                    yield Finding(entry, message, shape, _SHAPES[key], f"move it {place}")
 
 
-def _list_of(entry: At) -> str | None:
-    """The list that an entry belongs to by its members."""
+def _list_of(entry: Field) -> str | None:
+    """The list that an entry belongs to by its keys."""
     keys = {key for key, _ in entry.members()}
     marks = {
         "volumeMounts": {"mountPath"},
         "ports": {"containerPort"},
         "envFrom": {"configMapRef", "secretRef"},
         "env": {"value", "valueFrom"},
-        "volumes": _SOURCES,
+        "volumes": _VOLUME_SOURCES,
     }
     return next((name for name, members in marks.items() if keys & members), None)
 
@@ -249,101 +213,64 @@ _SHAPES = {
     "ports": "{containerPort}",
     "envFrom": "{configMapRef} or {secretRef}",
     "env": "{name, value}",
-    "volumes": "{name, and a source as hostPath or persistentVolumeClaim}",
+    "volumes": "{name, and a source such as hostPath or persistentVolumeClaim}",
 }
 
 
 @rule("env-name", ERROR)
-def variables_have_names(job: Job) -> Iterator[Found]:
-    """Kubernetes since 1.30 takes any printable ASCII but `=`."""
+def env_name(job: Job) -> Iterator[Finding]:
+    """Environment variables have valid names.
+
+    Kubernetes since 1.30 takes any printable ASCII but `=`.
+    """
     for replica in job.replicas.values():
         for container in (*replica.pod["initContainers"], *replica.containers):
             for name in (env["name"] for env in container["env"]):
                 if isinstance(name.value, str) and not re.fullmatch(r"[ -<>-~]+", name.text):
                     expected = "letters, digits, _, - and ."
-                    yield Found(name, "no variable can have this name", repr(name.text), expected, "rename it")
+                    yield Finding(name, "invalid name of a variable", repr(name.text), expected, "rename it")
 
 
 @rule("volume", ERROR)
-def mounts_have_volumes(job: Job) -> Iterator[Found]:
+def volume_exists(job: Job) -> Iterator[Finding]:
+    """Every mount has a volume of the same name."""
     for replica in job.replicas.values():
         volumes = {v["name"].text for v in replica.pod["volumes"]}
         for container in (*replica.pod["initContainers"], *replica.containers):
             for mount in container["volumeMounts"]:
                 name = mount["name"]
-                if _list_of(mount) == "volumeMounts" and name.text and name.text not in volumes | _OWN_VOLUMES:
+                if _list_of(mount) == "volumeMounts" and name.text and name.text not in volumes | _OPERATOR_VOLUMES:
                     have = ", ".join(sorted(volumes)) or "no volumes"
                     message, hint = f"{replica.role} has no volume {name.text}", "add it to the pod's volumes"
-                    yield Found(name, message, have, f"a volume {name.text}", hint)
+                    yield Finding(name, message, have, f"a volume {name.text}", hint)
 
 
 @rule("restart-policy", ERROR)
-def restart_policies_are_known(job: Job) -> Iterator[Found]:
+def restart_policy(job: Job) -> Iterator[Finding]:
+    """The operator runs and ends the job with this restartPolicy."""
+    allowed = job.kind.restart_policies(job.version)
     for replica in job.replicas.values():
         policy = replica.at["restartPolicy"]
-        if not policy.text:
-            continue
-        if job.kind.name == "MPIJob" and policy.text == "ExitCode":
-            yield Found(
-                policy,
-                "ExitCode does not end an MPIJob: v2beta1 never starts it, v1 restarts it for ever",
-                policy.text,
-                "Never or OnFailure",
-                "write Never: the task tries again by `retries`",
-            )
-        elif policy.text not in (allowed := RESTART_POLICIES[1:3] if job.mpi_v2 else RESTART_POLICIES):
-            yield Found(policy, "no such restart policy", policy.text, " or ".join(allowed), "write one of these")
+        if policy.text and policy.text not in allowed:
+            message = f"{job.kind.name} {job.version} does not support this restartPolicy"
+            yield Finding(policy, message, policy.text, " or ".join(allowed), "write Never: Airflow retries the task")
 
 
 @rule("clean-pod-policy", WARNING)
-def clean_pod_policies_are_known(job: Job) -> Iterator[Found]:
-    top, run = job.spec["cleanPodPolicy"], job.spec["runPolicy"]["cleanPodPolicy"]
-    if job.mpi_v2 and top.here:
-        yield Found(
-            top,
-            "mpi-operator prunes cleanPodPolicy from the top of spec, and the Workers stay",
-            str(top.value),
-            "spec.runPolicy.cleanPodPolicy",
-            "move it under runPolicy",
-        )
-    for policy in (top, run):
+def clean_pod_policy(job: Job) -> Iterator[Finding]:
+    """The cleanPodPolicy is one that the operator knows."""
+    late = job.kind.rejects_after_creation(job.version)
+    consequence = "the operator never starts the job" if late else "the operator applies All"
+    for policy in (job.spec["cleanPodPolicy"], job.spec["runPolicy"]["cleanPodPolicy"]):
         if policy.text and policy.text not in CLEAN_POD_POLICIES:
-            message = "mpi-operator never starts the job" if job.mpi_v2 else "the operator takes it for All"
-            expected = " or ".join(CLEAN_POD_POLICIES)
-            level = ERROR if job.mpi_v2 else WARNING
-            yield Found(policy, f"no such cleanPodPolicy: {message}", policy.text, expected, "write Running", level)
-
-
-@rule("elastic", ERROR)
-def elastic_bounds_hold(job: Job) -> Iterator[Found]:
-    elastic = job.spec["elasticPolicy"]
-    if job.kind.name != "PyTorchJob" or not elastic.here:
-        return
-    worker = job.replicas.get("Worker")
-    low, high = elastic["minReplicas"], elastic["maxReplicas"]
-    if worker is None:
-        message = "elasticPolicy scales Workers, and there are none"
-        yield Found(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers, or leave it out")
-    elif worker.count < 1:
-        yield Found(worker.at["replicas"], "elasticPolicy needs a Worker", str(worker.count), "at least 1", "raise it")
-    if low.number is not None and high.number is not None and low.number > high.number:
-        expected = f"at most {high.number}"
-        yield Found(
-            low, "minReplicas is above maxReplicas", str(low.number), expected, "lower it, or raise maxReplicas"
-        )
-    elif worker and not (low.number or 0) <= worker.count <= (high.number or worker.count):
-        bounds = f"{low.number if low.here else 1} to {high.number if high.here else worker.count}"
-        yield Found(
-            worker.at["replicas"], "Workers outside the elastic bounds", str(worker.count), bounds,
-            "set Worker.replicas within them, or move them", WARNING,
-        )  # fmt: skip
-    if elastic["nProcPerNode"].here and job.spec["nprocPerNode"].here:
-        message = "processes per node are given twice"
-        yield Found(elastic["nProcPerNode"], message, "both", "spec.nprocPerNode alone", "leave this one out")
+            expected, level = " or ".join(CLEAN_POD_POLICIES), ERROR if late else WARNING
+            message = f"unknown cleanPodPolicy: {consequence}"
+            yield Finding(policy, message, policy.text, expected, "write Running", level)
 
 
 @rule("resources", ERROR)
-def resources_can_be_granted(job: Job) -> Iterator[Found]:
+def resources(job: Job) -> Iterator[Finding]:
+    """Requests and limits are valid quantities, and a node could grant them."""
     for replica in job.replicas.values():
         for container in (*replica.pod["initContainers"], *replica.containers):
             yield from _resources(container["resources"])
@@ -351,38 +278,37 @@ def resources_can_be_granted(job: Job) -> Iterator[Found]:
             yield from _quantity("sizeLimit", size)
 
 
-def _resources(resources: At) -> Iterator[Found]:
+def _resources(resources: Field) -> Iterator[Finding]:
     limits, requests = resources["limits"], resources["requests"]
-    for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].here)):
+    for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
         limit, request = quantity(limits[name]), quantity(requests[name])
         extended = "/" in name and not name.startswith("kubernetes.io/")
         if wrong := list(_quantity(name, asked)):
             yield from wrong
         elif extended and (quantity(asked) or 0) % 1:
-            yield Found(asked, f"{name} cannot be divided", str(asked.value), "a whole number", "ask for whole ones")
-        elif extended and not limits[name].here:
-            hint = "write it under limits; the request follows"
-            yield Found(
-                requests[name], f"{name} is requested without a limit", "no limit", f"limits {name}: {request}", hint
-            )
+            yield Finding(asked, f"{name} must be a whole number", str(asked.value), "a whole number", "correct it")
+        elif extended and not limits[name].present:
+            hint = "write it under limits; the request defaults to it"
+            message, expected = f"{name} is requested without a limit", f"limits {name}: {request}"
+            yield Finding(requests[name], message, "no limit", expected, hint)
         elif extended and request is not None and request != limit:
-            hint = "leave the request out: it follows the limit"
-            yield Found(requests[name], f"{name}: request and limit must be equal", str(request), str(limit), hint)
+            hint = "remove the request: it defaults to the limit"
+            yield Finding(requests[name], f"{name}: request and limit must be equal", str(request), str(limit), hint)
         elif limit is not None and request is not None and request > limit:
-            yield Found(
-                requests[name], f"{name}: the request is above the limit", str(requests[name].value),
+            yield Finding(
+                requests[name], f"{name}: the request exceeds the limit", str(requests[name].value),
                 f"at most {limits[name].value}", "lower it, or raise the limit",
             )  # fmt: skip
 
 
-def _quantity(name: str, at: At) -> Iterator[Found]:
-    if at.here and isinstance(at.value, int | str):
+def _quantity(name: str, at: Field) -> Iterator[Finding]:
+    if at.present and isinstance(at.value, int | str):
         amount = quantity(at)
         if amount is None:
-            expected = "a number with a unit, as 4, 500m or 16Gi"
-            yield Found(at, f"{name} is no quantity", repr(at.value), expected, "write it without blanks, as 8Gi")
+            expected = "a number with a unit: 4, 500m or 16Gi"
+            yield Finding(at, f"{name} has an invalid quantity", repr(at.value), expected, "write it as 8Gi")
         elif amount < 0:
-            yield Found(at, f"{name} is below 0", str(at.value), "0 or more", "correct it")
+            yield Finding(at, f"{name} is negative", str(at.value), "0 or more", "correct it")
 
 
 _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "m", "", "k", *"MGTPE"), -3)} | {
@@ -390,8 +316,8 @@ _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(("n", "u", "
 }
 
 
-def quantity(at: At) -> Decimal | None:
-    """A Kubernetes quantity as a number; None for what is none."""
+def quantity(at: Field) -> Decimal | None:
+    """A Kubernetes quantity as a number; None if it is invalid."""
     match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(at.value))
     try:
         return Decimal(match[1]) * _UNITS[match[2]] if match else None

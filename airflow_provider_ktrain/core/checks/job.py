@@ -1,30 +1,39 @@
-"""What a check sees: a manifest that may be broken anywhere, and how it says what it found."""
+"""What a rule works with: a manifest that may be wrong anywhere, and the findings that it reports."""
 
 from __future__ import annotations
 
 import enum
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.loader import join
-from airflow_provider_ktrain.core.manifest.overlay import trains
-from airflow_provider_ktrain.core.manifest.transform import is_gpu
+from airflow_provider_ktrain.core.manifest.resources import is_gpu
 
 NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-NAMESPACE_IS = "up to 63 lower-case letters, digits and -"
+NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"
 
 
 class Level(enum.StrEnum):
     ERROR = "error"  #: the cluster or the operator would refuse the job or never run it
-    WARNING = "warning"  #: it runs, hardly as it was meant
+    WARNING = "warning"  #: the job runs, but probably not as intended
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding. `path` is a JSON path: `$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image`."""
+    """One problem of a manifest, a parameter or the cluster.
+
+    :param level: error or warning.
+    :param code: identifier of the rule: `container-name`.
+    :param path: JSON path: `$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image`.
+    :param message: what is wrong.
+    :param found: the value found.
+    :param expected: what would be right.
+    :param hint: what to do.
+    """
 
     level: Level
     code: str
@@ -35,34 +44,34 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        said = "".join(
+        details = "".join(
             f"; {label}{text}"
             for label, text in (("found ", self.found), ("expected ", self.expected), ("", self.hint))
             if text
         )
-        return f"{self.level} {self.code} at {self.path}: {self.message}{said}"
+        return f"{self.level} {self.code} at {self.path}: {self.message}{details}"
 
 
 @dataclass(frozen=True)
-class At:
-    """A place in a manifest and what is there. Asking for what is not there gives a place with nothing in it."""
+class Field:
+    """A field of a manifest: its value and its JSON path. A field of a field that isn't there has no value."""
 
     value: Any
     path: str = "$"
 
-    def __getitem__(self, key: str) -> At:
-        return At(self.value.get(key) if isinstance(self.value, dict) else None, join(self.path, key))
+    def __getitem__(self, key: str) -> Field:
+        return Field(self.value.get(key) if isinstance(self.value, dict) else None, join(self.path, key))
 
-    def __iter__(self) -> Iterator[At]:
+    def __iter__(self) -> Iterator[Field]:
         for i, item in enumerate(self.value if isinstance(self.value, list) else ()):
-            yield At(item, f"{self.path}[{i}]")
+            yield Field(item, f"{self.path}[{i}]")
 
-    def members(self) -> Iterator[tuple[str, At]]:
+    def members(self) -> Iterator[tuple[str, Field]]:
         for key in self.value if isinstance(self.value, dict) else ():
             yield key, self[key]
 
     @property
-    def here(self) -> bool:
+    def present(self) -> bool:
         return self.value is not None
 
     @property
@@ -79,36 +88,56 @@ class At:
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica type of a job."""
+    """One replica type of a job.
+
+    :param role: as the manifest writes it.
+    :param at: the replica spec.
+    :param count: number of pods.
+    :param container: the name of the main container, if the kind or the manifest names one.
+    """
 
     role: str
-    at: At
+    at: Field
     count: int
     container: str | None
 
     @property
-    def pod(self) -> At:
+    def pod(self) -> Field:
         return self.at["template"]["spec"]
 
     @property
-    def containers(self) -> list[At]:
+    def containers(self) -> list[Field]:
         return list(self.pod["containers"])
 
     @property
-    def main(self) -> At:
-        """The container that trains: the one of the wanted name, else the first."""
+    def main(self) -> Field:
+        """The main container: the one of that name, else the first."""
         named = [c for c in self.containers if c["name"].text == self.container]
-        return (named or self.containers or [At(None, f"{self.pod.path}.containers[0]")])[0]
+        return (named or self.containers or [Field(None, f"{self.pod.path}.containers[0]")])[0]
 
     @functools.cached_property
-    def words(self) -> str:
-        """Command and arguments of the main container as one text, with a blank around each word."""
+    def command_line(self) -> str:
+        """Command and arguments of the main container as one text, with a space before and after each word."""
         texts = [str(word.value) for key in ("command", "args") for word in self.main[key]]
         return " " + " ".join(texts) + " "
 
+    def numbers(self, flag: str) -> list[tuple[int, Field]]:
+        """The values of a numeric argument of the main container, and the word in which each flag is.
+
+        :param flag: a regular expression: `--nproc[-_]per[-_]node`.
+        """
+        matches = re.finditer(rf"\s(?:{flag})[=\s]+['\"]?(\d+)\b", self.command_line)
+        return [(int(m[1]), self.word(m[0])) for m in matches]
+
+    def word(self, text: str) -> Field:
+        """The word of the command line that contains the flag with which `text` begins."""
+        flag = re.split(r"[=\s]", text.strip())[0]
+        words = [w for key in ("command", "args") for w in self.main[key]]
+        return next((w for w in words if flag in str(w.value)), self.main)
+
     @property
     def gpus(self) -> int:
-        """GPUs of one pod."""
+        """The GPUs that one pod requests."""
         return sum(
             max(resources["limits"][name].number or 0, resources["requests"][name].number or 0)
             for c in self.containers
@@ -119,21 +148,23 @@ class Replica:
 
 @dataclass(frozen=True)
 class Job:
-    """A manifest of a known kind, taken apart as far as it can be.
+    """A manifest of a known kind.
 
-    :param version: of its API (`v1`); the newest one that we can write where the manifest names none of them.
+    :param root: the whole manifest.
+    :param kind: its kind.
+    :param version: its API version (`v1`); the newest that we can write if the manifest names none of the kind's.
     """
 
-    root: At
+    root: Field
     kind: Kind
     version: str
 
     @property
-    def spec(self) -> At:
+    def spec(self) -> Field:
         return self.root["spec"]
 
     @property
-    def replica_specs(self) -> At:
+    def replica_specs(self) -> Field:
         return self.spec[self.kind.replica_specs]
 
     @functools.cached_property
@@ -146,25 +177,29 @@ class Job:
         }
 
     @property
-    def trained(self) -> list[Replica]:
-        """The replicas that do the training: of an MPIJob the Workers."""
-        return [r for r in self.replicas.values() if trains(self.spec.value, r.role)]
+    def training(self) -> list[Replica]:
+        """The replicas in which training processes run: the Workers of an MPIJob."""
+        return [r for r in self.replicas.values() if self.kind.trains(self.spec.value, r.role)]
 
     @property
     def programs(self) -> list[Replica]:
-        """The replicas whose command is the program: of an MPIJob the Launcher."""
-        return [r for r in self.replicas.values() if self.kind.name != "MPIJob" or r.role == "Launcher"]
-
-    @property
-    def mpi_v2(self) -> bool:
-        return self.kind.name == "MPIJob" and self.version == "v2beta1"
+        """The replicas whose command is the program: the Launcher of an MPIJob."""
+        return [r for r in self.replicas.values() if self.kind.runs_program(r.role)]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a rule found. `level` only where it differs from the rule's."""
+class Finding:
+    """What a rule reports.
 
-    at: At
+    :param at: the field at fault.
+    :param message: what is wrong.
+    :param found: the value found.
+    :param expected: what would be right.
+    :param hint: what to do.
+    :param level: only if it differs from the rule's.
+    """
+
+    at: Field
     message: str
     found: str = ""
     expected: str = ""
@@ -172,28 +207,36 @@ class Found:
     level: Level | None = None
 
 
-Rule = Callable[[Job], Iterator[Found]]
+Check = Callable[[Job], Iterator[Finding]]
 
 
 @dataclass(frozen=True)
-class Registered:
+class Rule:
+    """A check and the code that its findings carry.
+
+    :param kind: the only kind that the rule applies to; None: every kind.
+    """
+
     code: str
     level: Level
-    rule: Rule
+    check: Check
+    kind: Kind | None = None
 
     def problems(self, job: Job) -> Iterator[Problem]:
-        for f in self.rule(job):
+        if self.kind not in (None, job.kind):
+            return
+        for f in self.check(job):
             yield Problem(f.level or self.level, self.code, f.at.path, f.message, f.found, f.expected, f.hint)
 
 
-RULES: list[Registered] = []
+REGISTRY: list[Rule] = []  #: filled by the modules of rules; `checks.rules()` imports them
 
 
-def rule(code: str, level: Level) -> Callable[[Rule], Rule]:
-    """Put a rule into the registry, under the code that its findings carry."""
+def rule(code: str, level: Level, kind: Kind | None = None) -> Callable[[Check], Check]:
+    """Register a check. The first sentence of its docstring describes it in docs/reference/checks.md."""
 
-    def register(function: Rule) -> Rule:
-        RULES.append(Registered(code, level, function))
+    def register(function: Check) -> Check:
+        REGISTRY.append(Rule(code, level, function, kind))
         return function
 
     return register

@@ -1,7 +1,7 @@
-"""What the parameters of operators and sensors may be: one table, asked after templating and before anything is made.
+"""The valid values of the parameters of operators and sensors: one table, used after templates are rendered.
 
-A rendered template is text, unless the DAG renders native objects: whole numbers are read from text, lists and mappings
-are not; nor may a text's letters be taken for the members of a list.
+A rendered template is text unless the DAG renders native objects: text of a whole number is converted, text of a list
+or a mapping is refused, as is text where a list is expected (its letters would become the members).
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.checks import raise_errors
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_IS, Level, Problem
+from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Level, Problem
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.manifest.overlay import Volume
+from airflow_provider_ktrain.core.manifest.volumes import Volume
 
 Fits = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a parameter may be, beside None for "not given".
+    """The valid values of a parameter, besides None for "not set".
 
-    :param expected: in words.
-    :param fits: whether a value is so; of a list or a mapping, whether each member is.
-    :param many: Sequence or Mapping, where the parameter is one.
-    :param remedy: what to write, where that can be said without knowing what was meant.
-    :param choices: all that it may be, where they are few words.
-    :param numbers: whether the text of a whole number stands for it.
+    :param expected: the valid values in words.
+    :param fits: whether a value is valid; for a list or a mapping, whether a member is.
+    :param many: Sequence or Mapping, if the parameter is one.
+    :param remedy: an example of what to write.
+    :param choices: all valid values, if they are a few words.
+    :param numbers: whether the text of a whole number is converted to the number.
     """
 
     expected: str
@@ -44,12 +45,12 @@ class Shape:
     numbers: bool = False
 
 
-def read(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    """The parameters that the table knows, whole numbers of rendered text as numbers.
+def validated(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    """The parameters that are in the table, with text of whole numbers converted.
 
-    :param given: by name; others than the table's are left out.
-    :param required: those that may not be None, beside the table's REQUIRED.
-    :raises ManifestError: telling all that are wrong, each with what was found, what was expected and a remedy.
+    :param given: values by name; names that are not in the table are left out.
+    :param required: names that may not be None, besides REQUIRED.
+    :raises ManifestError: naming each invalid parameter with what was found, what was expected and a remedy.
     """
     known = {name: value for name, value in given.items() if name in PARAMETERS}
     values = {name: _number(value) if PARAMETERS[name].numbers else value for name, value in known.items()}
@@ -69,10 +70,10 @@ def _problems(name: str, value: Any) -> Iterator[Problem]:
     else:
         wrong = [(f"[{i}]", v) for i, v in enumerate(value) if not shape.fits(v)]
     for at, found in wrong:
-        told = repr(found) if name != "env" or found is None else type(found).__name__  # secrets may stand there
-        shown = told if len(told) <= 120 else f"{told[:117]}..."
+        text = repr(found) if name != "env" or found is None else type(found).__name__  # env may contain secrets
+        shown = text if len(text) <= 120 else f"{text[:117]}..."
         remedy = _remedy(shape, found, whole=not at)
-        yield Problem(Level.ERROR, "parameter", name + at, "wrong parameter", shown, shape.expected, remedy)
+        yield Problem(Level.ERROR, "parameter", name + at, "invalid parameter", shown, shape.expected, remedy)
 
 
 def _remedy(shape: Shape, found: Any, *, whole: bool) -> str:
@@ -119,7 +120,7 @@ def _number(value: Any) -> Any:
 
 
 def _like(name: str) -> Fits:
-    """As a type of `core.schema`, also as an object of a Kubernetes SDK."""
+    """Whether a value, possibly an object of a Kubernetes SDK, matches a type of `core/manifest/schema.py`."""
 
     def fits(value: Any) -> bool:
         try:
@@ -132,17 +133,21 @@ def _like(name: str) -> Fits:
 
 def _one_of(*choices: str, many: type[Sequence[Any]] | None = None) -> Shape:
     what = f"{'some' if many else 'one'} of {', '.join(choices)}"
-    return Shape(what, choices.__contains__, many, "write it as it stands here", choices)
+    return Shape(what, choices.__contains__, many, "write one of these", choices)
 
 
-_TEXT = Shape("text", _text, remedy="write it in quotes, or leave it out")
+_TEXT = Shape("text", _text, remedy="write it in quotes, or remove it")
 _SWITCH = Shape("True or False", lambda value: isinstance(value, bool), remedy="write it without quotes")
-_COUNT = Shape("a whole number, 0 or more", _whole, remedy="write 2, or a template that gives it", numbers=True)
+_COUNT = Shape(
+    "a whole number, 0 or more", _whole, remedy="write 2, or a template that renders to a number", numbers=True
+)
 _DURATION = Shape("seconds or a timedelta, 0 or more", _duration, remedy="write timedelta(minutes=10), or 600")
 _WORDS = Shape("a list of words", _scalar, Sequence, 'write ["--epochs", "3"]')
 _LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "value"}')
 
-#: of the parameters those that may not be None
+_PLURALS = ",".join(kind.plural for kind in KINDS.values())
+
+#: the parameters that may not be None
 REQUIRED = {"job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions"}
 PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
@@ -157,30 +162,30 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("command", "args"), _WORDS),
     **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
     "namespace": Shape(
-        f"the name of a namespace: {NAMESPACE_IS}",
+        f"the name of a namespace: {NAMESPACE_FORMAT}",
         lambda value: value == "" or (_text(value) and re.fullmatch(NAMESPACE, value) is not None),
-        remedy="correct it, or leave it out: the connection may name one",
+        remedy="correct it, or remove it to use the connection's namespace",
     ),
     "job_name": Shape(
         "the name of a job: lower-case letters, digits and -",
         lambda value: _text(value) and re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value) is not None,
-        remedy="kubectl get pytorchjobs, or mpijobs, shows them; of a task of this DAG it is train.job_name",
+        remedy=f"kubectl get {_PLURALS} lists them; a task of this DAG has train.job_name",
     ),
     "env": Shape(
-        "a mapping of names to text, or to what stands under valueFrom",
+        "a mapping of names to text, or to the content of valueFrom",
         lambda value: _scalar(value) or isinstance(value, Mapping),
         Mapping,
-        'write {"NAME": "value"}; leave out what has no value',
+        'write {"NAME": "value"}; remove variables without a value',
     ),
     "hosts": Shape(
-        "a list of names of nodes", lambda value: _text(value) and value != "", Sequence, 'write ["node-1"]',
+        "a list of node names", lambda value: _text(value) and value != "", Sequence, 'write ["node-1"]',
     ),
     "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
     "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),
     "nproc_per_node": Shape(
         "a whole number from 1, or auto, gpu or cpu",
         lambda value: _whole(value, 1) or value in ("auto", "gpu", "cpu"),
-        remedy="write one of these, or leave it out for one process in each replica",
+        remedy="write one of these, or remove it for one process in each replica",
         numbers=True,
     ),
     "tolerations": Shape(
@@ -188,15 +193,15 @@ PARAMETERS: Mapping[str, Shape] = {
         'write [{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     ),
     "affinity": Shape(
-        "nodeAffinity, podAffinity and podAntiAffinity as in a pod's spec",
+        "a mapping with nodeAffinity, podAffinity or podAntiAffinity, as in a pod's spec",
         _like("Affinity"),
-        remedy="kubectl explain pod.spec.affinity shows them",
+        remedy="see kubectl explain pod.spec.affinity",
     ),
     "volumes": Shape(
         "a list of ClaimVolume, HostPath and SharedMemory",
         lambda value: isinstance(value, Volume) and not isinstance(value, type),
         Sequence,
-        "write volumes=[SharedMemory()]; any other volume stands in the manifest",
+        "write volumes=[SharedMemory()]; put any other volume into the manifest",
     ),
     "on_finish_action": _one_of("delete_job", "keep_job", "delete_succeeded_job"),
     "reattach": _one_of("always", "if_unchanged"),

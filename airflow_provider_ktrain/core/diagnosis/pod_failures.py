@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
-from airflow_provider_ktrain.core.kinds.base import Kind
-from airflow_provider_ktrain.core.manifest.transform import pod_gpus
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 
 Json = Mapping[str, Any]
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM

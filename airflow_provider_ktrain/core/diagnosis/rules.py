@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import (
     signal_name,
     suspects,
 )
-from airflow_provider_ktrain.core.kinds.base import KINDS, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.state.status import Condition, true_conditions
 from airflow_provider_ktrain.core.text import clipped
 

@@ -1,0 +1,29 @@
+"""The kinds of training job: one file each. To add a kind, add its file and name it in KINDS."""
+
+from __future__ import annotations
+
+from airflow_provider_ktrain.core.errors import UnknownKindError
+from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind, Manifest
+from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
+from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
+
+__all__ = ["JOB_NAME_LABEL", "KINDS", "MPIJOB", "OPERATOR_LABEL", "PYTORCHJOB", "Kind", "Manifest", "kind_of"]
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB)}
+
+
+def kind_of(name: object) -> Kind:
+    """The kind of this name.
+
+    :raises UnknownKindError: naming the kinds that there are.
+    """
+    if isinstance(name, str) and name in KINDS:
+        return KINDS[name]
+    near = next((known for known in KINDS if known.lower() == str(name).lower()), None)
+    raise UnknownKindError(
+        f"unsupported kind {name}" if name else "kind is not set",
+        where="kind",
+        found=repr(name) if name else "nothing",
+        expected=f"one of {', '.join(sorted(KINDS))}",
+        remedy=f"did you mean {near}?" if near else "use one of these kinds",
+    )

@@ -1,34 +1,44 @@
-"""What a PyTorchJob or an MPIJob is, as data: API versions, replica roles, labels, what ends the job.
+"""The interface of a kind of training job.
 
-A new kind is one more entry here. Facts are training-operator's (1.5 to 1.9) and mpi-operator's (0.8.2), read from
-their sources and from recordings of a real cluster.
+`Kind` implements what kubeflow.org's kinds have in common: replica specs by role, a run policy, and the operators'
+labels. A kind's own file overrides what differs; nothing outside `core/kinds` compares a kind's name or version. Facts
+are training-operator's (1.5 to 1.9) and mpi-operator's (0.8.2), read from their sources and from recordings of a real
+cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import UnknownKindError
+from airflow_provider_ktrain.core.errors import ManifestError
 
 Manifest = dict[str, Any]
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
+MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of training job.
 
+    Methods that take a `spec` or a `manifest` as a `dict` change it in place; their callers pass a copy.
+
     :param name: the resource's `kind`.
-    :param plural: its path segment.
+    :param plural: the resource's path segment.
     :param versions: API versions that we can write, newest first; which one is used is discovered from the cluster.
-    :param replica_specs: the key of `spec` that maps replica types to their specs.
+    :param replica_specs: the key of `spec` that maps roles to replica specs.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
-    :param container: the name that the operator wants one container to have, or None.
+    :param container: the name that one container of each pod must have, or None.
+    :param processes_field: the key of `spec` that holds the number of processes in each pod.
+    :param default_restart_policy: the restartPolicy of a replica spec that sets none.
+    :param required_roles: roles without which nothing runs.
+    :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
+    :param group: the API group.
     """
 
     name: str
@@ -38,11 +48,17 @@ class Kind:
     roles: tuple[str, ...]
     primaries: tuple[str, ...]
     container: str | None
+    processes_field: str
+    default_restart_policy: str
+    required_roles: tuple[str, ...] = ()
+    expires: bool = False
     group: str = "kubeflow.org"
 
     @property
     def api_versions(self) -> tuple[str, ...]:
         return tuple(f"{self.group}/{v}" for v in self.versions)
+
+    # ---- the job and its pods
 
     def replicas(self, job: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """The replica specs of a job, by role as the manifest writes it."""
@@ -50,14 +66,16 @@ class Kind:
         return {str(k): v for k, v in specs.items() if isinstance(v, Mapping)} if isinstance(specs, Mapping) else {}
 
     def count(self, job: Mapping[str, Any], role: str) -> int:
-        """How many pods of a role the job asks for: `replicas`, 1 where it is left out (MPIJob v1 Workers: 0)."""
+        """How many pods of a role the job asks for; the operator's default where `replicas` is not set."""
         spec = self.replicas(job).get(role)
         if spec is None:
             return 0
         replicas = spec.get("replicas")
-        if isinstance(replicas, int):
-            return replicas
-        return 0 if self.name == "MPIJob" and role == "Worker" else 1
+        return replicas if isinstance(replicas, int) else self.default_count(role)
+
+    def default_count(self, role: str) -> int:
+        """The number of pods of a role whose replica spec does not set `replicas`."""
+        return 1
 
     def primary(self, job: Mapping[str, Any]) -> str:
         """The role whose end is the job's end."""
@@ -65,7 +83,7 @@ class Kind:
         return next((role for role in self.primaries if role in found), self.primaries[0])
 
     def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
-        """Role and index of a pod by its labels, whatever the operator's version.
+        """Role and index of a pod by its labels, for every version of the operators.
 
         training-operator labels pods with replica-type in lower case, mpi-operator with job-role only; before 1.6 the
         keys have no prefix, and the legacy pytorch-operator writes pytorch-replica-type.
@@ -75,42 +93,141 @@ class Kind:
             keys = [k for n in names for k in (f"{OPERATOR_LABEL}/{n}", n, f"pytorch-{n}")]
             return next((labels[k] for k in keys if labels.get(k)), None)
 
-        said = (label("replica-type", "job-role") or "").lower()
-        role = next((r for r in self.roles if r.lower() == said), self.primaries[0] if said == "master" else "")
+        value = (label("replica-type", "job-role") or "").lower()
+        role = next((r for r in self.roles if r.lower() == value), self.primaries[0] if value == "master" else "")
         index = label("replica-index") or "0"
-        return role or said or "pod", int(index) if index.isdigit() else 0
+        return role or value or "pod", int(index) if index.isdigit() else 0
+
+    def runs_program(self, role: str) -> bool:
+        """Whether the command of this role's pods is the training program or its launcher."""
+        return True
+
+    def trains(self, spec: Mapping[str, Any], role: str) -> bool:
+        """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
+        return True
+
+    # ---- manifests
+
+    def schema_types(self) -> Mapping[str, str]:
+        """The types of this kind's manifests, in the notation of `core/manifest/schema.py`."""
+        raise NotImplementedError
+
+    def schema_root(self, version: str) -> str:
+        """The name in `schema_types` of a whole manifest of this version."""
+        return self.name
+
+    def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Role and pod template of each replica spec; a missing template is added to the manifest."""
+        specs = (manifest.get("spec") or {}).get(self.replica_specs)
+        for role, spec in (specs if isinstance(specs, dict) else {}).items():
+            if isinstance(spec, dict):
+                yield role, mapping_at(spec, "template")
+
+    def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
+        """A manifest with these roles, one replica each, to which `core/manifest/overlay.py` applies the options."""
+        return {
+            "apiVersion": api_version,
+            "kind": self.name,
+            "metadata": {},
+            "spec": {
+                "runPolicy": self.default_run_policy(api_version.rpartition("/")[2]),
+                self.replica_specs: {
+                    role: {
+                        "replicas": 1,
+                        "restartPolicy": "Never",
+                        "template": {"spec": {"containers": [{"name": self.container or role.lower()}]}},
+                    }
+                    for role in roles
+                },
+            },
+        }
+
+    def default_run_policy(self, version: str) -> dict[str, Any]:
+        """The run policy of a job that is built without a manifest."""
+        return {"cleanPodPolicy": "Running"}
+
+    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """Set the number of processes in each pod.
+
+        :raises ManifestError: for a value that this kind does not take.
+        """
+        spec[self.processes_field] = str(count)
+
+    def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
+        """Rewrite fields that only an older operator reads; returns one note for each."""
+        return ()
+
+    def fit(self, spec: dict[str, Any], version: str) -> None:
+        """Rewrite what the operator of this version would drop or refuse, although its meaning is clear."""
+
+    def rewrite_hint(self, version: str) -> str:
+        """What to change in a manifest that was written for another version than the served one."""
+        return f"write the manifest for {self.group}/{version}"
+
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
+        """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.
+
+        The job's activeDeadlineSeconds alone is only checked when the operator reconciles the job. The pods' own
+        deadlines, a little later, make it reconcile; with cleanPodPolicy Running every pod is then deleted (recorded
+        under restartPolicy Never and OnFailure). An MPIJob v2beta1 passes the deadline to the launcher's batch Job,
+        which has a timer; its Workers end by cleanPodPolicy or by their own deadlines.
+        """
+        spec = manifest.setdefault("spec", {})
+        policy = spec["runPolicy"] = dict(spec.get("runPolicy") or {})
+        lower_deadline(policy, seconds)
+        if not spec.get("cleanPodPolicy"):
+            policy.setdefault("cleanPodPolicy", "Running")
+        for _, template in self.templates(manifest):
+            lower_deadline(template.setdefault("spec", {}), seconds + margin)
+
+    # ---- what the operator does
+
+    def restart_policies(self, version: str) -> tuple[str, ...]:
+        """The values of a replica's restartPolicy with which the operator runs and ends the job."""
+        return ("Always", "OnFailure", "Never", "ExitCode")
+
+    def limits_restarts(self, version: str) -> bool:
+        """Whether restarts are limited where the job sets no backoffLimit."""
+        return False
+
+    def rejects_after_creation(self, version: str) -> bool:
+        """Whether the operator itself validates the job, after the API server accepted it: it then never starts."""
+        return False
+
+    def recreates_pods(self, version: str) -> bool:
+        """Whether the operator recreates deleted pods of a failed job, if the job has no completionTime."""
+        return False
+
+    # ---- scaling
+
+    def is_elastic(self, job: Mapping[str, Any]) -> bool:
+        """Whether the training continues with fewer Workers."""
+        return False
+
+    def keeps_world_size(self, job: Mapping[str, Any]) -> bool:
+        """Whether running pods keep the number of peers that they were started with when the job is scaled."""
+        return False
+
+    def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
+        """The least and the greatest number of Workers that the job may be scaled to; None: no upper bound."""
+        return 1, None
 
 
-PYTORCHJOB = Kind(
-    name="PyTorchJob",
-    plural="pytorchjobs",
-    versions=("v1",),
-    replica_specs="pytorchReplicaSpecs",
-    roles=("Master", "Worker"),
-    primaries=("Master", "Worker"),
-    container="pytorch",
-)
-MPIJOB = Kind(
-    name="MPIJob",
-    plural="mpijobs",
-    versions=("v2beta1", "v1"),
-    replica_specs="mpiReplicaSpecs",
-    roles=("Launcher", "Worker"),
-    primaries=("Launcher",),
-    container=None,
-)
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB)}
+def mapping_at(holder: dict[str, Any], key: str) -> dict[str, Any]:
+    """The mapping at a key, added if the key is missing.
+
+    :raises ManifestError: if another type of value is there.
+    """
+    if holder.get(key) is None:
+        holder[key] = {}
+    value = holder[key]
+    if not isinstance(value, dict):
+        raise ManifestError(f"{key} must be a mapping", found=repr(value)[:80], expected="a mapping")
+    return value
 
 
-def kind_of(name: object) -> Kind:
-    """The Kind of that name; UnknownKindError names the ones there are."""
-    if isinstance(name, str) and name in KINDS:
-        return KINDS[name]
-    near = next((known for known in KINDS if known.lower() == str(name).lower()), None)
-    raise UnknownKindError(
-        "no kind of training job",
-        where="kind",
-        found=repr(name) if name else "nothing",
-        expected=f"one of {', '.join(sorted(KINDS))}",
-        remedy=f"did you mean {near}?" if near else "other kinds are not for this provider",
-    )
+def lower_deadline(holder: dict[str, Any], seconds: float) -> None:
+    """Set activeDeadlineSeconds unless a shorter one is set."""
+    ours = max(1, min(int(seconds), MAX_DEADLINE_SECONDS))
+    theirs = holder.get("activeDeadlineSeconds")
+    holder["activeDeadlineSeconds"] = min(theirs, ours) if isinstance(theirs, int) else ours

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.storable import MAX_DEPTH, storable
 
 RESULT_MARKER = "KTRAIN_RESULT "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 
 #: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}
 LogChoice = str | Mapping[str, Sequence[int]]

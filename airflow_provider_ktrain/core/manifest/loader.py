@@ -1,7 +1,7 @@
-"""From what an author gives (dict, YAML text, a file, an SDK's object) to a manifest: plain JSON, nothing shared.
+"""Loads a manifest from what an author writes (a dict, YAML text, a file, an SDK's object) into plain JSON values.
 
-YAML is read as the API server's own reader does (YAML 1.1 without sexagesimal numbers and dates), and duplicate keys,
-which kubectl refuses and PyYAML swallows, are errors.
+YAML is read as the API server reads it (YAML 1.1 without sexagesimal numbers and dates). Duplicate keys, which kubectl
+refuses and PyYAML ignores, are errors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.kinds.base import KINDS, Manifest
+from airflow_provider_ktrain.core.kinds import KINDS, Manifest
 
 SUFFIXES = (".yaml", ".yml", ".json")
-MAX_VALUES = 100_000  #: more than any manifest has (etcd takes 1.5 MiB): stops YAML aliases that multiply
+MAX_VALUES = 100_000  #: more than any manifest has (etcd accepts 1.5 MiB): a limit for YAML aliases that multiply
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Document:
     """One document of a source.
 
     :param content: its value, plain JSON.
-    :param file: where it was read from, or `<text>`, or empty for an object.
+    :param file: the file's path, `<text>`, or empty for an object.
     :param line: its first line in the file, from 1.
-    :param lines: the line of each JSON path; empty for what was not text.
-    :param beside: kind and name of the documents beside it.
+    :param lines: the line of each JSON path; empty unless the source was YAML.
+    :param beside: kind and name of the other documents of the source.
     """
 
     content: Any
@@ -48,61 +48,61 @@ class Document:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """What to say of the documents beside it."""
+        """A warning for each of the other documents: they are not submitted."""
         for title in self.beside:
-            yield f"{title} stands beside the job and is not submitted: apply it before, as by kubectl apply"
+            yield f"{title} is not submitted, only the training job is: create it before, for example by kubectl apply"
 
     def line_of(self, path: str) -> int:
-        """The line of a JSON path, or of the nearest thing around it that has one; 0 where nothing is known."""
+        """The line of a JSON path, or of the innermost value around it that has one; 0 if unknown."""
         while path not in self.lines and path != "$":
             path = re.sub(r"(\.[^.\[\]]+|\[[^\[\]]*\])$", "", path) or "$"
         return self.lines.get(path, self.line)
 
 
 def load(source: object, folder: str | os.PathLike[str] | None = None) -> Manifest:
-    """The one training job of a source, as a dict of its own that may be changed freely.
+    """The one training job of a source, as a new dict.
 
     :param source: a mapping; YAML or JSON text (templates already rendered); the path of a .yaml, .yml or .json file;
         or an object of a Kubernetes SDK (`to_dict()`). Of several documents exactly one must be a training job; the
-        others are left out (:func:`the_job` names them in `beside`).
-    :param folder: where relative paths start; the working directory by default.
+        others are ignored (:func:`the_job` names them in `beside`).
+    :param folder: the directory of relative paths. Default: the working directory.
     :raises ManifestError: naming file, line, what was found, what was expected and the remedy.
     """
-    manifest: Manifest = the_job(read(source, folder)).content
+    manifest: Manifest = the_job(load_documents(source, folder)).content
     return manifest
 
 
 def the_job(documents: Sequence[Document]) -> Document:
-    """The one training job among the documents; `beside` names the others, which nobody will submit.
+    """The one training job among the documents; `beside` names the others, which are not submitted.
 
-    :raises ManifestError: where there is none, or more than one.
+    :raises ManifestError: if there is none, or more than one.
     """
     known = " or ".join(sorted(KINDS))
     if not documents:
-        raise ManifestError("the manifest is empty", expected=f"one {known}", remedy="give the job's manifest")
+        raise ManifestError("the manifest is empty", expected=f"one {known}", remedy="pass the job's manifest")
     jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
     if len(documents) > 1 and len(jobs) != 1:
         raise ManifestError(
-            f"the manifest has {len(jobs) or 'no'} training jobs",
+            f"the manifest contains {len(jobs) or 'no'} training jobs",
             where=documents[0].file,
             found=", ".join(f"{_title(d.content)} (line {d.line})" for d in jobs or documents),
             expected=f"exactly one {known}",
-            remedy="one manifest a task: keep one training job in this one",
+            remedy="keep one training job in this manifest, and use one task for each job",
         )
     job = (jobs or documents)[0]
     if not isinstance(job.content, dict):
         raise ManifestError(
-            "the manifest is no mapping",
+            "the manifest is not a mapping",
             where=job.where,
             found=_short(job.content),
             expected=f"apiVersion, kind ({known}), metadata and spec",
-            remedy="a path must end in " + ", ".join(SUFFIXES) if isinstance(job.content, str) else "",
+            remedy="if this is a path, it must end in " + ", ".join(SUFFIXES) if isinstance(job.content, str) else "",
         )
     return replace(job, beside=tuple(_title(d.content) for d in documents if d is not job))
 
 
-def read(source: object, folder: str | os.PathLike[str] | None = None) -> list[Document]:
-    """All documents of a source that hold something. Parameters and errors as for :func:`load`."""
+def load_documents(source: object, folder: str | os.PathLike[str] | None = None) -> list[Document]:
+    """All documents of a source that are not empty. Parameters and errors as for :func:`load`."""
     if isinstance(source, Mapping):
         return list(_listed(Document(plain(source))))
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
@@ -113,19 +113,20 @@ def read(source: object, folder: str | os.PathLike[str] | None = None) -> list[D
     if hasattr(source, "to_dict"):
         return [Document(plain(source))]
     raise ManifestError(
-        "the manifest is of a type that cannot be read",
+        "a manifest of this type can't be loaded",
         found=type(source).__name__,
         expected="a dict, YAML text, the path of a YAML file, or an object with to_dict()",
     )
 
 
 def plain(value: Any) -> Any:
-    """A copy of JSON values in which nothing is shared, so that a change in one place is a change in one place.
+    """A copy of JSON values that shares no object, so that each place can be changed by itself.
 
-    YAML aliases share: with `copy.deepcopy` a change to the Master would change a Worker that is `*master`. Objects of
-    Kubernetes SDKs become what they would be on the wire.
+    YAML aliases share objects: after `copy.deepcopy` a change to the Master would also change a Worker that is
+    `*master`. Objects of Kubernetes SDKs are converted to their JSON.
 
-    :raises ManifestError: for what JSON cannot say, and for aliases that contain themselves or multiply beyond reason.
+    :raises ManifestError: for values that JSON doesn't have, and for aliases that contain themselves or multiply too
+        often.
     """
     left = [MAX_VALUES]
 
@@ -150,18 +151,18 @@ def plain(value: Any) -> Any:
             return {k: copy(v, join(path, k), depth + 1) for k, v in named if v is not None}
         if hasattr(value, "to_dict"):
             return copy(value.to_dict(), path, depth + 1)
-        raise ManifestError("a value that JSON has not", where=path, found=_short(value), remedy="quote it")
+        raise ManifestError("the value has no JSON form", where=path, found=_short(value), remedy="quote it")
 
     return copy(value, "$", 0)
 
 
 def unrendered(text: str) -> str:
-    """Text with Jinja's (or Helm's) expressions in it, made readable: a word stands for what is not known yet."""
+    """Text with Jinja (or Helm) expressions as valid YAML: each expression is replaced by a placeholder."""
     return _JINJA.sub(lambda m: UNKNOWN if m[0].startswith("{{") else "", text)
 
 
 def unknown(content: Any, path: str = "$") -> Iterator[str]:
-    """The JSON paths of the values that `unrendered` has put its word into."""
+    """The JSON paths of the values that contain the placeholder of `unrendered`."""
     members = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in members:
         yield from unknown(value, join(path, key) if isinstance(key, str) else f"{path}[{key}]")
@@ -190,20 +191,20 @@ def _text_of(path: Path) -> str:
             f"the manifest {path} does not exist",
             found=f"nothing at {path.absolute()}",
             expected="a YAML file",
-            remedy="give an absolute path, or one relative to the DAG's folder",
+            remedy="write an absolute path, or one relative to the DAG's folder",
         ) from None
     except OSError as e:
         raise ManifestUnreadableError(
-            f"the manifest {path} cannot be read", found=str(e.strerror), remedy="check it"
+            f"the manifest {path} can't be read", found=str(e.strerror), remedy="check its permissions"
         ) from None
     except UnicodeDecodeError as e:
         raise ManifestError(
-            f"the manifest {path} is no UTF-8", found=f"byte {path.read_bytes()[e.start]:#04x} at {e.start}"
+            f"the manifest {path} is not UTF-8", found=f"byte {path.read_bytes()[e.start]:#04x} at {e.start}"
         ) from None
 
 
 def parse(text: str, file: str = "<text>") -> list[Document]:
-    """All documents of YAML or JSON text that hold something; `file` is what errors call it."""
+    """All documents of YAML or JSON text that are not empty; errors name it `file`."""
     try:
         return list(_documents(text, file))
     except yaml.MarkedYAMLError as e:
@@ -211,14 +212,14 @@ def parse(text: str, file: str = "<text>") -> list[Document]:
         lines = text.splitlines()
         line = min(mark.line + 1, len(lines)) if mark else 0
         raise ManifestError(
-            f"the manifest is no YAML: {e.problem or e.context}",
+            f"invalid YAML: {e.problem or e.context}",
             where=f"{file}:{line}" if line else file,
             found=repr(lines[line - 1].strip()[:120]) if 0 < line <= len(lines) else "",
             expected="YAML",
-            remedy="look at the indentation, quotes and colons of this line and the one before",
+            remedy="check the indentation, quotes and colons of this line and the one before",
         ) from None
     except yaml.YAMLError as e:
-        raise ManifestError(f"the manifest is no YAML: {e}", where=file, expected="YAML") from None
+        raise ManifestError(f"invalid YAML: {e}", where=file, expected="YAML") from None
     except RecursionError:
         raise ManifestError("the manifest contains itself", where=file, remedy="check its aliases") from None
 
@@ -234,7 +235,7 @@ def _documents(text: str, file: str) -> Iterator[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            assert node is not None  # check_node() said so
+            assert node is not None  # check_node() returned True
             lines = dict(_lines(node, "$", set()))
             content = plain(loader.construct_document(node))
             if content is not None:
@@ -244,7 +245,7 @@ def _documents(text: str, file: str) -> Iterator[Document]:
 
 
 def _listed(document: Document) -> Iterator[Document]:
-    """The document, or the items of what `kubectl get -o yaml` writes of several objects."""
+    """The document, or the items of a List, as `kubectl get -o yaml` writes several objects."""
     content = document.content
     items = content.get("items") if isinstance(content, dict) and str(content.get("kind")).endswith("List") else None
     if not isinstance(items, list):
@@ -257,7 +258,10 @@ def _listed(document: Document) -> Iterator[Document]:
 
 
 def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """The line of each path. An alias has the line of what holds it; a key that stands twice is refused."""
+    """The line of each path; an alias has the line of the value that contains it.
+
+    :raises MarkedYAMLError: for a duplicate key.
+    """
     yield path, node.start_mark.line + 1
     if id(node) in seen:
         return
@@ -270,7 +274,7 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
             line = key.start_mark.line + 1
             if key.value in first and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key.value!r} stands twice in one mapping, first in line {first[key.value]}",
+                    problem=f"duplicate key {key.value!r}, first in line {first[key.value]}",
                     problem_mark=key.start_mark,
                 )
             first[key.value] = line
@@ -283,7 +287,7 @@ def _lines(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, in
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads as Kubernetes does: keys are text, no dates, no base 60 (`22:10` is text, not 1330)."""
+    """A SafeLoader that reads as Kubernetes does: keys are text, no dates, no base 60 (`22:10` is text, not 1330)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         self.flatten_mapping(node)
@@ -312,7 +316,7 @@ def _key(key: Any, path: str) -> str:
         return key
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
-    raise ManifestError("a key that is no text", where=path, found=_short(key), expected="text")
+    raise ManifestError("a key must be text", where=path, found=_short(key), expected="text")
 
 
 def _title(content: Any) -> str:

@@ -1,6 +1,6 @@
-"""A Python function as the program of a job's replicas: what can travel, and how.
+"""Turns a Python function into the program of a job's replicas.
 
-Only the function's source travels, as it was written, and its arguments as JSON; nothing of the module around it. The
+Only the function's source is sent, as it was written, and its arguments as JSON; nothing of the module around it. The
 source is never generated from a syntax tree: the image may have an older Python than Airflow, and `ast.unparse` of 3.12
 and newer writes f-strings that older versions can't parse.
 """
@@ -24,7 +24,7 @@ TERMINATION_LOG = "/dev/termination-log"  #: Kubernetes' default for `terminatio
 NOT_JSON = "the return value is not JSON: "  #: follows the marker if the function returned something else
 MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one environment variable
 
-#: writes the program to a file, so that tracebacks show its lines, and becomes it
+#: writes the program to a file, so that tracebacks show its lines, and executes it
 _LAUNCH = """\
 import base64, os, sys, tempfile
 with tempfile.NamedTemporaryFile("wb", prefix="ktrain-", suffix=".py", delete=False) as f:
@@ -94,10 +94,10 @@ class Definition:
 
 
 def cannot_travel(definition: Definition, name: str) -> Iterator[str]:
-    """What the function needs and its source doesn't contain: one line each."""
+    """Why the function can't run elsewhere, one line each: what it needs and its source doesn't contain."""
     function = definition.function
     if function is None:
-        yield f"{name} is no function with a source of its own (a lambda?): write it with def"
+        yield f"the source of {name} is not that of a function (is it a lambda?): define it with def"
         return
     if isinstance(function, ast.AsyncFunctionDef):
         yield f"{name} is async: call asyncio.run inside of a plain function"
@@ -122,16 +122,16 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 
 
 def program(definition: Definition, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The program that calls the function with its arguments and hands over rank 0's return value.
+    """The program that calls the function with its arguments and prints rank 0's return value.
 
-    :raises ManifestError: arguments that are no JSON, or a program that is too large.
+    :raises ManifestError: if the arguments are not JSON, or the program is too large.
     """
     try:
         given = json.dumps({"args": list(args), "kwargs": dict(kwargs)}, allow_nan=False)
     except (TypeError, ValueError) as e:
         raise ManifestError(
-            f"the arguments of {name} cannot travel: {e}",
-            expected="values that JSON has: strings, numbers, booleans, None, lists and dicts",
+            f"the arguments of {name} are not JSON: {e}",
+            expected="JSON values: strings, numbers, booleans, None, lists and dicts",
             remedy="pass a path or an id instead",
         ) from None
     text = "from __future__ import annotations\n\n" + _PROGRAM.format(
@@ -154,7 +154,7 @@ def program(definition: Definition, name: str, args: Sequence[Any], kwargs: Mapp
 
 
 def command(*, torchrun: bool) -> list[str]:
-    """The command that runs the program: by torchrun, which reads the operator's PET_* variables, or plainly."""
+    """The command that runs the program: by torchrun, which reads the operator's PET_* variables, or by Python."""
     options = ["-m", "torch.distributed.run"] if torchrun else []
     return ["python3", "-c", _LAUNCH.format(variable=PROGRAM_VARIABLE, options=options)]
 

@@ -1,8 +1,8 @@
-"""What fields a training job has, and a walker that compares a manifest with it.
+"""The fields of a training job's manifest, and the comparison of a manifest with them.
 
-The table below is the part of Kubernetes' and Kubeflow's schemas that people write by hand, in a short notation that
-`schema_of` turns into the JSON schema dialect of a CustomResourceDefinition. The walker reads that dialect, so the
-schema that a server publishes does as well, and better.
+The table below holds the part of Kubernetes' and Kubeflow's schemas that people write by hand, in a short notation that
+`schema_of` compiles to the JSON schema dialect of a CustomResourceDefinition. `compare` reads that dialect, so it also
+takes the schema that a server publishes, which is complete.
 
 Notation: `field:type`, `!` after a required field; types s(tring), i(nteger), b(oolean), q(uantity: integer or
 string), any, `A|B` one of these words, `[T]` list, `[T@key]` list whose entries differ in that key, `{T}` mapping, or a
@@ -18,23 +18,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import join
 
 Schema = Mapping[str, Any]
 
-TYPES: dict[str, str] = {
-    "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
-    "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
-    "nprocPerNode:s",
-    "ElasticPolicy": "minReplicas:i maxReplicas:i rdzvBackend:s rdzvPort:i rdzvHost:s rdzvId:s rdzvConf:[RdzvConf] "
-    "standalone:b nProcPerNode:i maxRestarts:i metrics:any",
-    "RdzvConf": "key:s value:s",
-    "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
-    "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
-    "runPolicy:RunPolicy",
-    "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
-    "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
-    "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady mpiImplementation:OpenMPI|Intel|MPICH",
+TYPES: dict[str, str] = {name: fields for kind in KINDS.values() for name, fields in kind.schema_types().items()} | {
     "RunPolicy": "cleanPodPolicy:s ttlSecondsAfterFinished:i activeDeadlineSeconds:i backoffLimit:i "
     "schedulingPolicy:SchedulingPolicy suspend:b managedBy:s",
     "SchedulingPolicy": "minAvailable:i queue:s minResources:{q} priorityClass:s scheduleTimeoutSeconds:i",
@@ -104,7 +93,7 @@ PLACES = {
     "ElasticPolicy": "under spec.elasticPolicy",
     "Resources": "under the container's resources",
     "SecurityContext": "under the container's securityContext",
-}  #: types that a misplaced field may belong to, and how to say where that is
+}  #: types that a misplaced field may belong to, and a description of their place
 
 _SCALARS: dict[str, Schema] = {
     "s": {"type": "string"},
@@ -117,7 +106,7 @@ _SCALARS: dict[str, Schema] = {
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One place where a value is not as its schema says. `code` is unknown, type, value, missing or duplicate."""
+    """One place where a value doesn't match its schema. `code` is unknown, type, value, missing or duplicate."""
 
     code: str
     path: str
@@ -128,7 +117,7 @@ class Mismatch:
 
 def schema_of(kind: str, version: str) -> Schema:
     """The schema of a kind (`MPIJob`) in a version (`v1`), from the table."""
-    return compiled(f"{kind}/{version}" if f"{kind}/{version}" in TYPES else kind)
+    return compiled(KINDS[kind].schema_root(version))
 
 
 def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
@@ -162,9 +151,9 @@ def compiled(name: str) -> Schema:
 
 
 def compare(value: Any, schema: Schema, path: str = "$", root: Schema | None = None) -> Iterator[Mismatch]:
-    """Where a value differs from its schema. Null counts as absent, as the API server prunes it.
+    """Where a value doesn't match its schema. Null counts as missing, as the API server prunes it.
 
-    :param root: the document in which `$ref`s are resolved: `#/components/schemas/...`; the schema itself by default.
+    :param root: the document in which `$ref`s (`#/components/schemas/...`) are resolved. Default: the schema itself.
     """
     root = schema if root is None else root
     schema = _resolved(schema, root)
@@ -198,7 +187,7 @@ def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Sch
             and not schema.get("x-kubernetes-preserve-unknown-fields")
             and others is not True
         ):
-            yield Mismatch("unknown", join(path, key), key, "a field that exists here", _meant(key, properties))
+            yield Mismatch("unknown", join(path, key), "", "", _meant(key, properties))
     for key in schema.get("required") or ():
         if value.get(key) is None:
             yield Mismatch("missing", join(path, key), "nothing", _described(properties.get(key) or {}))
@@ -272,13 +261,13 @@ def _duplicates(items: list[Any], schema: Schema, path: str) -> Iterator[Mismatc
 
 def _meant(key: str, properties: Mapping[str, Schema]) -> str:
     if "/" in key and "limits" in properties:
-        return "an extended resource stands under resources.limits"
+        return "write an extended resource under resources.limits"
     near = next((p for p in properties if p.lower() == key.lower().replace("_", "").replace("-", "")), None)
     near = near or next(iter(difflib.get_close_matches(key, properties, n=1, cutoff=0.75)), None)
     if near:
-        return f"did you mean {near}?"
+        return f"did you mean `{near}`?"
     places = [place for name, place in PLACES.items() if re.search(rf"(^| ){re.escape(key)}!?:", TYPES[name])]
-    return f"{key} belongs {' or '.join(places)}" if places else ""
+    return f"`{key}` belongs {' or '.join(places)}" if places else ""
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:

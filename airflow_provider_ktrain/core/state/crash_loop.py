@@ -28,8 +28,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import (
     taken_away,
 )
 from airflow_provider_ktrain.core.formats import known_fields
-from airflow_provider_ktrain.core.kinds.base import Kind
-from airflow_provider_ktrain.core.state.elastic import is_elastic
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.status import true_conditions, wants_suspension
 
 Json = Mapping[str, Any]
@@ -280,7 +279,7 @@ class RestartHistory:
             self._running_since[place] = min(began)
 
     def _start_counting(self, job: Json) -> None:
-        if self._since is None and not is_elastic(self._kind, job):
+        if self._since is None and not self._kind.is_elastic(job):
             expected = sum(self._kind.count(job, role) for role in self._kind.replicas(job))
             if expected and len(self._running_since) >= expected:
                 self._since = max(self._running_since.values())

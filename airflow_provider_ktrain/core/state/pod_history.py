@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import failures
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import restarts
 from airflow_provider_ktrain.core.state.usage import Usage, usage
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import deletion_of, moment
-from airflow_provider_ktrain.core.manifest.transform import is_gpu, pod_amount
+from airflow_provider_ktrain.core.manifest.resources import is_gpu, pod_amount
 
 Json = Mapping[str, Any]
 

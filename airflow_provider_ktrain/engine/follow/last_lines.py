@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds.base import kind_of
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.diagnosis import rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.pod_failures import failures, moment
 from airflow_provider_ktrain.core.diagnosis.rules import Category, Cause, Limit
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
-from airflow_provider_ktrain.core.kinds.base import Kind, kind_of
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, find_result, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import chooser

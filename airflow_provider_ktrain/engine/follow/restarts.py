@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop, Restart, RestartHistory
 from airflow_provider_ktrain.engine.evidence_collector import Evidence
 from airflow_provider_ktrain.engine.submit import Log

@@ -1,0 +1,126 @@
+"""Rules for PyTorchJobs only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from airflow_provider_ktrain.core.checks.job import Finding, Job, Level, rule
+from airflow_provider_ktrain.core.kinds.pytorchjob import LEGACY_RUN_POLICY, PYTORCHJOB
+
+ERROR, WARNING = Level.ERROR, Level.WARNING
+
+
+@rule("master-count", ERROR, PYTORCHJOB)
+def master_count(job: Job) -> Iterator[Finding]:
+    """A Master has `replicas: 1`, written out."""
+    if "Master" in job.replicas:
+        replicas = job.replicas["Master"].at["replicas"]
+        if replicas.value != 1:
+            found = str(replicas.value) if replicas.present else "nothing"
+            yield Finding(replicas, "Master.replicas must be set to 1", found, "1", "set Master.replicas to 1")
+
+
+@rule("worker-count", WARNING, PYTORCHJOB)
+def no_workers(job: Job) -> Iterator[Finding]:
+    """A Worker has at least one replica.
+
+    The webhook of training-operator 1.9 refuses 0 (pkg/webhooks/pytorch); our operators leave such a Worker out.
+    """
+    worker = job.replicas.get("Worker")
+    if worker and worker.count == 0 and not job.spec["elasticPolicy"].present:
+        yield Finding(
+            worker.at["replicas"],
+            "training-operator 1.9 refuses 0 Workers; ktrain's operators leave them out",
+            "0",
+            "at least 1",
+            "remove Worker: the Master then runs alone",
+        )
+
+
+@rule("elastic", ERROR, PYTORCHJOB)
+def elastic_policy(job: Job) -> Iterator[Finding]:
+    """With an elasticPolicy there are Workers, and their number is within its bounds."""
+    elastic = job.spec["elasticPolicy"]
+    if not elastic.present:
+        return
+    worker = job.replicas.get("Worker")
+    low, high = elastic["minReplicas"], elastic["maxReplicas"]
+    if worker is None:
+        message = "elasticPolicy scales Workers, and the job has none"
+        yield Finding(job.replica_specs["Worker"], message, "nothing", "Worker", "add Workers, or remove the policy")
+    elif worker.count < 1:
+        message = "elasticPolicy needs at least one Worker"
+        yield Finding(worker.at["replicas"], message, str(worker.count), "at least 1", "raise it")
+    if low.number is not None and high.number is not None and low.number > high.number:
+        expected, hint = f"at most {high.number}", "lower it, or raise maxReplicas"
+        yield Finding(low, "minReplicas exceeds maxReplicas", str(low.number), expected, hint)
+    elif worker and not (low.number or 0) <= worker.count <= (high.number or worker.count):
+        bounds = f"{low.number if low.present else 1} to {high.number if high.present else worker.count}"
+        yield Finding(
+            worker.at["replicas"], "Worker.replicas is outside the bounds of elasticPolicy", str(worker.count), bounds,
+            "set Worker.replicas within them, or change them", WARNING,
+        )  # fmt: skip
+    if elastic["nProcPerNode"].present and job.spec["nprocPerNode"].present:
+        message = "the number of processes per node is set twice"
+        yield Finding(elastic["nProcPerNode"], message, "both", "spec.nprocPerNode only", "remove this one")
+
+
+@rule("legacy-run-policy", WARNING, PYTORCHJOB)
+def legacy_run_policy(job: Job) -> Iterator[Finding]:
+    """Fields of the run policy are under spec.runPolicy."""
+    for key in LEGACY_RUN_POLICY:
+        if job.spec[key].present:
+            yield Finding(
+                job.spec[key],
+                f"training-operator ignores {key} at the top of spec",
+                f"spec.{key}",
+                f"spec.runPolicy.{key}",
+                "move it under runPolicy",
+            )
+
+
+@rule("reserved-env", WARNING, PYTORCHJOB)
+def reserved_env(job: Job) -> Iterator[Finding]:
+    """No variable is set that the operator overrides."""
+    names = PYTORCHJOB.reserved_environment("Master" in job.replicas, job.spec["elasticPolicy"].present)
+    for replica in job.replicas.values():
+        for env in (e for c in replica.containers for e in c["env"]):
+            if env["name"].text in names:
+                message = f"the operator overrides {env['name'].text}: the value has no effect"
+                yield Finding(env, message, str(env["value"].value), "the operator's value", "remove it")
+
+
+@rule("worker-only", WARNING, PYTORCHJOB)
+def worker_only(job: Job) -> Iterator[Finding]:
+    """Workers without a Master have another way to find each other."""
+    worker = job.replicas.get("Worker")
+    if "Master" in job.replicas or job.spec["elasticPolicy"].present or not worker:
+        return
+    own = {e["name"].text for e in worker.main["env"]}
+    if worker.count > 1 and "MASTER_ADDR" not in own and not re.search(r"rdzv|master[-_]addr", worker.command_line):
+        yield Finding(
+            job.replica_specs,
+            "without a Master or an elasticPolicy, MASTER_ADDR, RANK and WORLD_SIZE are not set",
+            "only Worker",
+            "Master and Worker, or spec.elasticPolicy",
+            "add a Master, or an elasticPolicy",
+        )
+
+
+@rule("backoff-limit", WARNING, PYTORCHJOB)
+def backoff_limit(job: Job) -> Iterator[Finding]:
+    """A backoffLimit has an effect.
+
+    training-operator counts restarts of containers: under Never there are none, and under ExitCode it doesn't count.
+    """
+    limit = job.spec["runPolicy"]["backoffLimit"]
+    policies = {r.at["restartPolicy"].text for r in job.replicas.values()}
+    if limit.number and policies and policies <= {"Never", "ExitCode"}:
+        yield Finding(
+            limit,
+            f"backoffLimit has no effect under restartPolicy {' and '.join(sorted(policies))}",
+            str(limit.number),
+            "OnFailure, or no backoffLimit",
+            "remove it, and set `retries` of the task",
+        )

@@ -1,0 +1,145 @@
+"""MPIJob: kubeflow.org/v2beta1, run by mpi-operator, or kubeflow.org/v1, run by training-operator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds.base import Kind
+
+_V2BETA1 = "v2beta1"
+_MIN_FLAGS = ("--min-np", "--min-num-proc")  # of horovodrun
+_MAX_FLAGS = ("--max-np", "--max-num-proc")
+_REWRITE_HINTS = {
+    "v1": "the cluster runs training-operator: write apiVersion: kubeflow.org/v1, leave out sshAuthMountPath, "
+    "launcherCreationPolicy, runLauncherAsWorker and mpiImplementation, and use an image whose mpirun starts its ranks "
+    "by /etc/mpi/kubexec.sh; or install mpi-operator instead",
+    _V2BETA1: "the cluster runs mpi-operator: write apiVersion: kubeflow.org/v2beta1, put cleanPodPolicy under "
+    "spec.runPolicy, and use an image whose Workers run sshd; or install training-operator",
+}
+
+
+class MPIJob(Kind):
+    """A Launcher that runs mpirun, and the Workers in which it starts the processes.
+
+    Under v2beta1 the launcher is a batch Job, and mpi-operator validates the job in its controller.
+    """
+
+    def default_count(self, role: str) -> int:
+        return 0 if role == "Worker" else 1
+
+    def runs_program(self, role: str) -> bool:
+        return role == "Launcher"
+
+    def trains(self, spec: Mapping[str, Any], role: str) -> bool:
+        return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
+
+    def schema_types(self) -> Mapping[str, str]:
+        return {
+            "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
+            "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
+            "runPolicy:RunPolicy",
+            "MPIJob/v2beta1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV2 status:any",
+            "MPIJobSpecV2": "slotsPerWorker:i runLauncherAsWorker:b runPolicy:RunPolicy mpiReplicaSpecs!:{ReplicaSpec} "
+            "sshAuthMountPath:s launcherCreationPolicy:AtStartup|WaitForWorkersReady "
+            "mpiImplementation:OpenMPI|Intel|MPICH",
+        }
+
+    def schema_root(self, version: str) -> str:
+        return f"{self.name}/{version}"
+
+    def default_run_policy(self, version: str) -> dict[str, Any]:
+        """The launcher's batch Job creates new pods under Never, six by default, so backoffLimit is 0.
+
+        Under training-operator backoffLimit must not be set: when it is reached, the pods are deleted with their logs.
+        """
+        policy = super().default_run_policy(version)
+        return policy | {"backoffLimit": 0} if version == _V2BETA1 else policy
+
+    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        if not str(count).isdigit():
+            raise ManifestError(
+                "nproc_per_node of an MPIJob must be a number",
+                found=repr(count),
+                expected=f"a number ({self.processes_field})",
+            )
+        spec[self.processes_field] = int(count)
+
+    def fit(self, spec: dict[str, Any], version: str) -> None:
+        """mpi-operator drops a cleanPodPolicy at the top of spec, and the Workers would keep running: it is moved.
+
+        The launcher waits for its Workers unless the manifest sets launcherCreationPolicy: otherwise it would start,
+        and could fail, while they are not scheduled yet. training-operator (v1) reads both places; runPolicy wins.
+        """
+        if version != _V2BETA1:
+            return
+        if "cleanPodPolicy" in spec:
+            policy = {"cleanPodPolicy": spec.pop("cleanPodPolicy")}
+            spec["runPolicy"] = policy | (spec.get("runPolicy") or {})
+        spec.setdefault("launcherCreationPolicy", "WaitForWorkersReady")
+
+    def rewrite_hint(self, version: str) -> str:
+        return _REWRITE_HINTS.get(version) or super().rewrite_hint(version)
+
+    def restart_policies(self, version: str) -> tuple[str, ...]:
+        """ExitCode never ends an MPIJob: v2beta1 does not start it, v1 restarts it without limit."""
+        return ("OnFailure", "Never") if version == _V2BETA1 else ("Always", "OnFailure", "Never")
+
+    def limits_restarts(self, version: str) -> bool:
+        """A batch Job's backoffLimit is 6 by default."""
+        return version == _V2BETA1
+
+    def rejects_after_creation(self, version: str) -> bool:
+        return version == _V2BETA1
+
+    def recreates_pods(self, version: str) -> bool:
+        """mpi-operator does after an eviction."""
+        return version == _V2BETA1
+
+    def drops_top_clean_pod_policy(self, version: str) -> bool:
+        """Whether `spec.cleanPodPolicy` has no effect."""
+        return version == _V2BETA1
+
+    def is_elastic(self, job: Mapping[str, Any]) -> bool:
+        """horovodrun is elastic with `--min-np` or `--max-np`."""
+        words = self._launcher_words(job)
+        return any(_flag(words, flags) is not None for flags in (_MIN_FLAGS, _MAX_FLAGS))
+
+    def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
+        """From horovodrun's arguments, which count processes: slotsPerWorker in each Worker. 0 Workers are allowed."""
+        words = self._launcher_words(job)
+        slots = int((job.get("spec") or {}).get(self.processes_field) or 1)
+        low, high = (_flag(words, flags) for flags in (_MIN_FLAGS, _MAX_FLAGS))
+        return -(-low // slots) if low else 0, high // slots if high else None
+
+    def _launcher_words(self, job: Mapping[str, Any]) -> list[str]:
+        template = self.replicas(job).get("Launcher", {}).get("template") or {}
+        containers = (template.get("spec") or {}).get("containers") or [{}]
+        return [str(w) for key in ("command", "args") for w in containers[0].get(key) or ()]
+
+
+def _flag(words: list[str], flags: tuple[str, ...]) -> int | None:
+    """The number of an argument: `--min-np 1` or `--min-np=1`."""
+    for word, following in itertools.pairwise([*words, ""]):
+        name, _, value = word.partition("=")
+        if name in flags and (value or following).isdigit():
+            return int(value or following)
+    return None
+
+
+MPIJOB = MPIJob(
+    name="MPIJob",
+    plural="mpijobs",
+    versions=(_V2BETA1, "v1"),
+    replica_specs="mpiReplicaSpecs",
+    roles=("Launcher", "Worker"),
+    primaries=("Launcher",),
+    container=None,
+    processes_field="slotsPerWorker",
+    default_restart_policy="Never",
+    required_roles=("Launcher", "Worker"),
+    # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
+    expires=False,
+)

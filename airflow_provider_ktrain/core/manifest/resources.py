@@ -1,0 +1,55 @@
+"""The GPUs and other extended resources that a job's pods request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.loader import load
+
+
+def gpus_of(source: object) -> int:
+    """The GPUs that all replicas of a job request together: the task's `pool_slots` in a pool that counts GPUs.
+
+    :param source: a manifest: a mapping, YAML text, or the path of a YAML or JSON file.
+    :raises ManifestError: if it isn't the manifest of a training job.
+    """
+    manifest = load(source)
+    kind = kind_of(manifest.get("kind"))
+    return sum(kind.count(manifest, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(manifest).items())
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether an extended resource is a GPU or a part of one: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb."""
+    return bool(re.fullmatch(r"[a-z0-9.-]+\.com/(gpu(\.shared)?|mig-.+)", resource))
+
+
+def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
+    """The GPUs that one pod requests."""
+    return pod_amount(pod_spec, is_gpu)
+
+
+def pod_amount(pod_spec: Mapping[str, Any], wanted: Callable[[str], bool]) -> int:
+    """How much of the wanted extended resources one pod requests.
+
+    That is the sum of its containers, or the largest amount of an init container if that is more.
+    """
+
+    def requested(container: Mapping[str, Any]) -> int:
+        resources = container.get("resources") or {}
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        return sum(_whole(amount) for name, amount in amounts.items() if wanted(name))
+
+    together = sum(requested(c) for c in pod_spec.get("containers") or () if isinstance(c, Mapping))
+    return max([together, *(requested(c) for c in pod_spec.get("initContainers") or () if isinstance(c, Mapping))])
+
+
+def _whole(amount: Any) -> int:
+    return int(amount) if str(amount).isdigit() else 0
+
+
+def _pod(replica_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    pod = (replica_spec.get("template") or {}).get("spec")
+    return pod if isinstance(pod, Mapping) else {}
