@@ -13,6 +13,7 @@ import argparse
 import collections
 import contextlib
 import datetime
+import logging
 import pathlib
 import platform
 import random
@@ -75,6 +76,7 @@ def main() -> int:
     if reason := database.missing():
         print(f"skipped: {reason}")
         return 0
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries while the API server is away
     seed = random.randrange(10**6) if options.seed is None else options.seed
     minutes = options.minutes or 5 + options.trainings / 2
     print(f"soak: {options.trainings} trainings on {database.version()}, seed {seed}", flush=True)
