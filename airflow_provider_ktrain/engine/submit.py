@@ -109,7 +109,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
     raise OperatorMissingError(
         f"the cluster serves no {kind.name}: expected {' or '.join(kind.api_versions)}, found "
         f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}. Install "
-        "training-operator (PyTorchJob, MPIJob v1) or mpi-operator (MPIJob v2beta1), or check the connection"
+        f"{' or '.join(kind.operators)}, or check the connection"
     )
 
 

@@ -13,7 +13,7 @@ from kubernetes import client, config
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, kind_of
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, templates
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from tests.clusters import IMAGE, TestCluster
 
 Object = dict[str, Any]
@@ -49,7 +49,7 @@ class Jobs:
         options = {"image": IMAGE, "command": WAIT, "gpus": 1} | options
         manifest = build(kind, JobOptions(**options), f"kubeflow.org/{version}")
         manifest["spec"] |= spec or {}
-        for _, template in templates(manifest):
+        for _, template in kind_of(manifest["kind"]).templates(manifest):
             template["spec"]["terminationGracePeriodSeconds"] = 1  # as the first process, a shell ignores SIGTERM
         manifest["metadata"] |= {"name": f"life-{secrets.token_hex(4)}", "namespace": self.namespace}
         return manifest

@@ -98,7 +98,7 @@ def test_a_queue_where_no_kueue_runs_is_a_warning(cluster: TestCluster, check: C
     status, (problem,) = check(queued(pytorchjob()), cluster.kubeconfig)
     assert (status, problem["level"], problem["code"]) == (0, "warning", "queue")
     assert problem["path"] == "$.metadata.labels['kueue.x-k8s.io/queue-name']"
-    assert "no Kueue" in problem["message"]
+    assert "Kueue is not installed" in problem["message"]
 
 
 def test_what_only_the_server_refuses_is_told_in_its_words(cluster: TestCluster, check: Check) -> None:

@@ -30,6 +30,7 @@ class Kind:
     :param name: the resource's `kind`.
     :param plural: the resource's path segment.
     :param versions: API versions that we can write, newest first; which one is used is discovered from the cluster.
+    :param operators: the operator that serves each of `versions`.
     :param replica_specs: the key of `spec` that maps roles to replica specs.
     :param roles: the replica types, in order of rank.
     :param primaries: roles whose end is the job's end, in order of preference: the first that the job has.
@@ -44,6 +45,7 @@ class Kind:
     name: str
     plural: str
     versions: tuple[str, ...]
+    operators: tuple[str, ...]
     replica_specs: str
     roles: tuple[str, ...]
     primaries: tuple[str, ...]

@@ -133,6 +133,7 @@ MPIJOB = MPIJob(
     name="MPIJob",
     plural="mpijobs",
     versions=(_V2BETA1, "v1"),
+    operators=("mpi-operator", "training-operator"),
     replica_specs="mpiReplicaSpecs",
     roles=("Launcher", "Worker"),
     primaries=("Launcher",),

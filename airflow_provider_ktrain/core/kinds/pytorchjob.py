@@ -79,6 +79,7 @@ PYTORCHJOB = PyTorchJob(
     name="PyTorchJob",
     plural="pytorchjobs",
     versions=("v1",),
+    operators=("training-operator",),
     replica_specs="pytorchReplicaSpecs",
     roles=("Master", "Worker"),
     primaries=("Master", "Worker"),
