@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 
 Object = dict[str, Any]
 T = TypeVar("T")
+PAGE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
 POLL = 0.5  # seconds between looks at what is going away
 COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
 GRACE_MARGIN = 30.0  # seconds beyond the pods' own grace period in which they must be gone
@@ -183,10 +184,25 @@ async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
         return None
 
 
-async def job_pods(api: Api, ref: JobRef) -> list[Object]:
-    """The pods of this very job, ended ones included."""
-    found = await api.request("GET", paths.core(ref.namespace, "pods"), query={"labelSelector": ref.pod_selector})
-    pods: list[Object] = found.get("items") or []
+async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE) -> list[Object]:
+    """The pods of this very job, ended ones included.
+
+    :param page: how many of them one request asks for. Default: PAGE.
+    """
+    pods: list[Object] = []
+    query = {"labelSelector": ref.pod_selector, "limit": str(page)}
+    while True:
+        try:
+            found = await api.request("GET", paths.core(ref.namespace, "pods"), query=query)
+        except ApiStatusError as e:
+            if not e.gone or "continue" not in query:
+                raise
+            pods, query = [], {"labelSelector": ref.pod_selector}  # the token has expired: all at once, then
+            continue
+        pods += found.get("items") or []
+        if not (token := (found.get("metadata") or {}).get("continue")):
+            break
+        query["continue"] = token
     return pods if ref.submission else [p for p in pods if belongs(p, ref)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,17 @@ def test_pods_that_are_refused_for_good_are_hopeless_after_some_patience(name: s
     assert cause.summary == CASES[name]["first"]
 
 
+@pytest.mark.parametrize(("on_node", "gives_up"), [(20, False), (179, False), (180, True)])
+def test_the_patience_with_a_pod_counts_from_when_it_got_its_node(on_node: float, gives_up: bool) -> None:
+    """The job has waited for hours until this worker got a node, and others still have none: a registry may be away."""
+    why = {"reason": "ErrImagePull", "message": "429 Too Many Requests"}
+    job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}, "waiting": why})
+    now = datetime.fromisoformat(it["metadata"]["creationTimestamp"]) + timedelta(hours=2)
+    since = (now - timedelta(seconds=on_node)).isoformat()
+    it["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}]
+    assert (hopeless(job, [it], waited=7200, now=now) is not None) is gives_up
+
+
 @pytest.mark.parametrize("refused", ["train-worker-0", "train-launcher-x7k2p", ""])
 def test_a_pod_that_was_refused_and_is_there_by_now_is_not_hopeless(refused: str) -> None:
     """Its service account came a little later, and now it waits for a node."""
@@ -89,6 +101,14 @@ def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
     }
     summary = "Worker 1 ran out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. (exit code 1)"
     assert diagnose(job, [missed, cause], events, tails).summary == summary
+
+
+def test_a_sidecar_that_cannot_be_started_ends_no_training() -> None:
+    end = {"exitCode": 128, "reason": "StartError", "message": 'exec: "exporter": executable file not found'}
+    case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
+    job, (it,), _ = evidence(case)
+    it["status"]["containerStatuses"][0] |= {"restartCount": 9, "name": "metrics-exporter"}
+    assert never_starts(job, [it]) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.engine.api import ApiUnavailable
-from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, job_pods, mode_of, release
 from tests.clusters import TestCluster
 from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, until
 
@@ -45,6 +45,12 @@ async def test_delete_is_foreground_and_verified(task: Task) -> None:
     assert not await task.pods(ref)
     assert (done.done, done.pods, done.gpus) == (True, 2, 2)
     assert "deleted. 2 GPUs released, 2 pods deleted." in done.text
+
+
+async def test_all_pods_are_found_page_by_page(task: Task) -> None:
+    ref = (await task.submit(workers=4)).ref
+    await task.running(ref, 5)
+    assert len(await job_pods(task.api, ref, page=2)) == 5
 
 
 async def test_pods_that_never_had_a_node_held_no_gpus(task: Task) -> None:

@@ -123,16 +123,24 @@ def diagnose(
     return next((cause for rule in _RULES if (cause := rule(seen))), _unknown(seen))
 
 
-def hopeless(job: Json, pods: Sequence[Json], events: Sequence[Json] = (), waited: float = 0.0) -> Cause | None:
+def hopeless(
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json] = (),
+    waited: float = 0.0,
+    now: datetime | None = None,
+) -> Cause | None:
     """Why a job will never start, or None while it may.
 
     :param waited: seconds since the job last got on. What may heal by itself (a registry that is away, a Secret that
         is still to be made) is hopeless only after some patience: see `PATIENCE`.
+    :param now: by which the patience with each pod counts from when it got its node: others may have had one for hours.
+        Default: it counts from `waited` alone.
     """
     seen = _seen(job, pods, events)
     if "Running" in true_conditions(job) or seen.failed:
         return None
-    return _refused_by_operator(seen) or _cannot_start(seen, waited) or _pods_refused(seen, waited)
+    return _refused_by_operator(seen) or _cannot_start(seen, waited, now) or _pods_refused(seen, waited)
 
 
 def never_starts(job: Json, pods: Sequence[Json]) -> Cause | None:
@@ -140,8 +148,10 @@ def never_starts(job: Json, pods: Sequence[Json]) -> Cause | None:
 
     Its job says Running all the while: under OnFailure, which is training-operator's default, without end.
     """
-    for failure in failures(_seen(job, pods, ()).kind, pods, {}):
-        tried_often = failure.final and failure.restarts >= STARTS
+    kind = _seen(job, pods, ()).kind
+    for failure in failures(kind, pods, {}):
+        is_needed = failure.is_init or kind.container in (None, failure.container)  # a sidecar ends no training
+        tried_often = is_needed and failure.final and failure.restarts >= STARTS
         if tried_often and (cause := _not_started(failure)) and cause.category is Category.IMAGE:
             said = f"{cause.summary}; it was tried {failure.restarts + 1} times"
             return replace(cause, summary=said, replica=failure.replica)
@@ -557,11 +567,12 @@ PATIENCE: dict[str, float] = {
 }  #: seconds for which a reason for waiting may heal by itself
 
 
-def _cannot_start(seen: Seen, waited: float = math.inf) -> Cause | None:
+def _cannot_start(seen: Seen, longest: float = math.inf, now: datetime | None = None) -> Cause | None:
     """The first pod whose container waits for what will not come. A container that only waits its turn says nothing."""
     found = []
     for pod in seen.pods:
         status = pod.get("status") or {}
+        waited = longest if now is None else min(longest, _seconds_on_node(pod, now))
         states = [c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()]
         waits = [(c, w) for c in states if (w := (c.get("state") or {}).get("waiting"))]
         for container, waiting in waits:
@@ -571,6 +582,14 @@ def _cannot_start(seen: Seen, waited: float = math.inf) -> Cause | None:
         if waits and not found:
             found += _mount_failures(seen, pod, waited)
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
+
+
+def _seconds_on_node(pod: Json, now: datetime) -> float:
+    """Since it got its node; since its creation where nobody says when that was."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    scheduled = [c.get("lastTransitionTime") for c in conditions if c.get("type") == "PodScheduled"]
+    since = moment(next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")))
+    return (now - since).total_seconds() if since else math.inf
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:

@@ -417,7 +417,7 @@ class _Supervisor:
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
         events = await self.evidence.events(self.ref, self.pods.uids)
-        cause = diagnosis.hopeless(self.job or {}, self.pods.all, events, waited)
+        cause = diagnosis.hopeless(self.job or {}, self.pods.all, events, waited, _now())
         if cause is None:
             self._say_obstacle(events)
         return cause
