@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
@@ -29,6 +30,7 @@ class Judge(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="ktrain", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True)
 
     from airflow_provider_ktrain.local import cli as cluster

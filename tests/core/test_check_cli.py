@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.cli import main
 
 from .manifests import DATA, mpijob, pytorchjob
 
 GOOD = yaml.safe_dump(pytorchjob())
+
+
+def test_version_is_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"ktrain {__version__}\n"
 
 
 def test_no_problem_is_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
