@@ -1,6 +1,6 @@
-"""The practitioner's job: sixteen pods with one GPU each on chosen hosts, and the GPUs free again at the end.
+"""Sixteen pods with one GPU each on selected nodes, with NCCL and RDMA.
 
-See docs/guides-as-dags.md.
+This is the practitioner's note of docs/guides-as-dags.md.
 """
 
 import pendulum
@@ -17,7 +17,7 @@ with DAG(
         "mnt": "/mnt",
         "nccl": "/opt/nccl-2.4.8-1/lib/libnccl.so",
     },
-    render_template_as_native_obj=True,  # hosts is a list
+    render_template_as_native_obj=True,  # so that the parameter hosts stays a list
     doc_md=__doc__,
     tags=["ktrain", "seeds"],
 ):

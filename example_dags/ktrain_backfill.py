@@ -1,4 +1,4 @@
-"""Trainings over data intervals, never more at a time than the cluster has GPUs for.
+"""A backfill of trainings that never requests more GPUs than a pool has.
 
     airflow pools set gpus 8 "GPUs of the training cluster" --include-deferred
     airflow dags unpause ktrain_backfill

@@ -1,4 +1,4 @@
-"""A training a day, each with checkpoints of its own; a retry resumes where the last try stood."""
+"""A daily training with its own checkpoints; a retry resumes from the last checkpoint."""
 
 import os
 import tempfile
@@ -15,12 +15,12 @@ try:
     from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 except ImportError:  # Airflow below 3.3
     RULES = {}
-else:  # a program that fails by itself would only fail again
+else:  # don't retry an error in the training program
     RULES = {"retry_policy": ExceptionRetryPolicy(rules=[RetryRule(TrainingUserCodeError, action=RetryAction.FAIL)])}
 
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
-CLAIM = os.environ.get("KTRAIN_CHECKPOINTS_CLAIM")  # a PersistentVolumeClaim, ReadWriteMany: what every node sees
-HOST = os.environ.get("KTRAIN_CHECKPOINTS", f"{tempfile.gettempdir()}/ktrain-checkpoints")  # else: for a single node
+CLAIM = os.environ.get("KTRAIN_CHECKPOINTS_CLAIM")  # a ReadWriteMany PersistentVolumeClaim
+HOST = os.environ.get("KTRAIN_CHECKPOINTS", f"{tempfile.gettempdir()}/ktrain-checkpoints")  # for a single node
 
 with DAG(
     "ktrain_daily",

@@ -1,5 +1,7 @@
-"""The MPI-Operator guide: elastic Horovod, scaled from 2 Workers to 3 and to 1 while it trains. See
-docs/guides-as-dags.md."""
+"""Elastic Horovod on an MPIJob, scaled from 2 Workers to 3 and to 1 while it trains.
+
+This is the MPI-Operator guide of docs/guides-as-dags.md.
+"""
 
 import pendulum
 from airflow.sdk import DAG
@@ -19,9 +21,9 @@ with DAG(
     train = MPIJobOperator(
         task_id="train",
         manifest="manifests/tensorflow-mnist-elastic.yaml",
-        env={"STAND_IN_SIZES": "2 3 1"},  # for examples/horovod: train until there were so many Workers
+        env={"STAND_IN_SIZES": "2 3 1"},  # for examples/horovod: train until each of these numbers of Workers has run
     )
-    # with a timeout: it would wait for a job that `train` could not submit
+    # the timeout ends the wait if `train` can't submit its job
     runs = MPIJobSensor(task_id="runs", job_name=train.job_name, conditions=["Running"], timeout=600)
     grow = ScaleTrainingJobOperator(task_id="grow", job_name=train.job_name, kind="MPIJob", workers=3)
     shrink = ScaleTrainingJobOperator(task_id="shrink", job_name=train.job_name, kind="MPIJob", workers=1)

@@ -1,6 +1,6 @@
-"""The PyTorch-Operator guides: their manifest, one Master and one Worker with a GPU each, NCCL.
+"""MNIST with NCCL: one Master and one Worker with a GPU each.
 
-Without GPUs give it another backend: {"backend": "gloo"}, as the guides say. See docs/guides-as-dags.md.
+Without GPUs, trigger it with {"backend": "gloo"}. This is the PyTorch-Operator guide of docs/guides-as-dags.md.
 """
 
 import pendulum

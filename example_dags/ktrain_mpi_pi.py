@@ -1,6 +1,6 @@
-"""A plain MPIJob: mpirun and mpi4py, for the API that the cluster serves.
+"""An MPIJob that computes pi with mpirun and mpi4py.
 
-`api`: v1 where training-operator runs, v2beta1 where mpi-operator does. See docs/guides-as-dags.md.
+Set the parameter `api` to v1 for training-operator and to v2beta1 for mpi-operator.
 """
 
 import pendulum

@@ -1,6 +1,6 @@
-"""Maintenance: release what is left over where nobody was left to act, such as a worker lost with its node.
+"""The reaper: release jobs that their tasks couldn't release, for example because a worker was lost with its node.
 
-It only says what it would do until `dry_run=False`. Needs `[ktrain] deployment_id`.
+It needs `[ktrain] deployment_id`. With `dry_run=True`, the default, it only logs what it would release.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Retraining when the data is updated, an evaluation, a gate, and the model published as an asset."""
+"""Retrain when the data asset is updated; publish the model asset only if the loss is low enough."""
 
 import os
 

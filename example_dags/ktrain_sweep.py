@@ -1,4 +1,4 @@
-"""Hyper-parameters by dynamic task mapping: a job each, and the best of them."""
+"""A hyper-parameter sweep by dynamic task mapping: one job per set, then the best result."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A plain Python function as a distributed training: its arguments and rank 0's return value travel."""
+"""A Python function as a distributed training, with arguments and a return value."""
 
 import os
 
@@ -12,7 +12,7 @@ IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")  # any image 
 def ktrain_taskflow():
     @task.pytorchjob(image=IMAGE, workers=1, namespace="default")
     def mean_over_ranks(numbers: list[float]) -> dict:
-        """Runs in every replica; what it needs is imported inside."""
+        """Runs in every replica. Imports must be inside the function."""
         import torch
         import torch.distributed as dist
 

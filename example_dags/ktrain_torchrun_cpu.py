@@ -1,5 +1,7 @@
-"""The training-operator walk-through: distributed PyTorch on CPUs, one Master and one Worker. See
-docs/guides-as-dags.md."""
+"""Distributed PyTorch on CPUs with one Master and one Worker.
+
+This is the training-operator guide of docs/guides-as-dags.md.
+"""
 
 import pendulum
 from airflow.sdk import DAG

@@ -120,6 +120,8 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Decision:
+    """What a task does with a job that it finds under its name, and why."""
+
     action: Action
     reason: str
 

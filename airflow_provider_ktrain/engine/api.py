@@ -46,13 +46,15 @@ CHANGED = "the files of the connection changed"
 
 def pause_after(failures: int, first: float, longest: float) -> float:
     """Seconds to wait after so many failures in a row (from 1): twice as long each time, at random between a half and
-    the whole of it, so that what lost a server together does not come back together."""
+    the whole of it, so that what lost a server together does not come back together.
+    """
     return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
 
 
 def _parse(body: bytes) -> Any:
     """JSON, with no garbage collection meanwhile: a page of pods is thousands of objects and none of them garbage, but
-    they would soon make the collector go through all that the process holds, which stalls the loop."""
+    they would soon make the collector go through all that the process holds, which stalls the loop.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

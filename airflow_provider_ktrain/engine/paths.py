@@ -7,14 +7,17 @@ from airflow_provider_ktrain.core.kinds import Kind, kind_of
 
 
 def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:
+    """Path of the jobs of a kind, or of one job."""
     base = f"/apis/{kind.group}/{version}/namespaces/{namespace}/{kind.plural}"
     return f"{base}/{name}" if name else base
 
 
 def job(ref: JobRef) -> str:
+    """Path of the job of a reference."""
     return jobs(kind_of(ref.kind), ref.version, ref.namespace, ref.name)
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:
+    """Path of objects of the core API group, or of one object."""
     base = f"/api/v1/namespaces/{namespace}/{plural}"
     return f"{base}/{name}" if name else base

@@ -466,6 +466,7 @@ async def check_cluster(api: Api, ref: JobRef) -> None:
 
 
 def unreachable(error: ApiUnavailable) -> UnreachableError:
+    """The error for a cluster that can't be reached."""
     return UnreachableError(
         f"the cluster cannot be reached: {error}. Check the `kubernetes` connection (kube_config_path, kube_config, "
         "in_cluster), or KUBECONFIG, and that the API server answers: kubectl version"

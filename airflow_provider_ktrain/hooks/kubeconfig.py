@@ -29,7 +29,8 @@ FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile
 
 def effective(extras: Extras) -> dict[str, Any]:
     """The extras that have a value, by their names of today: Airflow's form stores an empty string for an empty field,
-    and Airflow before 2.3 prefixed the names by `extra__kubernetes__`."""
+    and Airflow before 2.3 prefixed the names by `extra__kubernetes__`.
+    """
     values = {name: extras[name] if name in extras else extras.get(f"extra__kubernetes__{name}") for name in EXTRAS}
     return {name: value for name, value in values.items() if value}
 

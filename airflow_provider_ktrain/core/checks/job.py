@@ -18,6 +18,8 @@ NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"
 
 
 class Level(enum.StrEnum):
+    """How serious a problem is."""
+
     ERROR = "error"  #: the cluster or the operator would refuse the job or never run it
     WARNING = "warning"  #: the job runs, but probably not as intended
 

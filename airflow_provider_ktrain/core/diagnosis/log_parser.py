@@ -93,7 +93,8 @@ _MEETING = ("store", "barrier", "rendezvous")  #: an effect where they are what 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     """:param log: the last lines of a log, without timestamps, oldest first; None where nobody has it.
-    :param message: the container's termination message: torchelastic's error file, or text."""
+    :param message: the container's termination message: torchelastic's error file, or text.
+    """
     told = _error_file(message)
     lines = [clipped(line) for line in log or ([] if told else message.splitlines())]
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]

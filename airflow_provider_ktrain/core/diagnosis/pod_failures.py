@@ -186,6 +186,7 @@ def _ends(container: Json, healed: bool = False) -> list[Json]:
 
 
 def run_failed(end: Json) -> bool:
+    """Whether a terminated container run failed: by its exit code or for memory."""
     return end.get("exitCode") not in (0, None) or end.get("reason") == "OOMKilled"
 
 

@@ -28,7 +28,8 @@ _SECOND = 19  # characters of a time up to its second
 
 def normal_time(stamp: str) -> str | None:
     """A log line's timestamp (RFC 3339, any fraction, any offset) in UTC with nine digits, so that text order is time
-    order; None where it is none."""
+    order; None where it is none.
+    """
     if len(stamp) == 30 and stamp[29] == "Z" and stamp[19] == "." and stamp[10] == "T":
         return stamp
     match = _RFC3339.match(stamp)
@@ -145,7 +146,8 @@ class Replay:
 
     def follows(self, time: str) -> bool:
         """Whether an answer that begins with a line of that time is of the file that was read: not of another run,
-        and not of what a rotation left. Where that is not known, it is."""
+        and not of what a rotation left. Where that is not known, it is.
+        """
         base = self.position.base
         return not self.position.last or not base.whole or time == base.first
 

@@ -132,6 +132,7 @@ def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schem
 
 @functools.cache
 def compiled(name: str) -> Schema:
+    """The schema of a type, by its name in the tables of this module."""
     if name in _SCALARS:
         return _SCALARS[name]
     if name.startswith("["):

@@ -392,7 +392,8 @@ def _ended_by_deletion(run: Json, pod: Json) -> bool:
 def _may_be_killed(run: Json, pod: Json) -> bool:
     """Whether a run can have been ended by the deletion of its pod, where two clocks don't agree: the kubelet says when
     it ended, the API server when the deletion was requested. Not known of a pod that had ended before: it has no grace
-    period."""
+    period.
+    """
     asked, at = deletion_of(pod), _epoch(run, "finishedAt")
     if not _meta(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
         return False

@@ -435,7 +435,8 @@ class _Supervisor:
 
     def _inspector(self, source: LogLine) -> Inspect:
         """What sees each line of a container before the rate limit drops any: results, and the lines that tell why a
-        replica failed, must not get lost in a flood."""
+        replica failed, must not get lost in a flood.
+        """
         keep = self.evidence.tail(source)
         primary = source.index == 0 and source.role == self.kind.primary(self.job or {})
 
@@ -449,7 +450,8 @@ class _Supervisor:
 
     def _announce_repeated_lines(self) -> None:
         """Where lines come again. Nothing that a trigger can ask tells whether another one has followed the job before
-        it, so the time since the handover has to do."""
+        it, so the time since the handover has to do.
+        """
         if self.options.logs == "none" or not self.handed_over_at:
             return
         if self.shared and time.time() - self.handed_over_at > TAKEOVER_AFTER:

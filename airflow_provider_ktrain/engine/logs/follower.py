@@ -361,7 +361,8 @@ class _End(enum.Enum):
 @dataclass(frozen=True)
 class _Answer:
     """What came of a request: how it ended, how many lines came and were new, what followed the last line end, and
-    whether all that was seen before came again."""
+    whether all that was seen before came again.
+    """
 
     end: _End
     lines: int = 0
@@ -630,8 +631,11 @@ class _Container:
         return answer
 
     async def _await_another(self) -> None:
-        """The log begins anew: is it another run's, of which the pod's status does not tell yet, or was it rotated (or
-        its end asked for, which is far from what was read)?"""
+        """Find out why the log starts from its beginning.
+
+        Either it is the log of another container run, which the pod's status doesn't show yet, or the log was rotated,
+        or its end was requested, which is far from what was read.
+        """
         run, loop = self._run, asyncio.get_running_loop()
         until = loop.time() + ANOTHER
         while self._run == run and not self._deleted and loop.time() < until:
@@ -689,7 +693,8 @@ class _Container:
 
     def _refuse(self, error: ApiStatusError) -> None:
         """A refusal may pass: an API server that restarts refuses until it has read the rules. The final drain has less
-        time for it."""
+        time for it.
+        """
         now = asyncio.get_running_loop().time()
         if self._refused_since is None:
             self._refused_since = now
