@@ -148,6 +148,42 @@ class Kind:
         """The run policy of a job that is built without a manifest."""
         return {"cleanPodPolicy": "Running"}
 
+    def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """The container that trains: the one that the operator looks for by name, else the first.
+
+        :raises ManifestError: if the pod has no container.
+        """
+        containers = [c for c in pod.get("containers") or () if isinstance(c, dict)]
+        name = self.container or spec.get("mainContainer")
+        found = next((c for c in containers if c.get("name") == name), containers[0] if containers else None)
+        if found is None:
+            raise ManifestError(
+                f"replica type {role} has no container",
+                where=f"$.spec.{self.replica_specs}.{role}.template.spec.containers",
+                expected="one container" + (f" named {name!r}" if name else ""),
+            )
+        return found
+
+    def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
+        """Set the number of replicas by role.
+
+        :raises ManifestError: for a role that the manifest doesn't have, unless its number is 0.
+        """
+        specs = mapping_at(spec, self.replica_specs)
+        for role, count in counts.items():
+            if role not in specs and count == 0:
+                continue
+            if not isinstance(specs.get(role), dict):
+                near = next((known for known in self.roles if known.lower() == role.lower()), role)
+                raise ManifestError(
+                    f"the manifest has no replica type {role}, and its replicas are set",
+                    where=f"$.spec.{self.replica_specs}",
+                    found=", ".join(specs) or "no replica types",
+                    expected=role if role in self.roles else " or ".join(self.roles),
+                    remedy=f"add a replica spec {role} to the manifest" if near == role else f"did you mean {near}?",
+                )
+            specs[role]["replicas"] = count
+
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
         """Set the number of processes in each pod.
 

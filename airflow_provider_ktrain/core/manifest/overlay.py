@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
+from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.base import mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
@@ -114,7 +114,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     if options == JobOptions():
         return result
     spec = mapping_at(result, "spec")
-    _set_replicas(spec, kind, options)
+    workers = {} if options.workers is None else {"Worker": options.workers}
+    kind.set_replicas(spec, {**workers, **options.replicas})
     if options.nproc_per_node is not None:
         kind.set_processes(spec, options.nproc_per_node)
     metadata = mapping_at(result, "metadata")
@@ -125,46 +126,11 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
-        container = main_container(kind, spec, pod, role)
+        container = kind.main_container(spec, pod, role)
         _over_container(container, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
             _set_resources(container, options)
     return result
-
-
-def main_container(kind: Kind, spec: Mapping[str, Json], pod: Mapping[str, Json], role: str) -> dict[str, Json]:
-    """The main container: the one that the operator looks for by name, else the first.
-
-    :raises ManifestError: if the pod has no container.
-    """
-    containers = [c for c in pod.get("containers") or () if isinstance(c, dict)]
-    name = kind.container or spec.get("mainContainer")
-    found = next((c for c in containers if c.get("name") == name), containers[0] if containers else None)
-    if found is None:
-        raise ManifestError(
-            f"replica type {role} has no container",
-            where=f"$.spec.{kind.replica_specs}.{role}.template.spec.containers",
-            expected="one container" + (f" named {name!r}" if name else ""),
-        )
-    return found
-
-
-def _set_replicas(spec: dict[str, Json], kind: Kind, options: JobOptions) -> None:
-    wanted = ({"Worker": options.workers} if options.workers is not None else {}) | dict(options.replicas)
-    specs = mapping_at(spec, kind.replica_specs)
-    for role, count in wanted.items():
-        if role not in specs and count == 0:
-            continue
-        if not isinstance(specs.get(role), dict):
-            near = next((known for known in kind.roles if known.lower() == role.lower()), role)
-            raise ManifestError(
-                f"the manifest has no replica type {role}, and its replicas are set",
-                where=f"$.spec.{kind.replica_specs}",
-                found=", ".join(specs) or "no replica types",
-                expected=role if role in kind.roles else " or ".join(kind.roles),
-                remedy=f"add a replica spec {role} to the manifest" if near == role else f"did you mean {near}?",
-            )
-        specs[role]["replicas"] = count
 
 
 def _over_template(template: dict[str, Json], options: JobOptions) -> None:
