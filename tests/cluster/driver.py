@@ -304,11 +304,12 @@ class Recording:
 
     async def write(self, verb: str, step: Obj) -> None:
         plural, name = step[verb].split("/")
+        query = "&".join(f"{k}={v}" for k, v in step.get("query", {}).items())
         expected = {"answer": {"status": 200, **step.get("answer", {})}}
         await self.call(
             {"name": verb, **step, **expected},
             verb.upper(),
-            self.cluster.path(plural, self.namespace, name),
+            self.cluster.path(plural, self.namespace, name) + ("?" + query if query else ""),
             step.get("body"),
         )
 

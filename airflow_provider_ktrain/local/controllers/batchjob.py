@@ -69,6 +69,8 @@ class JobController(ObjectController):
             counts["succeeded"] = len(completed)
         outcome, suspend, delay = self._outcome(job, active, counts), bool(spec.get("suspend")), None
         if outcome:
+            if not suspend:
+                status.setdefault("startTime", c.timestamp(self.clock()))
             self._delete(job, active)
             ended["failed"] += [pod for pod in active if pod in tracked]
             if not c.has(status, outcome[0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +123,7 @@ def _processes(resources: Obj) -> str | int:
     amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     if any("gpu" in name.lower() for name in amounts):
         return "auto"
-    return max(int(-(-quantity.parse(amounts.get("cpu", 1)) // 1)), 1)
+    return max(math.ceil(quantity.parse(amounts.get("cpu", 1))), 1)
 
 
 def _apply_mpi(job: Obj, replicated: Objects, policy: Obj, subdomain: str) -> str:

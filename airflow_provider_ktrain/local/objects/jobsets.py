@@ -81,7 +81,10 @@ def _changed(jobset: Obj, old: Obj) -> Iterator[Problem]:
     suspended = bool(jobset["spec"].get("suspend") or old["spec"].get("suspend"))
     before, after = (_fixed(spec, suspended) for spec in (old["spec"], jobset["spec"]))
     if before != after:
-        shown = json.dumps(jobset["spec"].get("replicatedJobs"), separators=(",", ":"))
+        named = [
+            {key: x[key] for key in ("name", "groupName", *x)} for x in jobset["spec"].get("replicatedJobs") or ()
+        ]  # in the order of the Go struct
+        shown = json.dumps(named, separators=(",", ":"))
         yield "FieldValueInvalid", f"Invalid value: {shown}: field is immutable", "spec.replicatedJobs"
 
 

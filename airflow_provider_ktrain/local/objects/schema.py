@@ -136,7 +136,8 @@ def problems(resource: Resource, obj: Obj) -> list[Problem]:
     walk = _Walk(resource)
     walk.value(type_of(resource), obj, (), "")
     found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # these are looked for last
-    if resource in CHECKED_FURTHER and any(reason in BLOCKING for reason, _, _ in found):
+    blocking = BLOCKING[:-1] if resource in DEFAULTERS else BLOCKING
+    if resource in CHECKED_FURTHER and any(reason in blocking for reason, _, _ in found):
         found.append(INCOMPLETE)
     return found
 

@@ -45,7 +45,10 @@ def complete(job: Obj, old: Obj | None) -> None:
         if isinstance(patch, dict):
             before = known.get(patch.get("manager", ""), {})
             same = {**before, "time": None} == {**patch, "time": None}
+            changes = patch.pop("trainingRuntimeSpec", None)
             patch["time"] = before.get("time") if same and before.get("time") else now()
+            if changes is not None:  # last, as in the Go struct, whose order messages show
+                patch["trainingRuntimeSpec"] = changes
 
 
 def rules(job: Obj, old: Obj | None) -> list[Problem]:

@@ -1,0 +1,67 @@
+"""The API of the Kubeflow Trainer and of JobSet: discovery, schemas, tables, and what the API server does besides."""
+
+from __future__ import annotations
+
+from airflow_provider_ktrain.local.cluster import EmbeddedCluster
+from tests.local.kubeapi import Client, eventually
+
+TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
+HOME = f"{TRAINER}/namespaces/default/trainjobs"
+
+
+def trainjob(name: str) -> dict[str, object]:
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"command": ["sleep", "60"]}, "suspend": True}
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec}
+
+
+def test_the_schema_tells_which_overrides_a_trainjob_has(cluster: EmbeddedCluster) -> None:
+    client = Client(cluster)
+    document = client("GET", "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1").json
+    schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainjobs.trainer.kubeflow.org"
+    definition = client("GET", crd).json["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for spec in (schema["properties"]["spec"], definition["properties"]["spec"]):
+        assert "runtimePatches" in spec["properties"]
+        assert not {"podSpecOverrides", "podTemplateOverrides"} & spec["properties"].keys()
+
+
+def test_the_runtimes_are_there_from_the_start(cluster: EmbeddedCluster) -> None:
+    listed = Client(cluster)("GET", f"{TRAINER}/clustertrainingruntimes").json
+    assert [x["metadata"]["name"] for x in listed["items"]] == ["mpi-distributed", "torch-distributed"]
+
+
+def test_an_object_that_is_being_deleted_keeps_its_name(cluster: EmbeddedCluster) -> None:
+    client = Client(cluster)
+    body = {"metadata": {"name": "going", "finalizers": ["example.com/hold"]}}
+    path = "/api/v1/namespaces/default/configmaps"
+    assert client("POST", path, body).status == 201
+    client("DELETE", f"{path}/going")
+    refused = client("POST", path, body)
+    assert refused.json["message"] == 'object is being deleted: configmaps "going" already exists'
+    client(
+        "PATCH", f"{path}/going", {"metadata": {"finalizers": None}}, {"Content-Type": "application/merge-patch+json"}
+    )
+
+
+def test_versions_from_before_the_cluster_have_expired(cluster: EmbeddedCluster) -> None:
+    refused = Client(cluster)("GET", f"{HOME}?resourceVersion=1&resourceVersionMatch=Exact")
+    assert (refused.status, refused.json["reason"]) == (410, "Expired")
+
+
+def test_a_failed_container_may_tell_its_log_as_its_message(cluster: EmbeddedCluster) -> None:
+    client = Client(cluster)
+    container = {
+        "name": "main", "image": "busybox", "imagePullPolicy": "Never", "command": ["sh", "-c", "echo why; exit 3"],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }  # fmt: skip
+    path = "/api/v1/namespaces/default/pods"
+    body = {"metadata": {"name": "tells"}, "spec": {"restartPolicy": "Never", "containers": [container]}}
+    assert client("POST", path, body).status == 201
+
+    def message() -> str:
+        status = client("GET", f"{path}/tells").json["status"].get("containerStatuses") or [{"state": {}}]
+        return str(status[0]["state"].get("terminated", {}).get("message", ""))
+
+    eventually(message)
+    assert message() == "why\n"
+    client("DELETE", f"{path}/tells")
