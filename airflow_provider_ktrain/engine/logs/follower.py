@@ -44,7 +44,7 @@ REFUSED_SLOWLY = 600.0  #: seconds of refusals (403) after which a container is 
 REFUSED_PAUSE = 60.0  #: seconds between these requests
 REFUSED_AT_END = 10.0  #: seconds that a refused log is asked for in the final drain: GPUs wait for it
 KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
-COUNTING = 5.0  #: seconds in which what a drain could not log in time is read on, to be counted
+COUNTING = 5.0  #: seconds at the end of a drain in which lines are only counted, at most
 ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
 
 
@@ -269,20 +269,22 @@ class LogFollower:
     async def drain(self, timeout: float, longest: float | None = None) -> DrainReport:
         """Read what the server still has, and stop following.
 
-        Containers that still run are read up to now. Lines for which there is no time are read for COUNTING more
-        seconds: they are inspected and counted, but not handed on.
+        Containers that still run are read up to now. The last seconds, COUNTING or a quarter of all, are for lines for
+        which there is no time: they are inspected and counted, but not handed on.
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
         """
+        longest = timeout if longest is None else longest
+        counting = min(COUNTING, longest / 4)
         self._draining = True
         for container in self._followed.values():
             container.drain()
         tasks = [container.task for container in self._followed.values()]
-        if await self._wait_while_lines_come(tasks, timeout, timeout if longest is None else longest):
+        if await self._wait_while_lines_come(tasks, timeout, longest - counting):
             for container in self._followed.values():
                 container.count_only()
-            await asyncio.wait(tasks, timeout=min(COUNTING, timeout))
+            await asyncio.wait(tasks, timeout=counting)
         await self.close()
         return self.report()
 
