@@ -25,6 +25,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 Object = dict[str, Any]
 T = TypeVar("T")
 PAGE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
+NAMED = 5  # pods that an error names
 POLL = 0.5  # seconds between looks at what is going away
 COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
 GRACE_MARGIN = 30.0  # seconds beyond the pods' own grace period in which they must be gone
@@ -122,17 +123,18 @@ async def release(
         raise ReleaseError(f"{ref} could not be released: {e}") from e
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
-            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached "
-            f"({e or 'it does not answer'}). "
+            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached.\n"
+            f"{e or 'It does not answer'}\n"
             f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
         ) from e
     seconds = time.monotonic() - began
     if left:
-        names = ", ".join(p["metadata"]["name"] for p in left)
+        names = ", ".join(p["metadata"]["name"] for p in left[:NAMED])
+        more = f" and {len(left) - NAMED:,} more" if len(left) > NAMED else ""
         raise ReleaseError(
             f"{ref}: {counted(len(left), 'pod')} with {counted(_held(left), 'GPU')} still present "
-            f"{seconds:.0f} s after the deletion was requested: {names}. "
-            f"See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
+            f"{seconds:.0f} s after the deletion was requested.\n"
+            f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     kept = mode is Mode.DELETE and done is not mode
     pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not _ended(p)]

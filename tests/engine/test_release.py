@@ -221,7 +221,8 @@ async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
     await task.running(ref)
     with pytest.raises(
         ReleaseError,
-        match=r"1 pod with 1 GPU still present 1 s after the deletion was requested: \S+-master-0.*kubectl get",
+        match=r"1 pod with 1 GPU still present 1 s after the deletion was requested\.\n"
+        r"These are \S+-master-0\. See `kubectl get",
     ):
         await release(task.api, ref, timeout=1, margin=-4)
 
@@ -273,7 +274,7 @@ async def test_an_api_server_that_stays_away(task: Task, cluster: TestCluster, f
 
     await until(away)
     began = time.monotonic()
-    with pytest.raises(ReleaseError, match=r"within 1 s: the API server cannot be reached.*kubectl delete -n"):
+    with pytest.raises(ReleaseError, match=r"within 1 s: the API server cannot be reached\.\n.+\n.*kubectl delete -n"):
         await release(task.api, ref, timeout=1)
     assert time.monotonic() - began < 30, "nothing waits for pods that cannot be asked for"
     done = await release(task.api, ref, timeout=120)

@@ -345,7 +345,7 @@ class LogFollower:
 
 
 REFUSED = (
-    "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended. "
+    "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended.\n"
     "The API server says: {}"
 )
 
