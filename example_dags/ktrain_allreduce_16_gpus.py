@@ -19,7 +19,7 @@ with DAG(
     },
     render_template_as_native_obj=True,  # so that the parameter hosts stays a list
     doc_md=__doc__,
-    tags=["ktrain", "seeds"],
+    tags=["ktrain", "guides"],
 ):
     PyTorchJobOperator(
         task_id="train",

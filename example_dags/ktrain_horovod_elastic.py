@@ -16,7 +16,7 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     default_args={"namespace": "default"},
     doc_md=__doc__,
-    tags=["ktrain", "seeds"],
+    tags=["ktrain", "guides"],
 ):
     train = MPIJobOperator(
         task_id="train",

@@ -14,7 +14,7 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     params={"image": "pytorch-mnist", "backend": "nccl"},
     doc_md=__doc__,
-    tags=["ktrain", "seeds"],
+    tags=["ktrain", "guides"],
 ):
     PyTorchJobOperator(
         task_id="train",

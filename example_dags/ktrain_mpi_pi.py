@@ -14,6 +14,6 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     params={"api": "v1", "image": "mpi-pi"},
     doc_md=__doc__,
-    tags=["ktrain", "seeds"],
+    tags=["ktrain", "guides"],
 ):
     MPIJobOperator(task_id="train", manifest="manifests/mpi_pi_{{ params.api }}.yaml", namespace="default")

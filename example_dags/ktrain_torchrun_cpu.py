@@ -13,6 +13,6 @@ with DAG(
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     doc_md=__doc__,
-    tags=["ktrain", "seeds"],
+    tags=["ktrain", "guides"],
 ):
     PyTorchJobOperator(task_id="train", manifest="manifests/torchrun_cpu.yaml", namespace="default")
