@@ -82,7 +82,7 @@ def test_a_kill_asks_whether_there_was_one(
     assert ("The next try goes on with it, or a reaper takes it" in capsys.readouterr().out) is kept
 
 
-def test_a_kill_without_a_task_is_none(instance: Instance) -> None:
+def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
     asyncio.run(trigger.on_kill())
