@@ -268,6 +268,7 @@ class TestJob:
         play.store.delete(r.BATCH_JOB, NAMESPACE, "job", propagation=propagation)
         play.settle()
         play.reap()
+        play.wait(1)
         assert (play.names(r.POD), play.names(r.BATCH_JOB)) == ([], [])
 
     def test_time_to_live(self) -> None:

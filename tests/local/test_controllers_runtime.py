@@ -160,12 +160,14 @@ class TestGarbage:
         play.settle()
         assert {"owner", "held"} <= set(play.names(r.CONFIG_MAP))
         play.patch(r.CONFIG_MAP, "held", lambda o: o["metadata"].pop("finalizers"))
+        play.wait(1)
         assert play.names(r.CONFIG_MAP) == ["other", "shared"]
 
     def test_orphans_stay(self) -> None:
         play = self.play()
         play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner", propagation="Orphan")
         play.settle()
+        play.wait(1)
         assert play.names(r.CONFIG_MAP) == ["child", "grandchild", "held", "other", "shared"]
         assert "ownerReferences" not in play.store.get(r.CONFIG_MAP, NAMESPACE, "child")["metadata"]
 

@@ -37,8 +37,8 @@ class GarbageCollector(Controller[Ref]):
             for uid in owners:
                 self._owned.get(uid, {}).pop(ref, None)
             for uid in owners:
-                if uid in self._alive:
-                    self.enqueue(self._alive[uid], OWNER_LATER)
+                if owner := self._alive.get(uid):
+                    self.enqueue(owner, OWNER_LATER if owner[0].custom else 0.0)
             return tuple(self._owned.pop(meta["uid"], ()))
         self._alive[meta["uid"]] = ref
         for uid in owners:
