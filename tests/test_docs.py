@@ -1,7 +1,8 @@
-"""README and docs/ say what is so: their code runs, their links lead somewhere, the names that they use exist."""
+"""Tests of README and docs/: their code runs, their links resolve, the names that they use exist."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import pathlib
@@ -41,7 +42,7 @@ CLASSES: dict[str, type] = {
         ClaimVolume, HostPath, SharedMemory,
     )
 }  # fmt: skip
-#: what a piece of a DAG may use without saying where it is from
+#: what an excerpt of a DAG may use without an import
 PRELUDE = "\n".join(
     [
         "from datetime import timedelta",
@@ -51,11 +52,11 @@ PRELUDE = "\n".join(
         "",
     ]
 )
-NO_DAG = "# in the training program"  #: first line of code that a job runs, not a DAG
+NO_DAG = "# in the training program"  #: first line of code that runs in a job, not in a DAG
 
 
 class Block(NamedTuple):
-    """A fenced block of code, and where it stands."""
+    """A fenced block of code and its place."""
 
     place: str
     language: str
@@ -75,13 +76,13 @@ def blocks(language: str) -> list[Any]:
 
 
 def prose(page: pathlib.Path) -> str:
-    """A page without its blocks of code."""
+    """A page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("block", blocks("python"))
 def test_python_runs(block: Block, tmp_path: pathlib.Path) -> None:
-    """A whole DAG file as Airflow reads it, a piece of one within a DAG; what a job or a test runs is only compiled."""
+    """Load DAG files and excerpts as Airflow does. Code that a job or a test runs is only compiled."""
     compile(block.text, block.place, "exec")
     if block.text.startswith(NO_DAG) or "EmbeddedCluster" in block.text:
         return
@@ -95,14 +96,14 @@ def test_python_runs(block: Block, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_manifests_are_right(block: Block) -> None:
+def test_manifests_have_no_problems(block: Block) -> None:
     for manifest in yaml.safe_load_all(block.text):
         assert manifest["kind"] in KINDS
         assert [str(problem) for problem in check(manifest)] == []
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Each use of `ktrain` in a console block, in one line: place and words."""
+    """Each use of `ktrain` in a console block as one line: its place and its words."""
     for block in (param.values[0] for param in blocks("console")):
         for command in re.findall(r"^\$ (.*)$", block.text.replace("\\\n", " "), re.MULTILINE):
             if match := re.search(r"(?:^|/| )ktrain (\w+.*?)(?: \||$)", command):
@@ -116,9 +117,9 @@ def test_commands_have_their_options(place: str, command: str, capsys: pytest.Ca
     with pytest.raises(SystemExit) as ended:
         main([*name, "--help"])
     assert ended.value.code == 0, place
-    told = capsys.readouterr().out
+    help_text = capsys.readouterr().out
     for option in (word for word in words if word.startswith("-")):
-        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", told), f"{place}: {name} has no {option}"
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"{place}: {name} has no {option}"
 
 
 def test_commands_are_found() -> None:
@@ -126,42 +127,42 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: pathlib.Path) -> None:
+def test_links_resolve(page: pathlib.Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         path, _, anchor = target.partition("#")
         if ":" in path:
             continue
         found = (page.parent / path).resolve() if path else page
-        assert found.exists(), f"{target} is not there"
+        assert found.exists(), f"{target} doesn't exist"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_and_tests_that_are_named_exist(page: pathlib.Path) -> None:
+def test_named_files_and_tests_exist(page: pathlib.Path) -> None:
     text = page.read_text() if page.parent != DOCS or page.name != "fidelity.md" else ""
     named = re.findall(r"(?<![\w./-])((?:example_dags|examples|tests|scripts|benchmarks|docs)/[\w./-]*\w)", text)
     for path in named:
-        assert (ROOT / path).exists(), f"{path} is not there"
+        assert (ROOT / path).exists(), f"{path} doesn't exist"
     for path in re.findall(r"(?<![\w./-])((?:core|engine|hooks|operators|local)/\w+\.py)", text):
-        assert (ROOT / "airflow_provider_ktrain" / path).exists(), f"{path} is not there"
+        assert (ROOT / "airflow_provider_ktrain" / path).exists(), f"{path} doesn't exist"
     tests = {
         name for file in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     for name in re.findall(r"(?:`|\.py::)(test_\w+)`", text):
-        assert name in tests, f"{name} is no test"
+        assert name in tests, f"{name} isn't a test"
 
 
 def parameters(cls: type) -> set[str]:
-    """What a class's constructor takes, Airflow's parameters included."""
+    """The parameters of a class's constructor, including Airflow's."""
     return {
         name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters
     }
 
 
 def tables() -> list[Any]:
-    """Tables whose first column is headed by a class: the page, the class, what the column names."""
+    """Tables with a class as first column heading: the page, the class, and the names in the column."""
     found = []
     for page in PAGES:
         for match in re.finditer(r"^\| `(\w+)` \|.*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE):
@@ -172,23 +173,22 @@ def tables() -> list[Any]:
 
 
 @pytest.mark.parametrize(("cls", "names"), tables())
-def test_parameters_that_are_named_exist(cls: str, names: list[str]) -> None:
+def test_named_parameters_exist(cls: str, names: list[str]) -> None:
     assert names
     assert set(names) <= parameters(CLASSES[cls])
 
 
 def test_every_parameter_is_documented() -> None:
-    """In the docstrings, from which the reference is made."""
+    """In the docstrings, from which the reference is generated."""
     from airflow_provider_ktrain.core.manifest import overlay
-    from airflow_provider_ktrain.operators import job_control as life
-    from airflow_provider_ktrain.operators import training
+    from airflow_provider_ktrain.operators import job_control, training
     from airflow_provider_ktrain.sensors import training as sensors
 
     elsewhere = set(inspect.signature(overlay.JobOptions).parameters) | {"priority_class_name"}
     for cls, known in (
         (training.TrainingJobOperator, elsewhere),
         (sensors.TrainingJobSensor, set()),
-        (life._JobVerbOperator, set()),
+        (job_control._JobVerbOperator, set()),
         (DeleteTrainingJobOperator, set()),
         (ScaleTrainingJobOperator, set()),
         (ReapTrainingJobsOperator, set()),
@@ -198,11 +198,11 @@ def test_every_parameter_is_documented() -> None:
         (HostPath, set()),
     ):
         own = {name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "kwargs")}
-        told = set(re.findall(r":param (\w+):", cls.__doc__ or ""))
-        assert own <= told | known, f"{cls.__name__}: {sorted(own - told - known)}"
+        documented = set(re.findall(r":param (\w+):", cls.__doc__ or "")) | known
+        assert own <= documented, f"{cls.__name__}: {sorted(own - documented)}"
 
 
-def test_extras_that_are_named_exist() -> None:
+def test_named_extras_exist() -> None:
     project = ROOT / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     texts = [file.read_text() for file in (project, *PAGES, *ROOT.glob("airflow_provider_ktrain/**/*.py"))]
@@ -211,7 +211,7 @@ def test_extras_that_are_named_exist() -> None:
 
 
 def script(path: pathlib.Path) -> Any:
-    """A file of Python that belongs to no package."""
+    """Load a Python file that isn't in a package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -221,7 +221,7 @@ def script(path: pathlib.Path) -> Any:
 
 
 def _hook() -> Any:
-    """The hook of MkDocs: plain Python, so that MkDocs is not needed here."""
+    """The hook of MkDocs. It is plain Python and doesn't need MkDocs."""
     return script(DOCS / "generate.py")
 
 
@@ -229,7 +229,7 @@ def _hook() -> Any:
 @pytest.mark.parametrize(
     ("level", "said"), [("info   ", "[Master 0] [1] lesson one"), ("warning", "Manifest: doubtful")]
 )
-def test_the_demo_shows_what_worker_and_triggerer_log(cls: type, level: str, said: str) -> None:
+def test_the_demo_shows_log_lines_of_worker_and_triggerer(cls: type, level: str, said: str) -> None:
     shown = script(ROOT / "scripts" / "demo.py").shown
     before = "" if cls is TrainingJobTrigger else "airflow.task.operators."
     line = (
@@ -242,14 +242,28 @@ def test_the_demo_shows_what_worker_and_triggerer_log(cls: type, level: str, sai
     )
 
 
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_import_paths_are_documented(cls: type) -> None:
+    """The reference has a table row with the class and the module from which users import it."""
+    rows = [row for page in (DOCS / "reference").glob("*.md") for row in page.read_text().splitlines()]
+    matches = [
+        re.search(r"`(airflow_provider_ktrain\.[\w.]+)`", row)
+        for row in rows
+        if f"| `{cls.__name__}`" in row or f", `{cls.__name__}`" in row
+    ]
+    modules = {match[1] for match in matches if match}
+    assert modules
+    assert all(getattr(importlib.import_module(module), cls.__name__) is cls for module in modules)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
         assert f"- {page.relative_to(DOCS)}\n" in text or page.name in _hook().PAGES
 
 
-def test_the_generated_parts_say_what_the_code_says() -> None:
-    """The hook fills in each comment."""
+def test_generated_parts_match_the_code() -> None:
+    """The hook replaces each comment."""
     hook = _hook()
     wanted = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
     assert wanted == set(hook.GENERATED)
