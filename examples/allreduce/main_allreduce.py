@@ -1,7 +1,7 @@
-"""A stand-in for the practitioner's main_allreduce.py: same arguments, and an all-reduce over plain TCP.
+"""A substitute for the practitioner's main_allreduce.py: the same arguments, and an all-reduce over plain TCP.
 
-Sixteen ranks of it run on a laptop. What it shows is what the job is about: that every rank finds the Master by what
-training-operator sets, and that the sum over all of them is right in every iteration.
+Sixteen ranks run on a laptop. The program checks that every rank finds the Master by the variables that
+training-operator sets, and that the sum over all ranks is correct in every iteration.
 """
 
 import argparse
@@ -16,11 +16,11 @@ VALUE = struct.Struct("!d")
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-a", "--arch", default="resnet50")
-    parser.add_argument("-j", "--workers", type=int, default=4, help="processes that load data; none here")
-    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images of all ranks together")
+    parser.add_argument("-j", "--workers", type=int, default=4, help="number of data loading processes; ignored")
+    parser.add_argument("-b", "--batch-size", type=int, default=256, help="images of all ranks in total")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--iter", type=int, default=100)
-    parser.add_argument("--bucket", type=int, default=200, help="iterations between two lines of the log")
+    parser.add_argument("--bucket", type=int, default=200, help="iterations between two log lines")
     return parser.parse_args()
 
 
@@ -28,13 +28,13 @@ def receive(peer):
     data = b""
     while len(data) < VALUE.size:
         if not (more := peer.recv(VALUE.size - len(data))):
-            raise SystemExit("a rank is gone")
+            raise SystemExit("lost the connection to a rank")
         data += more
     return VALUE.unpack(data)[0]
 
 
 def connect(address, patience=60.0):
-    """A connection to the Master, which may still be starting."""
+    """Connect to the Master, which may still be starting."""
     end = time.monotonic() + patience
     while True:
         try:

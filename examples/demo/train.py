@@ -1,7 +1,7 @@
-"""Distributed data parallel training on data made on the spot: the demo's replicas run this.
+"""Distributed data parallel training on generated data. The replicas of the demo run this program.
 
-Reads what training-operator sets (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE), resumes from KTRAIN_CHECKPOINT_DIR
-where that is set, and gives its result as one line that starts with `KTRAIN_RESULT `.
+It reads the variables that training-operator sets (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE), resumes from
+KTRAIN_CHECKPOINT_DIR if that is set, and prints its result as one line that starts with `KTRAIN_RESULT `.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def data(rank, world_size):
 
 
 def check_all_reduce():
-    """The sum over all ranks of (rank + 1) is known: a wrong one means that the ranks do not talk to each other."""
+    """Compare the sum of (rank + 1) over all ranks with the known value, to check the communication between ranks."""
     total = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(total)
     expected = dist.get_world_size() * (dist.get_world_size() + 1) / 2

@@ -1,6 +1,6 @@
-"""A stand-in for Kubeflow's mnist.py: same arguments, same kind of network, same lines of log, no download.
+"""A substitute for Kubeflow's mnist.py: the same arguments, network and log lines, without a download.
 
-The digits are drawn here: a font of 5 x 7 dots, moved about and made noisy.
+The digits are generated from a font of 5 x 7 dots, which are shifted and get noise.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SIDE = 12
 
 
 def digits(count, seed):
-    """Pictures of SIDE x SIDE and what they show."""
+    """Images of SIDE x SIDE and their labels."""
     rows = [row.split() for row in FONT.split("\n") if row]
     font = torch.tensor([[[float(dot) for dot in row[digit]] for row in rows] for digit in range(10)])
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Pi by numerical integration over all ranks: what the MPIJob example runs."""
+"""Compute pi by numerical integration over all ranks. The MPIJob example runs this program."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
-"""A stand-in for Horovod's example of this name: elastic training that is averaged over however many workers there are.
+"""A substitute for Horovod's example of this name: elastic training, averaged over all workers.
 
-It fits a line instead of MNIST. The state is committed after each batch: a worker that joins goes on from there.
-STAND_IN_SIZES (`2 3 1`): train until there were so many workers, in this order, for some batches each.
+It fits a line instead of MNIST. The state is committed after each batch, and a worker that joins starts from there.
+STAND_IN_SIZES (`2 3 1`): train until these numbers of workers have run, in this order, for some batches each.
 """
 
 import json
@@ -10,7 +10,7 @@ import random
 import socket
 import time
 
-BATCHES, PAUSE, RATE = 20, 0.05, 0.1  # for each size; seconds between two batches; of learning
+BATCHES, PAUSE, RATE = 20, 0.05, 0.1  # batches per size; seconds between batches; learning rate
 
 
 def main():
@@ -22,7 +22,7 @@ def main():
         driver.write(json.dumps(report) + "\n")
         driver.flush()
         if not (line := driver.readline()):
-            raise SystemExit("the launcher has let go of this worker")
+            raise SystemExit("the launcher closed the connection to this worker")
         return json.loads(line)
 
     answer = exchange(slot=os.environ["STAND_IN_SLOT"])
