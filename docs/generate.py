@@ -1,4 +1,4 @@
-"""A hook of MkDocs: what the code says of itself stands in the docs where a comment `<!-- generated: NAME -->` is."""
+"""A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with tables and help texts made from the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 COMMANDS = ("check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
 
 
-PAGES = ("guarantees.md", "fidelity.md")  #: written by scripts, for the end of the navigation
+PAGES = ("guarantees.md", "fidelity.md")  #: generated pages, at the end of the navigation
 
 
 def on_config(config: Any, **kwargs: Any) -> Any:
@@ -37,17 +37,17 @@ def commands() -> str:
     """The help of every command, as `ktrain` prints it."""
     from airflow_provider_ktrain.cli import main
 
-    def told(command: str) -> str:
+    def help_of(command: str) -> str:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             main([*command.split(), "--help"])
         return f"## ktrain {command}\n\n```text\n{out.getvalue().strip()}\n```"
 
-    return "\n\n".join(told(command) for command in COMMANDS)
+    return "\n\n".join(help_of(command) for command in COMMANDS)
 
 
 def options() -> str:
-    """The section of airflow.cfg, as the provider tells Airflow of it."""
+    """The section of airflow.cfg, from the provider's metadata."""
     from airflow_provider_ktrain.get_provider_info import get_provider_info
 
     section: dict[str, Any] = get_provider_info()["config"]["ktrain"]["options"]
