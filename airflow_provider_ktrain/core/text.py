@@ -36,3 +36,8 @@ def clipped(text: str, size: int = LINE) -> str:
         return text
     half = (size - 40) // 2  # what is said between them has fewer
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= 300 else line[:297] + "..."

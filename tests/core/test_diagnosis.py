@@ -12,19 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
+from airflow_provider_ktrain.core.diagnosis.job import diagnose, limit_passed
 from airflow_provider_ktrain.core.diagnosis.log_parser import NEAR_END, read_tail
-from airflow_provider_ktrain.core.diagnosis.model import DETAIL
-from airflow_provider_ktrain.core.diagnosis.rules import (
-    PATIENCE,
-    Category,
-    Cause,
-    Limit,
-    as_dict,
-    diagnose,
-    hopeless,
-    limit_passed,
-    log_key,
-)
+from airflow_provider_ktrain.core.diagnosis.model import DETAIL, Category, Cause, Limit, as_dict
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.diagnosis.startup import PATIENCE, hopeless
 from airflow_provider_ktrain.core.text import LINE, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -749,7 +741,7 @@ def test_core_stays_light() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
         "import airflow_provider_ktrain.core.manifest.transform, airflow_provider_ktrain.core.checks\n"
-        "import airflow_provider_ktrain.core.diagnosis.rules, airflow_provider_ktrain.core.state.usage\n"
+        "import airflow_provider_ktrain.core.diagnosis.job, airflow_provider_ktrain.core.state.usage\n"
         "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

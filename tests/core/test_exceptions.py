@@ -7,8 +7,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ktrain import exceptions
 from airflow_provider_ktrain.core import errors
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.rules import as_dict
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, as_dict
 from airflow_provider_ktrain.exceptions import (
     BY_CATEGORY,
     TrainingClusterError,

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.diagnosis.rules import PATIENCE, STARTS, diagnose, hopeless, log_key, never_starts
+from airflow_provider_ktrain.core.diagnosis.job import diagnose
+from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
+from airflow_provider_ktrain.core.diagnosis.startup import PATIENCE, STARTS, hopeless, never_starts
 
 from .test_diagnosis import failed, pod
 

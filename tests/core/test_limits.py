@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.rules import Limit
+from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.limits import Limits, clocks, epoch, restarts
 from airflow_provider_ktrain.core.state.status import Phase
 

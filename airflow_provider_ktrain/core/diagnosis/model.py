@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_provider_ktrain.core.text import clean, clipped
 
@@ -70,3 +71,10 @@ class Limit(enum.StrEnum):
     LOG_STALL = "log_stall_timeout"
     RESTARTS = "max_restarts"
     CRASH_LOOP = "crash_loop_limit"
+
+
+def as_dict(cause: Cause) -> dict[str, Any]:
+    """For XCom and events of triggers."""
+    return {"category": str(cause.category)} | {
+        k: getattr(cause, k) for k in ("summary", "detail", "resolution", "replica", "retryable")
+    }

@@ -232,3 +232,8 @@ def _meta(pod: Json) -> Json:
 
 def _name(pod: Json) -> str:
     return str(_meta(pod).get("name"))
+
+
+def exit_code_text(code: int | None) -> str:
+    name = signal_name(code)
+    return "no exit code" if code is None else f"exit code {code}" + (f", {name}" if name else "")

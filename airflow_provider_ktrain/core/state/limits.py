@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.rules import Limit
+from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.status import Phase, true_conditions, wants_suspension
 
 Object = Mapping[str, Any]

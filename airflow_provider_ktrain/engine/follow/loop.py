@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import rules as diagnosis
+from airflow_provider_ktrain.core.diagnosis import job as diagnosis
+from airflow_provider_ktrain.core.diagnosis import startup
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit, as_dict
 from airflow_provider_ktrain.core.diagnosis.pod_failures import failures, moment
-from airflow_provider_ktrain.core.diagnosis.rules import Category, Cause, Limit
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -409,7 +410,7 @@ class _Supervisor:
 
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
-        if cause := diagnosis.never_starts(self.job or {}, self.pods.all):
+        if cause := startup.never_starts(self.job or {}, self.pods.all):
             return cause
         if not self._not_started or time.monotonic() - self.looked < self.look_after:
             return None
@@ -417,7 +418,7 @@ class _Supervisor:
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
         events = await self.evidence.events(self.ref, self.pods.uids)
-        cause = diagnosis.hopeless(self.job or {}, self.pods.all, events, waited, _now())
+        cause = startup.hopeless(self.job or {}, self.pods.all, events, waited, _now())
         if cause is None:
             self._say_obstacle(events)
         return cause
@@ -531,7 +532,7 @@ class _Supervisor:
         cause = Cause(Category.KILLED, decision.reason)
         if decision.keep:
             self._count()
-            return Outcome(self.phase or Phase.PENDING, False, cause=diagnosis.as_dict(cause), metrics=self.metrics)
+            return Outcome(self.phase or Phase.PENDING, False, cause=as_dict(cause), metrics=self.metrics)
         return await self._release(cause, verify=False, timeout=4)
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
@@ -573,7 +574,7 @@ class _Supervisor:
         return Outcome(
             self.phase or Phase.PENDING,
             succeeded,
-            cause=None if cause is None else diagnosis.as_dict(cause),
+            cause=None if cause is None else as_dict(cause),
             released=released,
             release_error=error,
             kept=kept,
