@@ -1,6 +1,6 @@
-"""What a task raises: one exception per category of cause, so that `retry_policy` rules can name them.
+"""The exceptions that a task raises: one per category of cause, so that `retry_policy` rules can name them.
 
-All are `TrainingJobError`s. Airflow retries all of them but `TrainingConfigurationError` and `TrainingReleaseError`.
+All are `TrainingJobError`s. Airflow retries all except `TrainingConfigurationError` and `TrainingReleaseError`.
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -15,110 +15,112 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import clean
 
 
 class TrainingJobError(AirflowException):
-    """A training job that did not succeed. The first line says why.
+    """A training job did not succeed. The first line of the message is the cause.
 
-    `cause` is `core.cause.Cause` as a dict, empty where there is none: a `retry_policy` of your own may ask it whether
-    the cause is `retryable`, or which `replica` failed.
+    `cause` is the cause as a dict (`core.diagnosis.model.Cause`), empty if there is none. Your own `retry_policy` can
+    read from it whether the cause is `retryable`, or which `replica` failed.
     """
 
     cause: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*clean(args))  # Airflow logs the text, and its log refuses half of a surrogate pair
+        super().__init__(*clean(args))  # Airflow's log rejects lone surrogates
 
 
 class TrainingUserCodeError(TrainingJobError):
-    """The program failed: exit code, traceback."""
+    """The program failed with an exception or an exit code."""
 
 
 class TrainingOutOfMemoryError(TrainingJobError):
-    """A container exceeded its memory limit, or a GPU's memory is used up."""
+    """A container exceeded its memory limit, or a GPU ran out of memory."""
 
 
 class TrainingEnvironmentError(TrainingJobError):
-    """What the job needs around it is missing or refused: a ConfigMap, a Secret, a volume, an account, a policy."""
+    """A ConfigMap, Secret or volume that the job needs is missing, or an admission policy denies its pods."""
 
 
 class TrainingImageError(TrainingJobError):
-    """An image cannot be pulled or started."""
+    """An image can't be pulled, or its command can't be started."""
 
 
 class TrainingSchedulingError(TrainingJobError):
-    """No node takes a pod, or not in time."""
+    """A pod can't be scheduled, or not in time."""
 
 
 class TrainingQueueError(TrainingJobError):
-    """No queue admitted the job in time."""
+    """The queue did not admit the job in time."""
 
 
 class TrainingInfrastructureError(TrainingJobError):
-    """Eviction, preemption, a lost node, a broken GPU, a lost peer, a pod or job deleted by somebody else."""
+    """Eviction, preemption, a lost node, a broken GPU, a lost peer, or a pod or job deleted by someone else."""
 
 
 class TrainingTimeoutError(TrainingJobError):
-    """`execution_timeout`, or a deadline of the manifest's, has passed."""
+    """The job exceeded `execution_timeout` or a deadline in its manifest."""
 
 
 class TrainingHangError(TrainingJobError):
-    """The job ran, and no replica that is followed wrote a line for `log_stall_timeout`."""
+    """No followed replica of a running job wrote a log line for `log_stall_timeout`."""
 
 
 class TrainingKilledError(TrainingJobError):
-    """The task was killed by a user, or its worker was stopped (SIGTERM): then the job is kept for a retry."""
+    """A user killed the task, or its worker was stopped (SIGTERM), in which case the job is kept for a retry."""
 
 
 class TrainingSupersededError(TrainingJobError):
-    """Another try of the task owns the job by now."""
+    """Another try of the task now owns the job."""
 
 
 class TrainingReleaseError(TrainingJobError, AirflowFailException):
-    """The training succeeded (its result is in XCom), but its pods could not be released: they may still hold GPUs.
+    """The training succeeded (its result is in XCom), but its pods could not be released and may still hold GPUs.
 
-    Never retried: that would train again.
+    Never retried: a retry would train again.
     """
 
 
 class TrainingClusterError(TrainingJobError):
-    """The cluster cannot run the job as things are: access, credentials, a right, a quota, or a missing object.
+    """The cluster can't run the job at present: access, credentials, a permission, a quota, or a missing object.
 
-    It may be put right without a change to the task: the connection, a token, the operator, a namespace, a policy, a
-    job that has this job's name. So Airflow retries it.
+    It can be fixed without changing the task (the connection, a token, the operator, a namespace, a policy, another job
+    with this name), so Airflow retries it.
     """
 
 
 class TrainingConfigurationError(TrainingJobError, AirflowFailException):
-    """The manifest or a parameter is refused for what stands in it. Never retried.
+    """The content of the manifest or of a parameter is rejected. Never retried.
 
-    Raised for parameters that cannot be valid on any cluster, and where the API server (400, 413, 422) or the
-    operator's own validation refuses this manifest.
+    Raised for parameters that can't be valid on any cluster, and if the API server (400, 413, 422) or the operator's
+    validation rejects this manifest.
     """
 
 
-BY_CATEGORY: Mapping[str, type[TrainingJobError]] = {
-    "user code": TrainingUserCodeError,
-    "configuration": TrainingConfigurationError,
-    "environment": TrainingEnvironmentError,
-    "image": TrainingImageError,
-    "scheduling": TrainingSchedulingError,
-    "infrastructure": TrainingInfrastructureError,
-    "out of memory": TrainingOutOfMemoryError,
-    "queue": TrainingQueueError,
-    "timeout": TrainingTimeoutError,
-    "hang": TrainingHangError,
-    "killed": TrainingKilledError,
+#: The exception of each category; `unknown` has none of its own.
+BY_CATEGORY: Mapping[Category, type[TrainingJobError]] = {
+    Category.USER_CODE: TrainingUserCodeError,
+    Category.CONFIGURATION: TrainingConfigurationError,
+    Category.ENVIRONMENT: TrainingEnvironmentError,
+    Category.IMAGE: TrainingImageError,
+    Category.SCHEDULING: TrainingSchedulingError,
+    Category.INFRASTRUCTURE: TrainingInfrastructureError,
+    Category.OUT_OF_MEMORY: TrainingOutOfMemoryError,
+    Category.QUEUE: TrainingQueueError,
+    Category.TIMEOUT: TrainingTimeoutError,
+    Category.HANG: TrainingHangError,
+    Category.KILLED: TrainingKilledError,
 }
 
 
 def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError:
-    """The exception of a cause: summary first, then detail, remedy, release.
+    """The exception for a cause: its summary, detail and resolution, then the release.
 
-    :param cause: `core.cause.Cause` as a dict.
-    :param released: what was released, one line; empty where nothing was.
+    :param cause: `core.diagnosis.model.Cause` as a dict. A category of a later release raises `TrainingJobError`.
+    :param released: one line about the release; empty if nothing was released. Default: "".
     """
     lines = [cause["summary"], cause.get("detail"), cause.get("resolution"), released]
     error = BY_CATEGORY.get(cause["category"], TrainingJobError)("\n".join(str(line) for line in lines if line))
@@ -127,7 +129,7 @@ def failure(cause: Mapping[str, Any], released: str = "") -> TrainingJobError:
 
 
 def airflow_error(error: KtrainError) -> TrainingJobError:
-    """The exception that a task raises for an error of ours; `KtrainError.final` decides whether it is retried."""
+    """The exception that a task raises for a `KtrainError`, whose `final` decides whether Airflow retries the task."""
     if error.final:
         return TrainingConfigurationError(str(error))
     return TrainingClusterError(str(error)) if isinstance(error, ClusterError) else TrainingJobError(str(error))

@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core import kills
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.core.text import UNFIT
+from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
@@ -44,7 +44,7 @@ def as_airflow_errors() -> Iterator[None]:
         with _typed_errors():
             yield
     except Exception as e:
-        if not UNFIT.search("".join(traceback.format_exception(e))):
+        if not UNSTORABLE.search("".join(traceback.format_exception(e))):
             raise
         error = e if isinstance(e, TrainingJobError) else TrainingJobError(f"{type(e).__name__}: {e}")
         error.__cause__ = None
@@ -108,7 +108,7 @@ class WorkerHost:
         self._log = log
         self._task = task
         self._stop = Stop(self._decide)
-        self._decision: kills.Decision | None = None  # over the job, after a kill
+        self._decision: kills.KillDecision | None = None  # over the job, after a kill
         self._runner = asyncio.Runner()
         self._running = False
         self._ref: JobRef | None = None  # of a job that we have to release
@@ -182,11 +182,11 @@ class WorkerHost:
         if self._decision is not None:  # a kill in between
             raise TrainingKilledError(self._decision.reason)
 
-    async def _decide(self) -> kills.Decision:
+    async def _decide(self) -> kills.KillDecision:
         """Whether a killed try releases its job: by the task's state in Airflow, asked until it is known."""
         if self._decision is None or not self._decision.certain:
             state = await self._state()
-            self._decision = kills.of_worker(state, self._task is not None and self._task.retry_left)
+            self._decision = kills.decision_for_worker(state, self._task is not None and self._task.retry_left)
             self._log.warning(_sentence(self._decision.reason))
         return self._decision
 

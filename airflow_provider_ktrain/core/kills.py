@@ -1,8 +1,9 @@
-"""What a kill means for the job: decided by the state of the task in Airflow, never by the kill alone.
+"""Decides what happens to the job when its task is killed, by the state of the task in Airflow.
 
-Airflow calls a trigger's `on_kill` also where a stalled triggerer wakes up after another one took its triggers, and
-sends a worker SIGTERM also where it only lost its connection or is being redeployed. Both are no reason to end a
-training. What is kept is adopted by the next try, followed by the next trigger, or released by the reaper.
+A kill alone proves nothing. Airflow also calls a trigger's `on_kill` when a stalled triggerer wakes up after another
+one took over its triggers, and it also sends SIGTERM to a worker that lost its connection or is being redeployed.
+Neither is a reason to end the training. A job that is kept is adopted by the next try, followed by the next trigger, or
+released by the reaper.
 """
 
 from __future__ import annotations
@@ -11,43 +12,45 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ABSENT = "absent"  #: there is no such task instance: its run was deleted
-NONE = "none"  #: a clear has reset the state
-UNKNOWN = "unknown"  #: Airflow could not be asked
+ABSENT = "absent"  #: the task instance does not exist: its run was deleted
+NONE = "none"  #: the task was cleared, which resets its state
+UNKNOWN = "unknown"  #: Airflow did not answer
 
 
-class Action(enum.Enum):
-    """What is done with the job."""
+class KillAction(enum.Enum):
+    """What happens to the job."""
 
     RELEASE = "release"
     KEEP = "keep"
-    ASK_AGAIN = "ask again"  #: the state is on its way to another one; keep the job where it stays
+    ASK_AGAIN = "ask again"  #: the state is about to change; keep the job if it does not
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What is done with the job, and a sentence that says why.
+class KillDecision:
+    """What happens to the job, and why.
 
-    :param certain: False where Airflow could not be asked.
+    :param action: what happens to the job.
+    :param reason: a sentence for the log and the exception.
+    :param certain: whether Airflow reported the task's state. Default: True.
     """
 
-    action: Action
+    action: KillAction
     reason: str
     certain: bool = True
 
     @property
     def keep(self) -> bool:
-        return self.action is not Action.RELEASE
+        return self.action is not KillAction.RELEASE
 
 
-_OVER = ("failed", "success", "skipped", "upstream_failed", "removed", NONE, ABSENT)
-_GOES_ON = ("deferred", "running", "up_for_retry", "up_for_reschedule", "restarting")
-_ON_ITS_WAY = ("scheduled", "queued")
+_ENDED = ("failed", "success", "skipped", "upstream_failed", "removed", NONE, ABSENT)
+_CONTINUES = ("deferred", "running", "up_for_retry", "up_for_reschedule", "restarting")
+_CHANGING = ("scheduled", "queued")
 
-_TRIGGER: Mapping[str, Action] = {
-    **dict.fromkeys(_OVER, Action.RELEASE),
-    **dict.fromkeys(_GOES_ON, Action.KEEP),
-    **dict.fromkeys((*_ON_ITS_WAY, UNKNOWN), Action.ASK_AGAIN),
+_TRIGGER: Mapping[str, KillAction] = {
+    **dict.fromkeys(_ENDED, KillAction.RELEASE),
+    **dict.fromkeys(_CONTINUES, KillAction.KEEP),
+    **dict.fromkeys((*_CHANGING, UNKNOWN), KillAction.ASK_AGAIN),
 }
 
 _ENDINGS = {
@@ -55,36 +58,40 @@ _ENDINGS = {
     "restarting": "it was cleared while it ran",
     ABSENT: "its run or its task instance was deleted",
 }
-_STOPPED = "the worker was stopped (SIGTERM)"
-_NEXT_TRY = "the job is kept for the next try; if none comes, the reaper releases it"
+_STOPPED = "The worker was stopped (SIGTERM)"
+_KEPT = "The job is kept for the next try; if there is none, the reaper releases it."
 
 
-def of_trigger(state: str) -> Action:
-    """What a trigger that is killed does with its job. A state that we do not know keeps it.
+def action_for_trigger(state: str) -> KillAction:
+    """What a killed trigger does with its job. An unknown state keeps the job.
 
-    Scheduled and queued tell nothing: the task may have been cleared, or it returns to a worker with our own event.
+    Scheduled and queued don't decide it: the task may have been cleared, or may return to a worker with our own event.
+
+    :param state: state of the task instance, or UNKNOWN.
     """
-    return _TRIGGER.get(state, Action.KEEP)
+    return _TRIGGER.get(state, KillAction.KEEP)
 
 
-def of_worker(state: str, retry_left: bool) -> Decision:
-    """What a worker that gets SIGTERM does with its job.
+def decision_for_worker(state: str, retry_left: bool) -> KillDecision:
+    """What a worker does with its job when it receives SIGTERM.
 
-    A clear of a running task shows as restarting until its worker has ended: the next try is to train anew. A state in
-    which another try is certain to come, or a trigger follows the job, keeps it whether or not a retry was left.
+    Airflow shows a running task that was cleared as restarting until its worker has ended; the next try trains from the
+    start. The job is kept, even without a retry left, in states in which another try or a trigger will follow it.
 
-    :param state: of the task instance, of `compat.task_state`, or UNKNOWN.
-    :param retry_left: whether Airflow retries this try if it fails.
+    :param state: state of the task instance from `compat.task_state`, or UNKNOWN.
+    :param retry_left: whether Airflow retries the task if this try fails.
     """
-    if state in _OVER or state == "restarting":
-        how = _ENDINGS.get(state, f"Airflow has it as {state}")
-        return Decision(Action.RELEASE, f"the task was killed: {how}")
+    if state in _ENDED or state == "restarting":
+        how = _ENDINGS.get(state, f"its state in Airflow is {state}")
+        return KillDecision(KillAction.RELEASE, f"The task was killed: {how}")
     if state == UNKNOWN:
-        why = f"{_STOPPED}, and Airflow could not be asked why"
+        why = f"{_STOPPED}, and Airflow did not report the task's state"
     elif state == "running":
-        why = f"{_STOPPED} while Airflow has the task as running"
+        why = f"{_STOPPED} while the task was running"
     else:
-        return Decision(Action.KEEP, f"{_STOPPED} while Airflow has the task as {state}: {_NEXT_TRY}")
+        return KillDecision(KillAction.KEEP, f"{_STOPPED} while the task was {state}. {_KEPT}")
     if retry_left:
-        return Decision(Action.KEEP, f"{why}: {_NEXT_TRY}", certain=state != UNKNOWN)
-    return Decision(Action.RELEASE, f"{why}; no retry is left, so the job is released", certain=state != UNKNOWN)
+        return KillDecision(KillAction.KEEP, f"{why}. {_KEPT}", certain=state != UNKNOWN)
+    return KillDecision(
+        KillAction.RELEASE, f"{why}. No retry is left, so the job is released.", certain=state != UNKNOWN
+    )

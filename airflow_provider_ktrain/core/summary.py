@@ -1,4 +1,4 @@
-"""What is said of a training that succeeded."""
+"""The summary of a training that succeeded."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import moment
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.usage import Usage
+from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 
 def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], spent: Usage, now: datetime) -> str:
-    """One line: which job, how long it ran, its replicas and its GPU time.
+    """One line for the log: the job, its run time, its replicas and its GPU time.
 
-    :param job: as last seen.
-    :param now: the end of a job that doesn't tell its own.
+    :param ref: the job's reference.
+    :param kind: its kind.
+    :param job: the job as last seen.
+    :param spent: its GPU time.
+    :param now: the current time, used if the job has no completionTime.
     """
     status = job.get("status") or {}
-    began = moment(status.get("startTime")) or moment((job.get("metadata") or {}).get("creationTimestamp"))
-    ended = moment(status.get("completionTime")) or now
-    took = f" after {duration((ended - began).total_seconds())}" if began else ""
-    replicas = sum(kind.count(job, role) for role in kind.roles)
-    return f"{ref} succeeded{took} with {replicas} replica{'' if replicas == 1 else 's'}. {spent}"
+    created = (job.get("metadata") or {}).get("creationTimestamp")
+    began = parse_timestamp(status.get("startTime") or created)
+    ended = parse_timestamp(status.get("completionTime")) or now
+    run_time = f" after {format_duration((ended - began).total_seconds())}" if began else ""
+    replicas = counted(sum(kind.count(job, role) for role in kind.roles), "replica")
+    return f"{ref} succeeded{run_time} with {replicas}. {spent}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`12 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`: the two largest units."""
     rest, parts = max(round(seconds), 0), []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):

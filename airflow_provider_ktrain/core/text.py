@@ -1,4 +1,4 @@
-"""Text of others, made fit to be kept: of a bounded length, and without what databases and encoders refuse."""
+"""Makes text from logs and API responses storable: limits its length and replaces characters that databases reject."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-LINE = 2048  #: characters of a line of a log, or of a summary, that are kept
+MAX_LINE_CHARS = 2048  #: of a log line or a summary
 
-#: NUL, which PostgreSQL refuses in JSON, and halves of surrogate pairs, which UTF-8 does
-UNFIT = re.compile("[\0\ud800-\udfff]")
+#: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def clean(value: T) -> T:
-    """The same nested value with U+FFFD for each character of a string, or of a key, that is `UNFIT`."""
+    """The same nested value, with U+FFFD for each UNSTORABLE character in its strings and keys."""
     cleaned: Any = value
     if isinstance(value, str):
-        cleaned = UNFIT.sub("\ufffd", value) if UNFIT.search(value) else value
+        cleaned = UNSTORABLE.sub("\ufffd", value) if UNSTORABLE.search(value) else value
     elif isinstance(value, Mapping):
         cleaned = {clean(key): clean(item) for key, item in value.items()}
     elif isinstance(value, list | tuple):
@@ -26,18 +26,23 @@ def clean(value: T) -> T:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """A number with its noun: `1 GPU`, `2 GPUs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def clipped(text: str, size: int = LINE) -> str:
-    """The text, or head and tail of it with a word on what is missing, in `size` characters together."""
+def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
+    """The text if it fits, else its head and tail with the number of characters left out between them.
+
+    :param text: the text.
+    :param size: maximum length of the result in characters. Default: MAX_LINE_CHARS.
+    """
     if len(text) <= size:
         return text
-    half = (size - 40) // 2  # what is said between them has fewer
+    half = (size - 40) // 2  # the note between them is shorter than 40 characters
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
 
 
 def first_line(text: str) -> str:
+    """The first line of a message, at most 300 characters."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= 300 else line[:297] + "..."

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import moment
 from airflow_provider_ktrain.core.errors import (
     AccessError,
     ClusterError,
@@ -39,6 +38,7 @@ from airflow_provider_ktrain.core.identity import (
     differences,
 )
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import (
@@ -398,7 +398,7 @@ def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Obj
 def _going(pod: Mapping[str, Any]) -> str:
     """What is known of a pod that is to go; its node we have no right to read."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
-    due = moment(meta.get("deletionTimestamp"))  # the grace period is in it
+    due = parse_timestamp(meta.get("deletionTimestamp"))  # the grace period is in it
     grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
     if due is None:
         why = "not asked to end yet"

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.reaping import OVER, is_kept, judge
+from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -102,7 +102,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     self.log.info("Dry run: %s would be released", ref)
                     done.append(str(ref))
                     continue
-                if (state := _task_state(owner)) not in OVER:  # releasing the jobs before it took its time
+                if (state := _task_state(owner)) not in ENDED_TASK_STATES:  # releasing the jobs before it took its time
                     self.log.info("%s stays: its task is %s by now", ref, state)
                     continue
                 try:

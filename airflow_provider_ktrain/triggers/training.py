@@ -16,7 +16,7 @@ from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, supervis
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kills import UNKNOWN, Action, of_trigger
+from airflow_provider_ktrain.core.kills import UNKNOWN, KillAction, action_for_trigger
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -131,8 +131,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Release the job if its task was really killed.
 
         Airflow also calls this where a stalled triggerer comes back after another took its triggers, and after a clear
-        when the new try may own the job already. So the task's state is asked first (`core.kills.of_trigger`), and the
-        release is fenced by the owner.
+        when the new try may own the job already. So the task's state is asked first (`core.kills.action_for_trigger`),
+        and the release is fenced by the owner.
 
         A triggerer of Airflow 3.3 cancels what it has cancelled again every second, and after 30 s (on_kill_timeout):
         it would cut the release off. So that is a task of its own, waited for here and, where this is cut off, in
@@ -155,7 +155,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         if not self.options["release"]:
             return
         state, action = await self._kill_action()
-        if action is not Action.RELEASE:
+        if action is not KillAction.RELEASE:
             self.log.warning(
                 "%s is kept: its task is %s. The next try goes on with it, or a reaper takes it", ref, state
             )
@@ -163,14 +163,14 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.log.info("The task is %s. Releasing its job %s", state, ref)
         await self._release(ref, timeout=KILL_PATIENCE)
 
-    async def _kill_action(self) -> tuple[str, Action]:
+    async def _kill_action(self) -> tuple[str, KillAction]:
         """The task's state, and what follows from it; asked again while that is not decided."""
         end = time.monotonic() + self.state_patience
         state = ""
         while True:
             before, state = state, await self._task_state()
-            action = of_trigger(state)
-            if action is not Action.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
+            action = action_for_trigger(state)
+            if action is not KillAction.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
                 return state, action
             if state != before:
                 self.log.info("A kill of a task that is %s: its state is asked again until it is decided", state)

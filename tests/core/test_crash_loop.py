@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.state.crash_loop import KEPT, SHORT, Restart, RestartHistory
+from airflow_provider_ktrain.core.state.crash_loop import (
+    MAX_HANDED_OVER_CONTAINERS,
+    SHORT_RUN_SECONDS,
+    Restart,
+    RestartHistory,
+)
 
 RECORDINGS = Path(__file__).parent / "data" / "restarts"
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -80,7 +85,7 @@ def crashes(
         began = 100 + n * (lasts + 10)
         again = began + lasts + 10
         crashed = pod(replica, restarts=n + 1, running=again, before=run(began, began + lasts))
-        history.see(of or job(len(beside)), by_uid(crashed, *beside))
+        history.update(of or job(len(beside)), by_uid(crashed, *beside))
 
 
 @pytest.mark.parametrize(
@@ -106,25 +111,25 @@ def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> No
     for kind, it in events:
         if kind == "DELETED":
             del pods[it["metadata"]["uid"]]
-            restarts += history.see_deleted(it)
+            restarts += history.mark_deleted(it)
         else:
             pods[it["metadata"]["uid"]] = it
-        restarts += history.see(recorded, pods)
+        restarts += history.update(recorded, pods)
         if handed_over and kind == "MODIFIED":
-            history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
-            restarts += history.see(recorded, pods)
+            history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+            restarts += history.update(recorded, pods)
     assert told(restarts) == lines
     assert history.crash_loop(1 if name.startswith("09") else 2) is None  # it ended well
 
 
 def test_a_restart_names_the_exception_of_the_run_before() -> None:
     history = RestartHistory(PYTORCHJOB)
-    (restart,) = history.see(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
+    (restart,) = history.update(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
     log = ["Traceback (most recent call last):", "  x", "KeyError: 'label_map'"]
     assert restart.describe(log) == "Master 0 restarted (3rd time) after KeyError: 'label_map'. Back-off 40 s."
     assert (
         restart.describe(["bye"])
-        == "Master 0 restarted (3rd time) after exit code 1; its last line: bye. Back-off 40 s."
+        == "Master 0 restarted (3rd time) after exit code 1; last log line: bye. Back-off 40 s."
     )
     assert restart.describe(None) == "Master 0 restarted (3rd time) after exit code 1. Back-off 40 s."
 
@@ -132,7 +137,7 @@ def test_a_restart_names_the_exception_of_the_run_before() -> None:
 def test_a_restart_names_what_the_kubelet_says() -> None:
     history = RestartHistory(PYTORCHJOB)
     oom = run(100, 105, 137) | {"reason": "OOMKilled"}
-    assert told(history.see(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
+    assert told(history.update(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
         "Master 0 restarted (1st time) after OOMKilled, exit code 137 (SIGKILL)."
     ]
 
@@ -142,8 +147,8 @@ def test_a_pod_that_is_recreated_is_a_restart() -> None:
     lines = []
     for n in range(3):
         failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
-        lines += told(history.see(job(), by_uid(failed)))
-        lines += told(history.see_deleted(failed))
+        lines += told(history.update(job(), by_uid(failed)))
+        lines += told(history.mark_deleted(failed))
     assert lines == [
         "Master 0 restarted (1st time) after exit code 130 (SIGINT).",
         "Master 0 restarted (2nd time) after exit code 130 (SIGINT).",
@@ -163,20 +168,20 @@ def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
             "labels": {"training.kubeflow.org/job-role": "launcher"},
         }
         pods |= by_uid(launcher)
-        lines += told(history.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
+        lines += told(history.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
     assert lines == [f"Launcher restarted ({n} time) after exit code 1." for n in ("1st", "2nd")]
     assert history.crash_loop(3)
-    after = RestartHistory(MPIJOB, history.past())
-    assert after.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
+    after = RestartHistory(MPIJOB, history.handover())
+    assert after.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
     late = RestartHistory(MPIJOB)
-    assert told(late.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
+    assert told(late.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
 
 
 def test_a_pod_that_was_evicted_is_a_restart() -> None:
     history = RestartHistory(PYTORCHJOB)
-    history.see(job(), by_uid(pod(running=0, uid="a")))
-    history.see_deleted(pod(uid="a", phase="Failed", reason="Evicted", ended=run(0, 9, 137)))
-    assert told(history.see(job(), by_uid(pod(uid="b", created=10)))) == [
+    history.update(job(), by_uid(pod(running=0, uid="a")))
+    history.mark_deleted(pod(uid="a", phase="Failed", reason="Evicted", ended=run(0, 9, 137)))
+    assert told(history.update(job(), by_uid(pod(uid="b", created=10)))) == [
         "Master 0 restarted (1st time) after its pod was evicted from its node (Evicted)."
     ]
 
@@ -198,25 +203,25 @@ def test_failures_before_every_replica_has_run_do_not_count() -> None:
     crashes(history, 20, pod("master-0"), replica="worker-0")
     assert history.crash_loop(1) is None
     last = pod("worker-0", restarts=20, running=400, before=run(385, 390))
-    history.see(job(1), by_uid(last, pod("master-0", running=395)))
+    history.update(job(1), by_uid(last, pod("master-0", running=395)))
     assert history.crash_loop(1) is None, "they failed before the master ran"
     last = pod("worker-0", restarts=21, running=420, before=run(400, 410))
-    history.see(job(1), by_uid(last, pod("master-0", running=395)))
+    history.update(job(1), by_uid(last, pod("master-0", running=395)))
     assert history.crash_loop(1)
 
 
 def test_long_runs_are_no_crash_loop() -> None:
     history = RestartHistory(PYTORCHJOB)
-    crashes(history, 20, lasts=SHORT)
+    crashes(history, 20, lasts=SHORT_RUN_SECONDS)
     assert history.crash_loop(1) is None
 
 
 def test_a_long_run_ends_the_row() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
-    long = pod(restarts=6, running=900, before=run(180, 180 + SHORT))
-    history.see(job(), by_uid(long))
-    history.see(job(), by_uid(pod(restarts=7, running=920, before=run(900, 910))))
+    long = pod(restarts=6, running=900, before=run(180, 180 + SHORT_RUN_SECONDS))
+    history.update(job(), by_uid(long))
+    history.update(job(), by_uid(pod(restarts=7, running=920, before=run(900, 910))))
     assert history.crash_loop(2) is None
     assert history.crash_loop(1)
 
@@ -225,8 +230,8 @@ def test_a_failure_long_after_the_one_before_begins_another_row() -> None:
     """Nobody followed it for an hour: what was between is not known."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
-    history = RestartHistory(PYTORCHJOB, history.past())
-    history.see(job(), by_uid(pod(restarts=9, running=4000, before=run(3900, 3905))))
+    history = RestartHistory(PYTORCHJOB, history.handover())
+    history.update(job(), by_uid(pod(restarts=9, running=4000, before=run(3900, 3905))))
     assert history.crash_loop(2) is None
 
 
@@ -239,35 +244,35 @@ def test_counting_starts_again_when_a_replica_loses_its_pod(reason: str, gone: b
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
     lost = pod("worker-0", phase="Failed", reason=reason)
-    history.see(job(1), by_uid(crashed, *([] if gone else [lost])))
+    history.update(job(1), by_uid(crashed, *([] if gone else [lost])))
     waiting = pod("worker-0", uid="again", created=180)
     for n in range(6, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.see(job(1), by_uid(crashed, waiting))
+        history.update(job(1), by_uid(crashed, waiting))
     assert history.crash_loop(1) is None
     back = pod("worker-0", uid="again", created=180, running=1150)
     for n in range(12, 18):
         assert history.crash_loop(6) is None
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.see(job(1), by_uid(crashed, back))
+        history.update(job(1), by_uid(crashed, back))
     assert history.crash_loop(6)
 
 
 def test_counting_starts_again_after_a_suspension() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
-    history.see(job(runPolicy={"suspend": True}), {})
-    assert told(history.see(job(), by_uid(pod(uid="b", created=200)))) == []
-    history.see(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
+    history.update(job(runPolicy={"suspend": True}), {})
+    assert told(history.update(job(), by_uid(pod(uid="b", created=200)))) == []
+    history.update(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
     assert history.crash_loop(2) is None
 
 
 def test_a_kill_by_the_deletion_of_its_pod_is_no_failure() -> None:
     history = RestartHistory(PYTORCHJOB)
-    history.see(job(), by_uid(pod(running=0)))
+    history.update(job(), by_uid(pod(running=0)))
     deleted = pod(ended=run(0, 5, 143))
     deleted["metadata"] |= {"deletionTimestamp": at(34), "deletionGracePeriodSeconds": 30}
-    history.see_deleted(deleted)
+    history.mark_deleted(deleted)
     assert history.crash_loop(1) is None
 
 
@@ -290,27 +295,27 @@ def test_a_handover_keeps_the_count_and_reports_nothing_twice() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 4)
     crashed = pod(restarts=4, running=160, before=run(145, 150))
-    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
-    assert after.see(job(), by_uid(crashed)) == []
-    assert told(after.see(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
+    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+    assert after.update(job(), by_uid(crashed)) == []
+    assert told(after.update(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
         "Master 0 restarted (5th time) after exit code 1. Back-off 10 s."
     ]
-    after.see(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
+    after.update(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
     assert after.crash_loop(6)
 
 
 def test_a_handover_of_a_thousand_crashing_pods_is_small() -> None:
     history = RestartHistory(PYTORCHJOB)
     workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
-    history.see(job(1000), by_uid(pod(running=0), *workers))
+    history.update(job(1000), by_uid(pod(running=0), *workers))
     worst = pod("worker-700", restarts=3, running=140, before=run(120, 130))
-    history.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
-    past = json.dumps(history.past())
-    assert len(past) < 200 * KEPT
+    history.update(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
+    past = json.dumps(history.handover())
+    assert len(past) < 200 * MAX_HANDED_OVER_CONTAINERS
     after = RestartHistory(PYTORCHJOB, json.loads(past))
-    assert after.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
+    assert after.update(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
     again = pod("worker-700", restarts=4, running=160, before=run(140, 150))
-    assert told(after.see(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
+    assert told(after.update(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
         "Worker 700 restarted (4th time) after exit code 1. Back-off 10 s."
     ]
 
@@ -325,17 +330,17 @@ def test_a_replica_that_was_lost_while_nobody_followed_stops_the_count() -> None
     """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 2, pod("worker-0", running=0))
-    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.past())))
+    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
     waiting = pod("worker-0", uid="again", created=300)
     for n in range(3, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        after.see(job(1), by_uid(crashed, waiting))
+        after.update(job(1), by_uid(crashed, waiting))
     assert after.crash_loop(4) is None
     back = pod("worker-0", uid="again", created=300, running=1200)
     for n in range(12, 18):
         assert after.crash_loop(6) is None
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100 + 1, n * 100 + 5))
-        after.see(job(1), by_uid(crashed, back))
+        after.update(job(1), by_uid(crashed, back))
     assert after.crash_loop(6)
 
 
@@ -347,7 +352,7 @@ def test_a_sidecar_that_crashes_is_no_crash_loop() -> None:
         exporter = pod(restarts=n + 1, running=115 + 15 * n, before=run(100 + 15 * n, 105 + 15 * n))
         (status,) = exporter["status"]["containerStatuses"]
         training["status"]["containerStatuses"].append(status | {"name": "metrics-exporter"})
-        history.see(job(), by_uid(training))
+        history.update(job(), by_uid(training))
     assert history.crash_loop(1) is None
 
 
@@ -363,11 +368,11 @@ def test_pods_that_are_deleted_are_no_crash_loop_where_clocks_differ(code: int, 
     history = RestartHistory(PYTORCHJOB)
     for n in range(10):
         began = 200 * n
-        history.see(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - behind)))
+        history.update(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - behind)))
         ended = pod(
             uid=str(n), created=began, ended=run(began + 5 - behind, began + 101 - behind, code), phase="Failed"
         )
-        restarts = history.see_deleted(deleted(ended, began + 100))
+        restarts = history.mark_deleted(deleted(ended, began + 100))
     assert history.crash_loop(1) is None
     assert told(restarts) == []
 
@@ -378,10 +383,10 @@ def test_peers_of_a_deleted_pod_are_no_crash_loop_where_clocks_differ(behind: fl
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
     lost = pod("worker-0", ended=run(0, 181 - behind, 143), phase="Failed")
-    history.see_deleted(deleted(lost, 180))
+    history.mark_deleted(deleted(lost, 180))
     for n in range(6, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.see(job(1), by_uid(crashed, pod("worker-0", uid="again", created=185)))
+        history.update(job(1), by_uid(crashed, pod("worker-0", uid="again", created=185)))
     assert history.crash_loop(1) is None
 
 
@@ -396,13 +401,13 @@ def test_peers_that_crash_after_a_preempted_replica_is_back_do_not_end_the_job()
     """NCCL tells each of them only once, when the replica runs again already."""
     history = RestartHistory(PYTORCHJOB)
     peers = [pod(f"worker-{i}", running=0) for i in range(1, 8)]
-    history.see(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
+    history.update(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
     lost = pod("worker-0", phase="Failed", reason="Preempting")
-    history.see(job(8), by_uid(pod(running=0), lost, *peers))
+    history.update(job(8), by_uid(pod(running=0), lost, *peers))
     back = pod("worker-0", uid="again", created=10, running=20)
     for n in range(1, 8):
         peers[n - 1] = pod(f"worker-{n}", restarts=1, running=60 + n, before=run(0, 50 + n))
-        history.see(job(8), by_uid(pod(running=0), back, *peers))
+        history.update(job(8), by_uid(pod(running=0), back, *peers))
     assert history.crash_loop(2) is None
 
 
@@ -410,10 +415,10 @@ def test_a_flaky_job_of_long_and_short_runs_is_no_crash_loop() -> None:
     """Five short runs, then one that trains for longer than 10 minutes, again and again."""
     history, began, restarts = RestartHistory(PYTORCHJOB), 0.0, 0
     for _ in range(5):
-        for lasts in (5, 60, 300, 599, 20, SHORT):
+        for lasts in (5, 60, 300, 599, 20, SHORT_RUN_SECONDS):
             restarts += 1
             again = began + lasts + 10
-            history.see(job(), by_uid(pod(restarts=restarts, running=again, before=run(began, began + lasts))))
+            history.update(job(), by_uid(pod(restarts=restarts, running=again, before=run(began, began + lasts))))
             assert history.crash_loop(6) is None
             began = again
 
@@ -423,8 +428,8 @@ def test_a_suspension_that_only_its_condition_shows_starts_again() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     suspended = job() | {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
-    history.see(suspended, by_uid(pod(restarts=5, running=300, before=run(200, 205))))
-    history.see(job(), by_uid(pod(uid="b", created=400, restarts=1, running=420, before=run(405, 410))))
+    history.update(suspended, by_uid(pod(restarts=5, running=300, before=run(200, 205))))
+    history.update(job(), by_uid(pod(uid="b", created=400, restarts=1, running=420, before=run(405, 410))))
     assert history.crash_loop(2) is None
 
 
@@ -432,7 +437,7 @@ def test_three_hundred_recreated_pods_do_not_grow_the_history() -> None:
     history, sizes = RestartHistory(PYTORCHJOB), []
     for n in range(300):
         failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
-        history.see(job(), by_uid(failed))
-        history.see_deleted(failed)
+        history.update(job(), by_uid(failed))
+        history.mark_deleted(failed)
         sizes.append(len(repr(vars(history))))
     assert sizes[-1] <= sizes[5] * 1.1

@@ -1,9 +1,10 @@
-"""The first line of a failure is its cause: recorded failures of a real cluster, and what was not recorded."""
+"""The first line of a failure is its cause: failures recorded on a real cluster, and some that were not recorded."""
 
 from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
-from airflow_provider_ktrain.core.diagnosis.job import diagnose, limit_passed
-from airflow_provider_ktrain.core.diagnosis.log_parser import NEAR_END, read_tail
-from airflow_provider_ktrain.core.diagnosis.model import DETAIL, Category, Cause, Limit, as_dict
+from airflow_provider_ktrain.core.diagnosis import failure_patterns
+from airflow_provider_ktrain.core.diagnosis.job import diagnose, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
+from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, MAX_SUMMARY_CHARS, Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
-from airflow_provider_ktrain.core.diagnosis.startup import PATIENCE, hopeless
-from airflow_provider_ktrain.core.text import LINE, clean
+from airflow_provider_ktrain.core.diagnosis.startup import GRACE_SECONDS, find_startup_failure
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
@@ -32,24 +33,24 @@ def cause_of(record: dict[str, Any]) -> Cause:
     return diagnose(record["job"], record["pods"], record["events"], record["logs"], gone=record["gone"])
 
 
-DEADLINE = "was active longer than its activeDeadlineSeconds of"
-DELETED = "was deleted by someone else before it had ended"
-NO_NODE = "finds no node: 0/1 nodes are available:"
+DEADLINE = "exceeded its activeDeadlineSeconds of"
+DELETED = "was deleted by someone else before it ended"
+NO_NODE = "can't be scheduled: 0/1 nodes are available:"
 SELECTOR = "1 node(s) didn't match Pod's node affinity/selector"
 LONG = "long-name-long-name-long-name-long-name-long-name-longz"
-REFUSED = "is refused by its operator and will never run:"
+REJECTED = "was rejected by its operator:"
 V1 = "MPIJob failed validation because MPIReplicaSpec is not valid:"
 
 FIRST_LINES: dict[str, tuple[Category, str]] = {
-    "05-pt-never-fail": (Category.USER_CODE, "Master 0 failed with exit code 1; its last line: about to fail"),
-    "05b-pt-worker-never-fail": (Category.USER_CODE, "Worker 1 failed with exit code 1; its last line: worker"),
-    "08-pt-backofflimit-0": (Category.USER_CODE, "Master 0 failed with exit code 3; its last line: boom"),
-    "08b-pt-never-backofflimit-3": (Category.USER_CODE, "Master 0 failed with exit code 3; its last line: boom"),
+    "05-pt-never-fail": (Category.USER_CODE, "Master 0 failed with exit code 1. Last log line: about to fail"),
+    "05b-pt-worker-never-fail": (Category.USER_CODE, "Worker 1 failed with exit code 1. Last log line: worker"),
+    "08-pt-backofflimit-0": (Category.USER_CODE, "Master 0 failed with exit code 3. Last log line: boom"),
+    "08b-pt-never-backofflimit-3": (Category.USER_CODE, "Master 0 failed with exit code 3. Last log line: boom"),
     "08c-pt-always": (
         Category.USER_CODE,
-        "PyTorchJob always was restarted until its backoffLimit of 3 was reached; seen: exit code 1",
+        "PyTorchJob always reached its backoffLimit of 3 restarts; the last failure had exit code 1",
     ),
-    "10-pt-exitcode-1": (Category.USER_CODE, "Master 0 failed with exit code 1; its last line: permanent"),
+    "10-pt-exitcode-1": (Category.USER_CODE, "Master 0 failed with exit code 1. Last log line: permanent"),
     "12c-pt-ttl-failed": (Category.USER_CODE, "Master 0 failed with exit code 1 and wrote no output"),
     "13-pt-activedeadline": (Category.TIMEOUT, f"PyTorchJob deadline {DEADLINE} 5 s"),
     "13c-pt-template-deadline-never": (Category.TIMEOUT, f"PyTorchJob backstop {DEADLINE} 25 s"),
@@ -59,96 +60,93 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
     "16-pt-delete-orphan": (Category.INFRASTRUCTURE, f"PyTorchJob gone {DELETED}"),
     "17-pt-image-never": (
         Category.IMAGE,
-        "Master 0: image docker.io/library/absent:1 cannot be pulled (ErrImageNeverPull): Container image "
+        "Master 0 can't pull docker.io/library/absent:1: Container image "
         '"docker.io/library/absent:1" is not present with pull policy of Never',
     ),
     "17-pt-image-pull": (
         Category.IMAGE,
-        f"Master 0: image registry.example.invalid/team/trainer:1.0 cannot be pulled (ImagePullBackOff): {CONTAINERD}",
+        f"Master 0 can't pull registry.example.invalid/team/trainer:1.0: {CONTAINERD}",
     ),
     "18-pt-gpu-unschedulable-at-7s": (Category.SCHEDULING, f"Master 0 {NO_NODE} 1 Insufficient nvidia.com/gpu"),
     "18b-pt-nodeselector-at-5s": (Category.SCHEDULING, f"Master 0 {NO_NODE} {SELECTOR}"),
     "18c-pt-cpu-memory": (Category.SCHEDULING, f"Master 0 {NO_NODE} 1 Insufficient cpu, 1 Insufficient memory"),
     "21c-pt-long-name-runs": (
         Category.CONFIGURATION,
-        f"PyTorchJob {LONG} has a name that is too long for its services, and will never get a status: "
-        f'Error creating: Service "{LONG}-master-0" is invalid: metadata.name: Invalid value: "{LONG}-master-0": '
-        "must be no more than 63 characters",
+        f'PyTorchJob {LONG} has a name that is too long for its Services: Service "{LONG}-master-0" is invali...',
     ),
     "22-pt-oom": (Category.OUT_OF_MEMORY, "Master 0 ran out of memory (OOMKilled, exit code 137)"),
     "22b-pt-oom-exitcode": (Category.OUT_OF_MEMORY, "Master 0 ran out of memory (OOMKilled, exit code 137)"),
     "24-pt-init-fail": (
         Category.USER_CODE,
-        "init container prepare of Master 0 failed with exit code 4; its last line: cannot prepare",
+        "Init container prepare of Master 0 failed with exit code 4. Last log line: cannot prepare",
     ),
     "24b-pt-init-fail-onfailure": (
         Category.USER_CODE,
-        "init container prepare of Master 0 failed with exit code 4; its last line: cannot prepare",
+        "Init container prepare of Master 0 failed with exit code 4. Last log line: cannot prepare",
     ),
     "25c-pt-bad-command": (
         Category.IMAGE,
-        'Master 0: the command cannot be started: exec: "/no/such/program": stat /no/such/program: '
-        "no such file or directory",
+        'Master 0 can\'t start its command: exec: "/no/such/program": stat /no/such/program: no such file or directory',
     ),
     "25d-pt-config-error": (
         Category.ENVIRONMENT,
-        'Master 0: container pytorch cannot be created (CreateContainerConfigError): configmap "absent" not found',
+        'Master 0 can\'t create container pytorch: configmap "absent" not found',
     ),
     "25d-pt-config-error-nosecret": (
         Category.ENVIRONMENT,
-        'Master 0: a volume cannot be mounted: MountVolume.SetUp failed for volume "s" : secret "absent" not found',
+        'Master 0 can\'t mount a volume: MountVolume.SetUp failed for volume "s" : secret "absent" not found',
     ),
     "32-mpi-launcher-fails": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "32b-mpi-launcher-fails-onfailure": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "32c-mpi-launcher-fails-default": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "32d-mpi-launcher-backoff-0": (
         Category.USER_CODE,
-        "Launcher failed with exit code 3; its last line: launcher fails",
+        "Launcher failed with exit code 3. Last log line: launcher fails",
     ),
     "32e-mpi-launcher-fails-never": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "38-mpi-invalid": (
         Category.CONFIGURATION,
-        f"MPIJob nolauncher {REFUSED} Found validation errors: spec.mpiReplicaSpecs[Launcher]: Required value: "
+        f"MPIJob nolauncher {REJECTED} Found validation errors: spec.mpiReplicaSpecs[Launcher]: Required value: "
         "must have Launcher replica spec",
     ),
     "38-mpi-invalid-exitcode": (
         Category.CONFIGURATION,
-        f"MPIJob exitcode {REFUSED} Found validation errors: spec.mpiReplicaSpecs[Launcher].restartPolicy: "
+        f"MPIJob exitcode {REJECTED} Found validation errors: spec.mpiReplicaSpecs[Launcher].restartPolicy: "
         'Unsupported value: "ExitCode": supported values: "Never", "OnFailure"',
     ),
     "40b-mpi-unschedulable-worker": (
         Category.SCHEDULING,
-        f"Worker 0 {NO_NODE} {SELECTOR}; meanwhile Launcher failed (exit code 1)",
+        f"Worker 0 {NO_NODE} {SELECTOR}. Launcher failed while waiting for it (exit code 1)",
     ),
     "40c-mpi-deadline-ttl": (Category.TIMEOUT, f"MPIJob deadline {DEADLINE} 5 s"),
     "43-mpi1-worker-fails": (Category.USER_CODE, "Worker 0 failed with exit code 1 and wrote no output"),
     "45-mpi1-launcher-fails": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "45b-mpi1-launcher-fails-onfailure": (
         Category.USER_CODE,
-        "Launcher failed with exit code 1; its last line: launcher fails",
+        "Launcher failed with exit code 1. Last log line: launcher fails",
     ),
     "46d-mpi1-invalid": (
         Category.CONFIGURATION,
-        f"MPIJob nolauncher {REFUSED} {V1} Master ReplicaSpec must be present",
+        f"MPIJob nolauncher {REJECTED} {V1} Master ReplicaSpec must be present",
     ),
     "46d-mpi1-invalid-twolaunchers": (
         Category.CONFIGURATION,
-        f"MPIJob twolaunchers {REFUSED} {V1} There must be only 1 launcher replica",
+        f"MPIJob twolaunchers {REJECTED} {V1} There must be only 1 launcher replica",
     ),
     "35-mpi-suspend-at-10s": (Category.QUEUE, "MPIJob held is suspended: MPIJob suspended"),
     "14-pt-suspend-create-at-3s": (Category.QUEUE, "PyTorchJob held is suspended: PyTorchJob held is suspended."),
@@ -156,12 +154,18 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
 }
 
 
+def assert_sentences(resolution: str) -> None:
+    assert resolution[0].isupper() or resolution.startswith("py-spy")
+    assert resolution.endswith(".")
+
+
 @pytest.mark.parametrize("name", FIRST_LINES)
 def test_the_first_line_of_a_recorded_failure(name: str) -> None:
     cause = cause_of(recording(name))
     assert (cause.category, cause.summary) == FIRST_LINES[name]
     assert str(cause).splitlines()[0] == cause.summary
-    assert cause.resolution
+    assert len(cause.summary) <= MAX_SUMMARY_CHARS
+    assert_sentences(cause.resolution)
 
 
 @settings(max_examples=5)
@@ -189,28 +193,33 @@ HOPELESS_IN_THE_END = {"17-pt-image-pull", "25d-pt-config-error", "25d-pt-config
 def test_hopeless_is_only_what_will_never_start(name: str) -> None:
     record = recording(name)
     seen = record["job"], record["pods"], record["events"]
-    at_once, in_the_end = hopeless(*seen), hopeless(*seen, waited=max(PATIENCE.values()))
+    at_once = find_startup_failure(*seen)
+    in_the_end = find_startup_failure(*seen, waited_seconds=max(GRACE_SECONDS.values()))
     assert (at_once is not None) == (name in HOPELESS_AT_ONCE)
     assert (in_the_end is not None) == (name in HOPELESS_AT_ONCE | HOPELESS_IN_THE_END)
-    if in_the_end:
-        assert in_the_end == cause_of(record)
+    if at_once:
+        assert in_the_end == at_once == cause_of(record)
+    elif in_the_end:
+        cause = cause_of(record)
+        assert in_the_end == replace(cause, summary=f"{cause.summary}. Giving up after waiting 300 s.")
 
 
 def test_an_image_that_cannot_be_pulled_gets_three_minutes() -> None:
     record = recording("17-pt-image-pull")
-    assert hopeless(record["job"], record["pods"], record["events"], waited=179) is None
-    cause = hopeless(record["job"], record["pods"], record["events"], waited=180)
+    assert find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=179) is None
+    cause = find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=180)
     assert cause
     assert (cause.replica, cause.retryable) == ("Master 0", True)
-    assert cause.resolution == "correct the registry's name, or let the nodes reach it"
+    assert cause.summary.endswith("no such host. Giving up after waiting 180 s.")
+    assert cause.resolution == "Correct the registry's name, or give the nodes access to it."
 
 
 def test_the_detail_holds_what_else_was_seen() -> None:
     detail = cause_of(recording("05-pt-never-fail")).detail
     assert "PyTorchJob fails is failed because 1 Master replica(s) failed." in detail
-    assert "Master 0 is pod fails-master-0, container pytorch" in detail
-    assert detail.endswith("last lines:\n  about to fail")
-    assert "made anew 6 times" in cause_of(recording("22b-pt-oom-exitcode")).detail
+    assert "Master 0: pod fails-master-0, container pytorch" in detail
+    assert detail.endswith("Last log lines:\n  about to fail")
+    assert "recreated 6 times" in cause_of(recording("22b-pt-oom-exitcode")).detail
     assert "restarted 3 times" in cause_of(recording("32c-mpi-launcher-fails-default")).detail
     assert "1 Insufficient nvidia.com/gpu. no new claims" in cause_of(recording("18-pt-gpu-unschedulable-at-7s")).detail
 
@@ -299,14 +308,14 @@ def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> N
     cause = diagnose(failed(at=101), pods, log_tails=logs(worker_0=TRACEBACK, master_0="epoch 1"))
     assert (cause.category, cause.replica) == (Category.USER_CODE, "Worker 0")
     assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
-    assert "later failed" not in cause.detail
+    assert "Failed later" not in cause.detail
 
 
 def test_a_lost_peer_is_not_the_cause_even_when_it_was_first() -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=1, at=100)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST, worker_0=TRACEBACK))
     assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
-    assert "later failed: Master 0" in cause.detail
+    assert "Failed later: Master 0" in cause.detail
 
 
 @pytest.mark.parametrize("log", [PEER_LOST, NCCL_TIMEOUT, "torch.distributed.DistNetworkError: Broken pipe"])
@@ -314,7 +323,7 @@ def test_peers_lost_everywhere_say_that_nobody_says_why(log: str) -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=134, at=100)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=log, worker_0=log))
     assert cause.category is Category.INFRASTRUCTURE
-    assert cause.summary.startswith("Master 0 lost a peer, and no replica says why: ")
+    assert cause.summary.startswith("Master 0 lost a peer, and no replica reports why: ")
     assert cause.retryable
 
 
@@ -367,7 +376,7 @@ def test_a_lost_node_is_infrastructure() -> None:
 def test_a_pod_deleted_by_hand_fails_the_job_under_never(meta: dict[str, Any]) -> None:
     job = failed(at=101, message="PyTorchJob train is failed because 1 Worker replica(s) failed.")
     cause = diagnose(job, [pod("Worker", 1, code=143, at=102, metadata=meta), pod("Master", 0)])
-    assert cause.summary == "Worker 1 was deleted or killed from outside, and the job failed with it"
+    assert cause.summary == "Worker 1 was deleted or killed from outside, which failed the job"
     assert cause.category is Category.INFRASTRUCTURE
 
 
@@ -397,30 +406,30 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         (
             "torchrun-kill",
             Category.OUT_OF_MEMORY,
-            "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)",
+            "Master 0 failed: SIGKILL ended one of its processes, probably out of memory (exit code 1)",
         ),
         ("torchrun-exit", Category.USER_CODE, "Master 0 failed: one of its processes ended with exit code 3"),
         ("mpirun-raise", Category.USER_CODE, "Master 0 failed: ValueError: bad shard (exit code 1)"),
         (
             "mpirun-kill",
             Category.OUT_OF_MEMORY,
-            "Master 0: a process was killed by SIGKILL, most likely for memory (exit code 1)",
+            "Master 0 failed: SIGKILL ended one of its processes, probably out of memory (exit code 1)",
         ),
         (
             "mpirun-segv",
             Category.USER_CODE,
-            "Master 0 failed: one of its processes ended with exit code -11, SIGSEGV; "
-            "its last line: signal 11 (Segmentation fault).",
+            "Master 0 failed: one of its processes ended with exit code -11, SIGSEGV. "
+            "Last log line: signal 11 (Segmentation fault).",
         ),
         (
             "mpirun-root",
             Category.USER_CODE,
-            "Master 0 is not allowed to start mpirun: prterun has detected an attempt to run as root. (exit code 1)",
+            "Master 0 can't start mpirun as root: prterun has detected an attempt to run as root. (exit code 1)",
         ),
         (
             "mpirun-slots",
             Category.USER_CODE,
-            "Master 0 starts more processes than there are slots: "
+            "Master 0 starts more processes than it has slots: "
             "There are not enough slots available in the system to satisfy the 64 (exit code 1)",
         ),
     ],
@@ -454,7 +463,7 @@ def test_torchelastics_error_file_is_read_from_the_termination_message() -> None
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": json.dumps(error)})])
     assert cause.summary == "Master 0 failed: KeyError: 'lr' (exit code 1)"
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": "disk is gone"})])
-    assert cause.summary == "Master 0 failed with exit code 1; its last line: disk is gone"
+    assert cause.summary == "Master 0 failed with exit code 1. Last log line: disk is gone"
 
 
 WORDS = [
@@ -485,7 +494,13 @@ def test_known_messages_of_programs(line: str, code: int, category: Category) ->
 
 def test_no_known_message_is_a_configuration_error() -> None:
     """Configuration errors are never retried, and a word in a log is no proof."""
-    tables = (words.PROGRAMS, words.PEERS, words.TAKEN, words.STARTS, words.MOUNTS)
+    tables = (
+        failure_patterns.PROGRAM_ERRORS,
+        failure_patterns.PEER_LOSSES,
+        failure_patterns.DISRUPTIONS,
+        failure_patterns.START_ERRORS,
+        failure_patterns.MOUNT_ERRORS,
+    )
     known = [entry for table in tables for entry in table]
     assert Category.CONFIGURATION not in {c for e in known for c in (e.category, e.category_with_gpus)}
 
@@ -495,7 +510,7 @@ def test_gpus_that_are_requested_and_not_seen_are_the_nodes_fault(gpus: int) -> 
     it = pod("Worker", 0, code=1, at=5)
     it["spec"]["containers"] = [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
     cause = diagnose(failed(), [it], log_tails=logs(worker_0="RuntimeError: No CUDA GPUs are available"))
-    assert cause.summary == "Worker 0 sees no GPU: RuntimeError: No CUDA GPUs are available (exit code 1)"
+    assert cause.summary == "Worker 0 can't see any GPU: RuntimeError: No CUDA GPUs are available (exit code 1)"
     assert cause.category is (Category.INFRASTRUCTURE if gpus else Category.USER_CODE)
     assert cause.retryable
 
@@ -507,14 +522,14 @@ NO_FILE = "python: can't open file '/etc/train.yaml': [Errno 2] No such file or 
     "log",
     [
         [f"warning: {NO_FILE}, using defaults"],
-        [NO_FILE, *(f"epoch {i}" for i in range(NEAR_END))],
+        [NO_FILE, *(f"epoch {i}" for i in range(PATTERN_WINDOW_LINES))],
         [NO_FILE, "Traceback (most recent call last):", "  x", "ValueError: negative loss"],
     ],
     ids=["a warning", "far from the end", "before the exception"],
 )
 def test_a_known_message_that_the_program_survived_explains_nothing(log: list[str]) -> None:
     cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails={log_key("train-worker-0", "pytorch"): log})
-    assert "cannot find its program" not in cause.summary
+    assert "can't find its program" not in cause.summary
     assert (cause.category, cause.retryable) == (Category.USER_CODE, True)
 
 
@@ -549,11 +564,15 @@ def test_signals_have_names() -> None:
 
 
 def test_a_restart_that_healed_is_no_failure() -> None:
-    healed = pod("Worker", 0)
-    healed["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
+    include_recovered = pod("Worker", 0)
+    include_recovered["status"]["containerStatuses"][0]["lastState"] = {
+        "terminated": {"exitCode": 1, "finishedAt": time(1)}
+    }
     done = pod("Worker", 1, code=0, at=9)
     done["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(1)}}
-    cause = diagnose(failed(), [healed, done, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad"))
+    cause = diagnose(
+        failed(), [include_recovered, done, pod("Master", 0, code=2, at=50)], log_tails=logs(master_0="bad")
+    )
     assert cause.replica == "Master 0"
 
 
@@ -570,15 +589,15 @@ def test_a_job_that_mpi_operator_says_was_evicted() -> None:
 def test_a_job_that_nobody_took_up() -> None:
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
     assert "no operator has reconciled it" in diagnose(job, []).summary
-    cause = limit_passed(Limit.STARTUP, 300, job, [])
-    assert cause.summary == "PyTorchJob train was reconciled by no operator after 300 s (startup_timeout)"
+    cause = diagnose_limit(Limit.STARTUP, 300, job, [])
+    assert cause.summary == "PyTorchJob train was not reconciled by any operator within 300 s (startup_timeout)"
 
 
 def test_quota() -> None:
     event = {"reason": "FailedCreatePod", "message": 'Error creating: pods "x" is forbidden: exceeded quota: gpus'}
     cause = diagnose({"kind": "PyTorchJob", "metadata": {"name": "t"}, "status": {}}, [], [event])
     assert cause.category is Category.SCHEDULING
-    assert "exceeded quota: gpus" in cause.summary
+    assert "exceeds the namespace's quota: gpus" in cause.summary
 
 
 # ---- our own limits
@@ -591,38 +610,38 @@ def test_quota() -> None:
             Limit.QUEUE,
             "14-pt-suspend-create-at-3s",
             Category.QUEUE,
-            "was not admitted by its queue after 60 s (queue_timeout)",
+            "was not admitted by its queue within 60 s (queue_timeout)",
         ),
         (
             Limit.SCHEDULE,
             "18-pt-gpu-unschedulable-at-7s",
             Category.SCHEDULING,
-            "(schedule_timeout): Master 0 finds no node: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu",
+            "(schedule_timeout): Master 0 can't be scheduled: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu",
         ),
-        (Limit.STARTUP, "17-pt-image-pull", Category.IMAGE, "(startup_timeout): Master 0: image registry"),
+        (Limit.STARTUP, "17-pt-image-pull", Category.IMAGE, "(startup_timeout): Master 0 can't pull registry"),
         (
             Limit.STARTUP,
             "25d-pt-config-error-nosecret",
             Category.ENVIRONMENT,
-            "(startup_timeout): Master 0: a volume",
+            "(startup_timeout): Master 0 can't mount a volume",
         ),
         (
             Limit.EXECUTION,
             "13b-pt-activedeadline-quiet",
             Category.TIMEOUT,
-            "has not ended 60 s after its creation (execution_timeout, less the time to release it)",
+            "did not finish within 60 s of its creation (execution_timeout minus the time reserved for its release)",
         ),
         (
             Limit.LOG_STALL,
             "13b-pt-activedeadline-quiet",
             Category.HANG,
-            "has written no log line after 60 s (log_stall_timeout)",
+            "wrote no log line for 60 s (log_stall_timeout)",
         ),
     ],
 )
 def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Category, said: str) -> None:
     record = recording(name)
-    cause = limit_passed(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
+    cause = diagnose_limit(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is category
     assert said in cause.summary
     assert cause.resolution
@@ -630,11 +649,11 @@ def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Categ
 
 def test_too_many_restarts_are_told_with_what_failed() -> None:
     record = recording("32c-mpi-launcher-fails-default")
-    cause = limit_passed(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
+    cause = diagnose_limit(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is Category.USER_CODE
     assert cause.summary == (
         "MPIJob lfail was restarted more often than max_restarts=2 allows: "
-        "Launcher failed with exit code 1; its last line: launcher fails"
+        "Launcher failed with exit code 1. Last log line: launcher fails"
     )
 
 
@@ -649,18 +668,44 @@ def test_a_restart_too_many_is_told_with_what_failed_before(now: dict[str, Any])
     (status,) = again["status"]["containerStatuses"]
     status |= {"lastState": status["state"], "state": now}
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
-    cause = limit_passed(Limit.RESTARTS, 0, job, [again], (), logs(master_0="broken"))
+    cause = diagnose_limit(Limit.RESTARTS, 0, job, [again], (), logs(master_0="broken"))
     assert cause.category is Category.USER_CODE
     assert cause.summary == (
         "PyTorchJob train was restarted more often than max_restarts=0 allows: "
-        "Master 0 failed with exit code 1; its last line: broken"
+        "Master 0 failed with exit code 1. Last log line: broken"
     )
     assert "restarted once" in cause.detail
 
 
+def test_a_typo_in_an_image_name_is_named_in_the_first_line() -> None:
+    image = "docker.io/library/pytorch-dmeo:latest"
+    message = (
+        f'rpc error: code = NotFound desc = failed to pull and unpack image "{image}": '
+        f'failed to resolve reference "{image}": {image}: not found'
+    )
+    waiting = pod("Master", 0)
+    (status,) = waiting["status"]["containerStatuses"]
+    status |= {"image": "pytorch-dmeo:latest", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}
+    cause = find_startup_failure({"kind": "PyTorchJob"}, [waiting], waited_seconds=180)
+    assert cause
+    assert cause.summary == "Master 0 can't pull pytorch-dmeo:latest: not found. Giving up after waiting 180 s."
+    assert cause.detail == f"ErrImagePull: {message}"
+    assert cause.resolution == "Correct the image's name and tag, or push the image."
+
+
+def test_a_long_summary_moves_to_the_detail() -> None:
+    long = Cause(Category.USER_CODE, "Worker 0 failed: " + "x" * 300, "more")
+    short = long.with_short_summary()
+    assert short.summary == f"{long.summary[: MAX_SUMMARY_CHARS - 3]}..."
+    assert short.detail == f"{long.summary}\nmore"
+    assert short.with_short_summary() == short
+    fitting = Cause(Category.USER_CODE, "x" * MAX_SUMMARY_CHARS, "more")
+    assert fitting.with_short_summary() == fitting
+
+
 def test_a_cause_travels_as_json() -> None:
     cause = cause_of(recording("22-pt-oom"))
-    again = json.loads(json.dumps(as_dict(cause)))
+    again = json.loads(json.dumps(cause.as_dict()))
     assert Cause(**{**again, "category": Category(again["category"])}) == cause
 
 
@@ -675,9 +720,10 @@ def test_lines_of_any_length_make_a_cause_that_can_travel(replicas: int) -> None
         failed(message="y" * HUGE), pods, log_tails={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
     )
     assert cause.summary.startswith("Worker 0 failed: ValueError: bad shard xxx")
-    assert len(cause.summary) <= 500
-    assert len(cause.detail) <= DETAIL
-    assert cause.detail.startswith("yyy")
+    assert len(cause.summary) == MAX_SUMMARY_CHARS
+    assert len(cause.detail) <= MAX_DETAIL_CHARS
+    assert cause.detail.startswith("Worker 0 failed: ValueError: bad shard xxx"), "the summary in full"
+    assert "\nyyy" in cause.detail
     assert cause.detail.endswith("xxx")
     assert " characters ...] " in cause.detail
 
@@ -686,9 +732,9 @@ def test_of_a_long_line_no_more_is_looked_at_than_is_kept() -> None:
     """It is done in the event loop, for every replica that failed."""
     for log, message in (["x" * HUGE] * 50, ""), ([], "x" * HUGE):
         tail = read_tail(log, message)
-        assert len(tail.text) <= 50 * (LINE + 1)
-        assert all(len(line) <= LINE for line in (*tail.lines, tail.last))
-    assert len(read_tail([], json.dumps({"message": f"KeyError: {'x' * HUGE}"})).exception) <= LINE
+        assert len(tail.text) <= 50 * (MAX_LINE_CHARS + 1)
+        assert all(len(line) <= MAX_LINE_CHARS for line in (*tail.quoted_lines, tail.last_line))
+    assert len(read_tail([], json.dumps({"message": f"KeyError: {'x' * HUGE}"})).exception) <= MAX_LINE_CHARS
 
 
 def test_a_replica_that_was_made_anew_has_one_log() -> None:
@@ -701,7 +747,7 @@ def test_a_replica_that_was_made_anew_has_one_log() -> None:
 
     pods = [pod("Worker", 0, code=1, at=20 * n + 5, uid=str(n), created=time(20 * n)) for n in range(20)]
     tails = Logs(logs(worker_0=TRACEBACK))
-    assert "made anew 19 times" in diagnose(failed(), pods, log_tails=tails).detail
+    assert "recreated 19 times" in diagnose(failed(), pods, log_tails=tails).detail
     assert tails.asked == 1
 
 
@@ -714,7 +760,7 @@ def test_a_cause_has_no_character_that_cannot_be_stored(said: str) -> None:
         diagnose(failed(message=said), []),
     ):
         assert "a\ufffdb" in cause.summary
-        assert clean(as_dict(cause)) == as_dict(cause)
+        assert clean(cause.as_dict()) == cause.as_dict()
 
 
 @pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900], ids=["lists", "objects"])
@@ -730,7 +776,7 @@ def test_any_log_can_be_read(lines: list[str], message: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end=end)], log_tails=tails)
     assert cause.summary.startswith("Master 0")
     assert "\n" not in cause.summary
-    assert len(cause.summary) <= 600
+    assert len(cause.summary) <= MAX_SUMMARY_CHARS
 
 
 def test_core_stays_light() -> None:

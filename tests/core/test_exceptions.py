@@ -7,7 +7,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ktrain import exceptions
 from airflow_provider_ktrain.core import errors
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, as_dict
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.exceptions import (
     BY_CATEGORY,
     TrainingClusterError,
@@ -20,11 +20,16 @@ from airflow_provider_ktrain.exceptions import (
 
 @pytest.mark.parametrize("category", Category)
 def test_each_category_has_its_exception_and_carries_the_cause(category: Category) -> None:
-    error = failure(as_dict(Cause(category, "why", "more", "do this", "Worker 3", retryable=False)), "2 GPUs released")
+    error = failure(Cause(category, "why", "more", "do this", "Worker 3", retryable=False).as_dict(), "2 GPUs released")
     assert str(error).splitlines() == ["why", "more", "do this", "2 GPUs released"]
     assert type(error) is BY_CATEGORY.get(category, TrainingJobError)
     assert isinstance(error, AirflowFailException) is (category is Category.CONFIGURATION)
     assert (error.cause["replica"], error.cause["retryable"]) == ("Worker 3", False)
+
+
+def test_a_category_of_a_later_release_raises_the_base_class() -> None:
+    error = failure({"category": "of a later release", "summary": "why"})
+    assert (type(error), str(error)) == (TrainingJobError, "why")
 
 
 def test_all_exceptions_of_a_task_have_one_base() -> None:

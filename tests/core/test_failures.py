@@ -10,10 +10,16 @@ import pytest
 import yaml
 
 from airflow_provider_ktrain.core.diagnosis.job import diagnose
+from airflow_provider_ktrain.core.diagnosis.model import MAX_SUMMARY_CHARS
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
-from airflow_provider_ktrain.core.diagnosis.startup import PATIENCE, STARTS, hopeless, never_starts
+from airflow_provider_ktrain.core.diagnosis.startup import (
+    GRACE_SECONDS,
+    MAX_START_RESTARTS,
+    find_startup_failure,
+    find_unstartable_command,
+)
 
-from .test_diagnosis import failed, pod
+from .test_diagnosis import assert_sentences, failed, pod
 
 GROUPS = yaml.safe_load((Path(__file__).parent / "failures.yaml").read_text())
 CASES = {f"{group}: {name}": case for group, cases in GROUPS.items() for name, case in cases.items()}
@@ -56,28 +62,31 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     assert (cause.summary, cause.category) == (case["first"], case["category"])
     assert cause.retryable is case.get("retryable", True)
     assert case.get("resolution", "") in cause.resolution
-    assert cause.resolution
+    assert_sentences(cause.resolution)
+    assert len(cause.summary) <= MAX_SUMMARY_CHARS
     assert cause.category != "configuration" or not cause.retryable  # tasks are not retried for it
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "hopeless" in case])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "find_startup_failure" in case])
 def test_pods_that_are_refused_for_good_are_hopeless_after_some_patience(name: str) -> None:
     seen = evidence(CASES[name])
-    assert hopeless(*seen) is None
-    cause = hopeless(*seen, waited=max(PATIENCE.values()))
+    assert find_startup_failure(*seen) is None
+    cause = find_startup_failure(*seen, waited_seconds=max(GRACE_SECONDS.values()))
     assert cause
-    assert cause.summary == CASES[name]["first"]
+    assert cause.summary == f"{CASES[name]['first']}. Giving up after waiting 300 s."
 
 
 @pytest.mark.parametrize(("on_node", "gives_up"), [(20, False), (179, False), (180, True)])
-def test_the_patience_with_a_pod_counts_from_when_it_got_its_node(on_node: float, gives_up: bool) -> None:
-    """The job has waited for hours until this worker got a node, and others still have none: a registry may be away."""
+def test_the_grace_time_of_a_pod_starts_when_it_gets_its_node(on_node: float, gives_up: bool) -> None:
+    """The job has waited for hours until this worker got a node; the registry may be unavailable only now."""
     why = {"reason": "ErrImagePull", "message": "429 Too Many Requests"}
     job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}, "waiting": why})
     now = datetime.fromisoformat(it["metadata"]["creationTimestamp"]) + timedelta(hours=2)
     since = (now - timedelta(seconds=on_node)).isoformat()
     it["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}]
-    assert (hopeless(job, [it], waited=7200, now=now) is not None) is gives_up
+    cause = find_startup_failure(job, [it], waited_seconds=7200, now=now)
+    assert (cause is not None) is gives_up
+    assert cause is None or cause.summary.endswith("Giving up after waiting 180 s.")
 
 
 @pytest.mark.parametrize("refused", ["train-worker-0", "train-launcher-x7k2p", ""])
@@ -87,9 +96,9 @@ def test_a_pod_that_was_refused_and_is_there_by_now_is_not_hopeless(refused: str
     why = f'pods "{refused}" is forbidden: no service account' if refused else 'webhook "x" denied the request'
     event = {"reason": "FailedCreatePod", "message": f"Error creating: {why}"}
     it["metadata"]["name"] = refused.replace("x7k2p", "9qwer") or "train-worker-0"
-    assert hopeless(job, [it], [event], waited=3600) is None
+    assert find_startup_failure(job, [it], [event], waited_seconds=3600) is None
     it["metadata"]["name"] = "train-worker-1"
-    assert (hopeless(job, [it], [event], waited=3600) is None) is (refused == "")
+    assert (find_startup_failure(job, [it], [event], waited_seconds=3600) is None) is (refused == "")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("talking: ") and "GPU" not in name])
@@ -105,30 +114,38 @@ def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
     assert diagnose(job, [missed, cause], events, tails).summary == summary
 
 
-def test_a_sidecar_that_cannot_be_started_ends_no_training() -> None:
+def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
     end = {"exitCode": 128, "reason": "StartError", "message": 'exec: "exporter": executable file not found'}
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0] |= {"restartCount": 9, "name": "metrics-exporter"}
-    assert never_starts(job, [it]) is None
+    assert find_unstartable_command(job, [it]) is None
 
 
 @pytest.mark.parametrize(
     ("restarts", "end", "gives_up"),
     [
         (
-            STARTS,
+            MAX_START_RESTARTS,
             {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": executable file not found'},
             True,
         ),
         (
-            STARTS - 1,
+            MAX_START_RESTARTS - 1,
             {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": not found'},
             False,
         ),  # not yet
-        (STARTS, {"exitCode": 127, "reason": "Error"}, False),  # a shell's word: the program may have run before
-        (STARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
-        (STARTS, {"exitCode": 128, "reason": "StartError", "message": "nvidia-container-cli: no driver"}, False),
+        (
+            MAX_START_RESTARTS,
+            {"exitCode": 127, "reason": "Error"},
+            False,
+        ),  # a shell's word: the program may have run before
+        (MAX_START_RESTARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
+        (
+            MAX_START_RESTARTS,
+            {"exitCode": 128, "reason": "StartError", "message": "nvidia-container-cli: no driver"},
+            False,
+        ),
     ],
 )
 def test_a_command_that_cannot_be_started_is_not_tried_without_end(
@@ -137,9 +154,9 @@ def test_a_command_that_cannot_be_started_is_not_tried_without_end(
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0]["restartCount"] = restarts
-    cause = never_starts(job, [it])
+    cause = find_unstartable_command(job, [it])
     assert (cause is not None) is gives_up
     if cause:
-        assert cause.summary.startswith("Worker 0: the command cannot be started: ")
-        assert cause.summary.endswith("; it was tried 4 times")
+        assert cause.summary.startswith("Worker 0 can't start its command: ")
+        assert cause.summary.endswith(". Giving up after 4 attempts.")
         assert (cause.category, cause.retryable) == ("image", True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import TaskInstanceState
 
-from airflow_provider_ktrain.core.kills import ABSENT, NONE, UNKNOWN, Action, of_trigger, of_worker
+from airflow_provider_ktrain.core.kills import (
+    ABSENT,
+    NONE,
+    UNKNOWN,
+    KillAction,
+    action_for_trigger,
+    decision_for_worker,
+)
 
 RELEASED = {"failed", "success", "skipped", "upstream_failed", "removed", NONE, ABSENT}
 ASKED_AGAIN = {"scheduled", "queued", UNKNOWN}
@@ -14,8 +21,10 @@ STATES = [*(str(state.value) for state in TaskInstanceState), NONE, ABSENT, UNKN
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_killed_trigger(state: str) -> None:
-    expected = Action.RELEASE if state in RELEASED else Action.ASK_AGAIN if state in ASKED_AGAIN else Action.KEEP
-    assert of_trigger(state) is expected
+    expected = (
+        KillAction.RELEASE if state in RELEASED else KillAction.ASK_AGAIN if state in ASKED_AGAIN else KillAction.KEEP
+    )
+    assert action_for_trigger(state) is expected
 
 
 @pytest.mark.parametrize("retry_left", [False, True])
@@ -23,13 +32,13 @@ def test_a_killed_trigger(state: str) -> None:
 def test_a_stopped_worker(state: str, retry_left: bool) -> None:
     """A clear shows as restarting; a task that runs or cannot be asked about is kept for a retry only."""
     if state in RELEASED | {"restarting"}:
-        expected = Action.RELEASE
+        expected = KillAction.RELEASE
     elif state in ("running", UNKNOWN):
-        expected = Action.KEEP if retry_left else Action.RELEASE
+        expected = KillAction.KEEP if retry_left else KillAction.RELEASE
     else:
-        expected = Action.KEEP
-    decision = of_worker(state, retry_left)
+        expected = KillAction.KEEP
+    decision = decision_for_worker(state, retry_left)
     assert decision.action is expected
-    assert decision.keep is (expected is Action.KEEP)
+    assert decision.keep is (expected is KillAction.KEEP)
     assert ("kept" in decision.reason) is decision.keep
     assert len(decision.reason) < 200

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.state.limits import Limits, clocks, epoch, restarts
+from airflow_provider_ktrain.core.state.limits import Limits, clocks, count_restarts
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 CREATED, SUSPENDED, SCHEDULED = "2026-11-21T10:00:00Z", "2026-11-21T10:00:10Z", "2026-11-21T10:01:00Z"
 ALL = Limits(queue=60, schedule=120, startup=300, log_stall=600)
-T0 = epoch(CREATED) or 0.0
+T0 = epoch_seconds(CREATED) or 0.0
 
 
 def job(*conditions: tuple[str, str]) -> dict[str, Any]:
@@ -29,8 +30,10 @@ def pod(node: str = "", phase: str = "Pending", **more: Any) -> dict[str, Any]:
     }
 
 
-def due(*args: Any, deadline: float | None = None, last_line: float = T0, heard: bool = False) -> dict[Limit, float]:
-    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line, heard=heard)}
+def due(
+    *args: Any, deadline: float | None = None, last_line: float = T0, has_events: bool = False
+) -> dict[Limit, float]:
+    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line, has_events=has_events)}
 
 
 def test_a_suspended_job_only_queues() -> None:
@@ -65,8 +68,8 @@ def test_a_job_that_no_operator_takes_up_starts_since_it_was_created() -> None:
 
 def test_a_job_whose_pods_its_operator_cannot_make_is_not_scheduled() -> None:
     """A quota: others will free some of it. It has events, and no status."""
-    assert due(job(), [], Phase.PENDING, ALL, heard=True) == {Limit.SCHEDULE: 120}
-    assert not due(job(), [], Phase.PENDING, Limits(startup=300), heard=True)
+    assert due(job(), [], Phase.PENDING, ALL, has_events=True) == {Limit.SCHEDULE: 120}
+    assert not due(job(), [], Phase.PENDING, Limits(startup=300), has_events=True)
 
 
 def test_a_running_job_may_be_silent_for_so_long() -> None:
@@ -89,4 +92,4 @@ def test_no_limit_no_clock() -> None:
 
 def test_restarts_of_all_containers_are_counted() -> None:
     statuses = {"containerStatuses": [{"restartCount": 2}], "initContainerStatuses": [{"restartCount": 1}, {}]}
-    assert restarts([{"status": statuses}, {"status": {}}, {}]) == 3
+    assert count_restarts([{"status": statuses}, {"status": {}}, {}]) == 3

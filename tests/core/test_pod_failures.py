@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, failures
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, find_failures
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 
 from .test_diagnosis import pod, time
 
 
 def found(*pods: dict[str, Any], kind: Kind = PYTORCHJOB) -> list[Failure]:
-    return failures(kind, pods, {})
+    return find_failures(kind, pods, {})
 
 
 def launcher(suffix: str, code: int | None, *, created: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def test_a_failure_that_nobody_replaced_is_final() -> None:
     deleted = {"deletionTimestamp": time(60), "deletionGracePeriodSeconds": 30}
     for meta in ({}, deleted):  # whether or not its pod is there
         (failure,) = found(pod("Worker", 0, code=1, at=20, metadata=meta), pod("Worker", 1), pod("Master", 0))
-        assert (failure.replica, failure.final) == ("Worker 0", True)
+        assert (failure.replica, failure.is_latest) == ("Worker 0", True)
 
 
 @pytest.mark.parametrize("code", [None, 0, 1])
@@ -36,14 +36,14 @@ def test_a_failure_whose_pod_was_made_anew_is_not_final(code: int | None) -> Non
     old = pod("Worker", 0, code=130, at=20, uid="old")
     new = pod("Worker", 0, code=code, at=60, uid="new", created=time(30))
     for pods in ([old, new, pod("Master", 0)], [pod("Master", 0), new, old]):
-        assert [f.final for f in found(*pods)] == [False, True][: 2 if code else 1]
+        assert [f.is_latest for f in found(*pods)] == [False, True][: 2 if code else 1]
 
 
 def test_of_pods_made_in_the_same_second_the_one_that_goes_is_the_old_one() -> None:
     going = {"deletionTimestamp": time(0), "deletionGracePeriodSeconds": 0}
     old, new = pod("Worker", 0, code=130, uid="old", metadata=going), pod("Worker", 0, code=1, at=1, uid="new")
     for pods in ([old, new], [new, old]):
-        assert [(f.exit_code, f.final) for f in found(*pods)] == [(130, False), (1, True)]
+        assert [(f.exit_code, f.is_latest) for f in found(*pods)] == [(130, False), (1, True)]
 
 
 def test_a_container_that_is_restarted_in_its_pod_has_failed_for_good_until_it_runs_again() -> None:
@@ -51,20 +51,20 @@ def test_a_container_that_is_restarted_in_its_pod_has_failed_for_good_until_it_r
     status = waits["status"]["containerStatuses"][0]
     status["lastState"] = {"terminated": {"exitCode": 1, "finishedAt": time(9)}}
     status["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-    assert [f.final for f in found(waits)] == [True]
+    assert [f.is_latest for f in found(waits)] == [True]
     status["state"] = {"running": {"startedAt": time(10)}}
     assert found(waits) == []
 
 
 def test_a_launcher_is_made_anew_under_another_name() -> None:
     tries = [launcher("x7k2p", 1, created=0), launcher("9qwer", 2, created=20), launcher("aaaaa", None, created=40)]
-    assert [f.final for f in found(*tries[:1], kind=MPIJOB)] == [True]
-    assert [(f.exit_code, f.final) for f in found(*tries[:2], kind=MPIJOB)] == [(1, False), (2, True)]
-    assert [f.final for f in found(*tries, kind=MPIJOB)] == [False, False]
+    assert [f.is_latest for f in found(*tries[:1], kind=MPIJOB)] == [True]
+    assert [(f.exit_code, f.is_latest) for f in found(*tries[:2], kind=MPIJOB)] == [(1, False), (2, True)]
+    assert [f.is_latest for f in found(*tries, kind=MPIJOB)] == [False, False]
 
 
 def test_workers_are_no_successors_of_one_another() -> None:
     pods = [pod("Worker", i, code=1, at=5, created=time(i)) for i in range(3)]
     for it in pods:
         it["metadata"]["labels"] = {"mpi-job-name": "train", "training.kubeflow.org/job-role": "worker"}  # no index
-    assert [f.final for f in found(*pods, kind=MPIJOB)] == [True] * 3
+    assert [f.is_latest for f in found(*pods, kind=MPIJOB)] == [True] * 3

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
-from airflow_provider_ktrain.core.state.pod_history import KEPT, PodHistory
+from airflow_provider_ktrain.core.state.pod_history import MAX_REPLACED_PODS, PodHistory
 from airflow_provider_ktrain.core.state.usage import usage
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -45,33 +45,36 @@ def lived(pods: list[Any], now: datetime) -> PodHistory:
     history = PodHistory(PYTORCHJOB)
     for before, after in zip([None, *pods], pods, strict=False):
         if before:
-            history.lost(before)
-        history.see({after["metadata"]["uid"]: after}, now)
+            history.mark_deleted(before)
+        history.update({after["metadata"]["uid"]: after}, now)
     return history
 
 
-@given(st.lists(st.sampled_from([0, 1, 130]), max_size=3 * KEPT), st.lists(st.integers(0, 2), min_size=99, max_size=99))
+@given(
+    st.lists(st.sampled_from([0, 1, 130]), max_size=3 * MAX_REPLACED_PODS),
+    st.lists(st.integers(0, 2), min_size=99, max_size=99),
+)
 def test_what_is_forgotten_still_counts(codes: list[int], restarted: list[int]) -> None:
     pods = [pod(n, code, restarts=restarted[n]) for n, code in enumerate(codes)]
     pods.append(pod(len(codes), None))
     now = START + timedelta(seconds=20 * len(codes) + 5)
     history = lived(pods, now)
-    assert len(history.all) <= KEPT + 1
+    assert len(history.all) <= MAX_REPLACED_PODS + 1
     assert history.restarts == sum(map(bool, codes)) + sum(restarted[: len(codes)])
     assert history.usage(now, None) == usage(pods, now)
 
 
-@given(st.lists(st.sampled_from([0, 1, 130]), max_size=2 * KEPT), st.integers(0, 2 * KEPT))
+@given(st.lists(st.sampled_from([0, 1, 130]), max_size=2 * MAX_REPLACED_PODS), st.integers(0, 2 * MAX_REPLACED_PODS))
 def test_a_handover_loses_nothing(codes: list[int], at_pod: int) -> None:
     pods = [pod(n, code) for n, code in enumerate([*codes, None])]
     now = START + timedelta(seconds=20 * len(pods))
     cut = min(at_pod, len(codes))
     before = lived(pods[: cut + 1], now)
-    after = PodHistory(PYTORCHJOB, before.past(now))
+    after = PodHistory(PYTORCHJOB, before.handover(now))
     for gone, there in zip([None, *pods[cut:]], pods[cut:], strict=False):
         if gone:
-            after.lost(gone)
-        after.see({there["metadata"]["uid"]: there}, now)
+            after.mark_deleted(gone)
+        after.update({there["metadata"]["uid"]: there}, now)
     whole = lived(pods, now)
     assert after.restarts == whole.restarts
     assert after.usage(now, None) == whole.usage(now, None)
@@ -83,7 +86,7 @@ def test_launchers_of_a_job_have_new_names() -> None:
     launchers = [pod(n, None if n == 7 else 1, name=f"launcher-{n}", labels=labels) for n in range(8)]
     history = PodHistory(MPIJOB)
     for launcher in launchers:  # the failed ones stay
-        history.see({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, START)
+        history.update({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, START)
     assert history.restarts == 7
 
 
@@ -96,8 +99,8 @@ def test_what_failed_by_being_deleted_is_no_restart() -> None:
 def test_a_failure_that_nobody_replaced_is_no_restart() -> None:
     history = lived([pod(0, 1)], START)
     assert history.restarts == 0
-    history.lost(pod(0, 1))
-    history.see({"w-1-0": pod(0, None, name="w-1")}, START)
+    history.mark_deleted(pod(0, 1))
+    history.update({"w-1-0": pod(0, None, name="w-1")}, START)
     assert history.restarts == 0
     assert [p["metadata"]["name"] for p in history.live] == ["w-1"]
     assert history.uids == ["w-1-0", "w-0-0"]

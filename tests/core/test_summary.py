@@ -8,7 +8,7 @@ import pytest
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.usage import Usage
-from airflow_provider_ktrain.core.summary import duration, summary_of_success
+from airflow_provider_ktrain.core.summary import format_duration, summary_of_success
 
 NOW = datetime(2026, 11, 21, 11, 0, tzinfo=UTC)
 REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")
@@ -19,7 +19,7 @@ REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")
     [(0.2, "0 s"), (12.4, "12 s"), (200, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min"), (273_700, "3 d 4 h")],
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

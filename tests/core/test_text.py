@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.text import LINE, clean, clipped
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean, clipped
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 NESTED = st.recursive(
@@ -41,11 +41,11 @@ def test_only_what_is_unfit_is_replaced() -> None:
     assert clean(value)["category"] is Category.IMAGE
 
 
-@pytest.mark.parametrize("length", [LINE + 1, 256 * 1024, 10**7])
+@pytest.mark.parametrize("length", [MAX_LINE_CHARS + 1, 256 * 1024, 10**7])
 def test_of_a_long_line_head_and_tail_are_kept(length: int) -> None:
     line = "ValueError: " + "x" * length + " the end"
     kept = clipped(line)
-    assert len(kept) <= LINE
+    assert len(kept) <= MAX_LINE_CHARS
     assert kept.startswith("ValueError: x")
     assert kept.endswith("x the end")
     assert " characters ...] " in kept
@@ -56,5 +56,5 @@ def test_of_a_long_line_head_and_tail_are_kept(length: int) -> None:
 
 
 def test_a_line_that_is_not_long_stays() -> None:
-    assert clipped("x" * LINE) == "x" * LINE
+    assert clipped("x" * MAX_LINE_CHARS) == "x" * MAX_LINE_CHARS
     assert clipped("x" * 101, 100) != "x" * 101

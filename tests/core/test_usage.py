@@ -123,11 +123,10 @@ def test_time_only_adds(many: list[dict[str, Any]], later: float) -> None:
 @pytest.mark.parametrize(
     ("used", "line"),
     [
-        (Usage(), "GPUs: none used"),
-        (Usage(gpus=2), "GPUs: 2; 0.0 GPU-seconds held, of these 0.0 wasted; 0.0 queued"),
-        (Usage(100, 20, 80, 5, 2), "GPUs: 2; 80.0 GPU-seconds held, of these 5.0 wasted; 20.0 queued"),
-        (Usage(936, 186, 750, 48, 4), "GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued"),
-        (Usage(7200, 0, 7200, 0, 16), "GPUs: 16; 2.0 GPU-hours held, of these 0.0 wasted; 0.0 queued"),
+        (Usage(), "GPU time: none."),
+        (Usage(100, 20, 80, 5, 2), "GPU time: 80.0 GPU-seconds on 2 GPUs (5.0 wasted), plus 20.0 queued."),
+        (Usage(936, 186, 750, 48, 4), "GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 wasted), plus 3.1 queued."),
+        (Usage(7200, 0, 7200, 0, 16), "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 wasted), plus 0.0 queued."),
     ],
 )
 def test_one_line(used: Usage, line: str) -> None:

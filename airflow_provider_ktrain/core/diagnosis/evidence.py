@@ -1,4 +1,4 @@
-"""What is known of a job, in the form in which the rules of a diagnosis take it."""
+"""The evidence that a diagnosis uses: the job, its pods, events and the last lines of logs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, failures, suspects
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.state.status import Condition, true_conditions
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The evidence.
+class Evidence:
+    """What is known of a job. Use `make_evidence`, which sorts it.
 
-    :param healed: whether a failure counts though its container runs again.
+    :param job: the job as last seen.
+    :param pods: its pods, each as last seen, deleted and replaced ones included.
+    :param events: Events of the job, its pods and its launcher Job.
+    :param logs: last lines of containers, by `log_key`.
+    :param now: current time; None if it doesn't matter.
+    :param gone: whether the job no longer exists.
+    :param include_recovered: whether failures count of containers that run again or have succeeded since.
     """
 
     job: Json
@@ -25,7 +31,7 @@ class Seen:
     logs: Mapping[str, Sequence[str]]
     now: datetime | None = None
     gone: bool = False
-    healed: bool = False
+    include_recovered: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -33,41 +39,48 @@ class Seen:
 
     @property
     def title(self) -> str:
+        """Kind and name, for example `PyTorchJob train`."""
         return f"{self.kind.name} {(self.job.get('metadata') or {}).get('name', '')}".strip()
 
     @property
-    def failed(self) -> Condition | None:
-        return true_conditions(self.job).get("Failed")
+    def conditions(self) -> Mapping[str, Condition]:
+        """The job's true conditions, by type."""
+        return true_conditions(self.job)
+
+    @property
+    def failed_condition(self) -> Condition | None:
+        return self.conditions.get("Failed")
 
     @functools.cached_property
     def all_failures(self) -> list[Failure]:
-        return failures(self.kind, self.pods, self.logs, healed=self.healed)
+        return find_failures(self.kind, self.pods, self.logs, include_recovered=self.include_recovered)
 
     @property
     def failures(self) -> list[Failure]:
-        """Those that can be the cause, the likeliest first."""
-        return suspects(self.all_failures)
+        """The failures that can be the cause, the most likely first."""
+        return likely_causes(self.all_failures)
 
     def replica_of(self, pod: Json) -> str:
+        """The replica of a pod, for example `Worker 3`."""
         role, index = self.kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
         return role if role == "Launcher" else f"{role} {index}"
 
 
-def evidence_of(
+def make_evidence(
     job: Json,
     pods: Sequence[Json],
     events: Sequence[Json],
     logs: Mapping[str, Sequence[str]] | None = None,
     now: datetime | None = None,
     gone: bool = False,
-) -> Seen:
-    """The evidence in an order of its own: the one in which it came says nothing."""
+) -> Evidence:
+    """Evidence sorted by name and time, so that a diagnosis doesn't depend on the order in which it arrived."""
 
-    def place(pod: Json) -> tuple[str, str]:
+    def pod_order(pod: Json) -> tuple[str, str]:
         meta = pod.get("metadata") or {}
         return str(meta.get("name")), str(meta.get("creationTimestamp"))
 
-    def told(event: Json) -> tuple[str, str]:
+    def event_order(event: Json) -> tuple[str, str]:
         return str(event.get("lastTimestamp") or event.get("eventTime") or ""), str(event.get("message"))
 
-    return Seen(job, sorted(pods, key=place), sorted(events, key=told), logs or {}, now, gone)
+    return Evidence(job, sorted(pods, key=pod_order), sorted(events, key=event_order), logs or {}, now, gone)

@@ -1,6 +1,6 @@
-"""What programs, kubelets and schedulers write when something fails, what it means, and what to do about it.
+"""Known messages of programs, the kubelet, container runtimes and the scheduler: what they mean and what to do.
 
-Tables alone; `diagnosis.py` looks into them. Where several patterns match, the first one counts.
+Data only; the rules in replicas.py and startup.py search these tables. In each table the first match wins.
 """
 
 from __future__ import annotations
@@ -9,264 +9,265 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 
-USER, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUCTURE, Category.ENVIRONMENT
-SHM = "mount an emptyDir of medium Memory at /dev/shm (volumes=[SharedMemory()])"
+USER_CODE, INFRASTRUCTURE, ENVIRONMENT = Category.USER_CODE, Category.INFRASTRUCTURE, Category.ENVIRONMENT
+SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volumes=[SharedMemory()]."
 
 
 @dataclass(frozen=True)
-class Words:
-    """A regular expression, and what it means where it matches.
+class FailurePattern:
+    """A regular expression for a known message, and what the message means.
 
-    A match explains a failure. It proves nothing, so no entry has the category configuration, which forbids retries.
+    A match explains a failure but proves nothing, so no pattern has the category configuration, which forbids retries.
 
-    :param pattern: the regular expression.
-    :param category: of the cause.
-    :param what: what befell the replica, as in `Worker 0 <what>: ...`.
-    :param resolution: what to do.
-    :param category_with_gpus: the category where the pod requests GPUs; None (default): the same one.
+    :param pattern: regular expression to search for.
+    :param category: category of the cause.
+    :param description: predicate of the summary, as in `Worker 0 <description>: <message>`.
+    :param resolution: what the user should do.
+    :param category_with_gpus: category if the pod requests GPUs. Default: None, the same as `category`.
     """
 
     pattern: str
     category: Category
-    what: str
+    description: str
     resolution: str
     category_with_gpus: Category | None = None
 
 
-#: in the log of a program, or in the exception that ended it
-PROGRAMS = (
-    Words(
+#: Messages of the training program: in its final exception or near the end of its log.
+PROGRAM_ERRORS = (
+    FailurePattern(
         r"(?i)(CUDA|HIP) out of memory|(CUDA|HIP) error: out of memory|Cuda failure (\d+ )?'out of memory'|"
         r"CUBLAS_STATUS_ALLOC_FAILED",
         Category.OUT_OF_MEMORY,
         "ran out of GPU memory",
-        "lower the batch size, shard the model, or use GPUs with more memory",
+        "Reduce the batch size, shard the model, or use GPUs with more memory.",
     ),
-    Words(
+    FailurePattern(
         r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)",
         Category.OUT_OF_MEMORY,
-        "lost a DataLoader worker, most likely for memory",
-        "raise the memory limit, or lower batch size, prefetching or the number of DataLoader workers",
+        "lost a DataLoader worker, probably to the memory limit",
+        "Raise the memory limit, or reduce the batch size, prefetching or the number of DataLoader workers.",
     ),
-    Words(
+    FailurePattern(
         r"insufficient shared memory|killed by signal: Bus error|(?i:unexpected bus error)|Bus error \(core dumped\)",
-        USER,
-        "has too little shared memory",
-        SHM,
+        USER_CODE,
+        "ran out of shared memory",
+        SHARED_MEMORY_RESOLUTION,
     ),
-    Words(
+    FailurePattern(
         r"error: (unrecognized arguments|the following arguments are required|argument )",
-        USER,
-        "does not take its arguments",
-        "correct args; leave out what the program does not read, as --world-size",
+        USER_CODE,
+        "rejected its command-line arguments",
+        "Correct `args`. Remove arguments that the program does not define, such as --world-size.",
     ),
-    Words(
+    FailurePattern(
         r"can't open file |No module named '?__main__|unable to launch the specified application as it could not",
-        USER,
-        "cannot find its program",
-        "correct the path, or the image",
+        USER_CODE,
+        "can't find its program",
+        "Correct the path, or add the program to the image.",
     ),
-    Words(
+    FailurePattern(
         r"(?i)exec format error",
-        USER,
-        "has an image for another processor",
-        "build the image for the node's architecture, or choose nodes of the image's",
+        USER_CODE,
+        "runs an image built for another CPU architecture",
+        "Build the image for the node's architecture, or select nodes that match the image.",
     ),
-    Words(
+    FailurePattern(
         r"(?i)no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available",
-        USER,
-        "sees no GPU",
-        "request GPUs (gpus=...) or use gloo; where they are requested, report the node and retry on another one",
+        USER_CODE,
+        "can't see any GPU",
+        "Request GPUs (gpus=...) or use gloo. If the pod requests GPUs, report the node and retry on another one.",
         category_with_gpus=INFRASTRUCTURE,
     ),
-    Words(
+    FailurePattern(
         r"(?i)driver version is insufficient|no kernel image is available|not compiled with CUDA|"
         r"invalid device ordinal",
-        USER,
-        "cannot use the GPUs",
-        "use an image that fits the node's driver and GPU, and no more processes than GPUs",
+        USER_CODE,
+        "can't use its GPUs",
+        "Use an image that supports the node's driver and GPU, and start at most one process per GPU.",
     ),
-    Words(
+    FailurePattern(
         r"Duplicate GPU detected",
-        USER,
-        "puts two processes on one GPU",
-        "start no more processes than GPUs, and let each take its own: torch.cuda.set_device(LOCAL_RANK)",
+        USER_CODE,
+        "runs two processes on one GPU",
+        "Start at most one process per GPU, and select its GPU with torch.cuda.set_device(LOCAL_RANK).",
     ),
-    Words(
+    FailurePattern(
         r"(?i)uncorrectable ECC|GPU has fallen off the bus|Xid[ :(]|device-side hardware|CUDA error: unknown error|"
         r"Driver/library version mismatch|system not yet initialized",
         INFRASTRUCTURE,
         "has a broken GPU",
-        "retry on another node; report the node",
+        "Retry on another node, and report this one.",
     ),
-    Words(
+    FailurePattern(
         r"(?i)not enough slots available",
-        USER,
-        "starts more processes than there are slots",
-        "match -np with Workers times slotsPerWorker",
+        USER_CODE,
+        "starts more processes than it has slots",
+        "Set -np to at most the number of Workers times slotsPerWorker.",
     ),
-    Words(
+    FailurePattern(
         r"has detected an attempt to run as root",
-        USER,
-        "is not allowed to start mpirun",
-        "give mpirun --allow-run-as-root, or run the image as another user",
+        USER_CODE,
+        "can't start mpirun as root",
+        "Add --allow-run-as-root to mpirun, or run the image as another user.",
     ),
-    Words(
+    FailurePattern(
         r"Host key verification failed|Permission denied \(publickey|ssh: Could not resolve hostname|"
         r"ssh: connect to host |(orted|prted): (command )?not found|unable to upgrade connection|"
         r'Error from server \(\w+\): pods? "?[\w.-]+|"plm_rsh_agent" was set to a path that could not be found|'
         r"kubexec\.sh: |(ORTE|PRTE) was unable to reliably start one or more daemons",
         INFRASTRUCTURE,
-        "cannot reach its Workers",
-        "look at the Workers: they must run, with sshd (v2beta1) or reached by kubectl exec (v1), and have Open MPI in "
-        "their PATH; under v1 the Launcher has to wait for them",
+        "can't reach its Workers",
+        "Check that the Workers run, with sshd (MPIJob v2beta1) or reachable by kubectl exec (v1), and have Open MPI "
+        "in their PATH. Under v1, the Launcher must wait for the Workers.",
     ),
-    Words(
+    FailurePattern(
         r"(?i)No space left on device|Disk quota exceeded",
         INFRASTRUCTURE,
-        "has no space left",
-        "free the volume or enlarge it",
+        "ran out of disk space",
+        "Free space on the volume, or enlarge it.",
     ),
-    Words(
+    FailurePattern(
         r"Stale file handle|Transport endpoint is not connected|\[Errno 5\] Input/output error",
         INFRASTRUCTURE,
-        "cannot use its volume",
-        "look at the volume's server and at the node; retry",
+        "can't access its volume",
+        "Check the volume's server and the node, then retry.",
     ),
-    Words(
+    FailurePattern(
         r"(?i)address already in use",
         INFRASTRUCTURE,
-        "finds its port taken",
-        "do not use hostNetwork with a fixed port twice on a node, nor start torchrun inside torchrun",
+        "can't bind its port",
+        "Don't use hostNetwork with a fixed port twice on a node, and don't start torchrun inside torchrun.",
     ),
-    Words(
+    FailurePattern(
         r"ModuleNotFoundError|SyntaxError|ImportError",
-        USER,
-        "cannot import its code",
-        "add what is missing to the image",
+        USER_CODE,
+        "can't import its code",
+        "Add the missing package or library to the image, or correct the code.",
     ),
 )
 
-_MEETING = "look at replicas that did not start, at MASTER_ADDR and the number of replicas, and at network policies"
-#: in what a replica says that only tells that others were not there (`tails.EFFECTS`)
-PEERS = (
-    Words(
+_CHECK_PEERS = "Check for replicas that did not start, MASTER_ADDR, the number of replicas, and network policies."
+#: Messages of a replica that lost a peer (see `Tail.is_peer_loss`). The last pattern matches everything.
+PEER_LOSSES = (
+    FailurePattern(
         r"client socket has (timed out|failed)|waiting for clients|store based barrier|Rendezvous",
         INFRASTRUCTURE,
-        "did not meet its peers",
-        _MEETING,
+        "can't connect to its peers",
+        _CHECK_PEERS,
     ),
-    Words(
+    FailurePattern(
         r"(?i)failure in name resolution|name or service not known|gai error",
         INFRASTRUCTURE,
-        "cannot resolve a host name",
-        f"{_MEETING}; and at the cluster's DNS",
+        "can't resolve a host name",
+        f"{_CHECK_PEERS} Check the cluster's DNS.",
     ),
-    Words(
+    FailurePattern(
         r"unhandled system error|ncclSystemError|ncclInternalError",
         INFRASTRUCTURE,
-        "cannot talk to its peers by NCCL",
-        "look at the network between the nodes: NCCL_SOCKET_IFNAME, RDMA devices, network policies, and at replicas "
-        "that are gone; NCCL_DEBUG=INFO tells more",
+        "can't communicate with its peers over NCCL",
+        "Check the network between the nodes (NCCL_SOCKET_IFNAME, RDMA devices, network policies) and for missing "
+        "replicas. NCCL_DEBUG=INFO logs more.",
     ),
-    Words(
+    FailurePattern(
         "",
         INFRASTRUCTURE,
-        "lost a peer, and no replica says why",
-        "look at the network between the nodes, and at replicas that are gone; NCCL_DEBUG=INFO tells more",
+        "lost a peer, and no replica reports why",
+        "Check the network between the nodes and for missing replicas. NCCL_DEBUG=INFO logs more.",
     ),
 )
 
-#: the reason of a pod, or of a container's end, that was taken away
-TAKEN = (
-    Words(
+#: Reasons for which Kubernetes ended a pod or a container: the reason of its status or of DisruptionTarget.
+DISRUPTIONS = (
+    FailurePattern(
         r"^DeadlineExceeded$",
         Category.TIMEOUT,
-        "was ended by its pod's activeDeadlineSeconds",
-        "raise the deadline, or train less",
+        "exceeded its pod's activeDeadlineSeconds",
+        "Raise the deadline, or shorten the training.",
     ),
-    Words(
+    FailurePattern(
         r"Preempt",
         INFRASTRUCTURE,
         "was preempted by a pod of higher priority",
-        "retry; or give a priority_class_name, or a queue_name",
+        "Retry, or set a priority_class_name or a queue_name.",
     ),
-    Words(
+    FailurePattern(
         r"^Evicted$|Eviction|TerminationByKubelet",
         INFRASTRUCTURE,
         "was evicted from its node",
-        "retry; if it was for memory or disk, request what it uses",
+        "Retry. If the node ran low on memory or disk, request as much as the replica uses.",
     ),
-    Words(
+    FailurePattern(
         r"^OutOf|UnexpectedAdmissionError|NodeAffinity|TopologyAffinityError|NodePorts|SysctlForbidden",
         INFRASTRUCTURE,
-        "was refused by its node",
-        "retry; look at the node: what runs there, its labels and its devices",
+        "was rejected by its node",
+        "Retry. Check which pods run on the node, its labels and its devices.",
     ),
-    Words(
+    FailurePattern(
         r"NodeLost|Shutdown|^Terminated$|TaintManager|PodGC|ContainerStatusUnknown|DisruptionTarget",
         INFRASTRUCTURE,
         "lost its node",
-        "retry; look at the node's conditions",
+        "Retry. Check the node's conditions.",
     ),
 )
-OWN_DISK_LIMIT = r"exceeds the (total )?limit"
-OWN_DISK_REMEDY = "raise the limit that is named, or write less to the pod's own disk"
+#: An eviction for which the pod's own limit is the reason, not a shortage on the node.
+DISK_LIMIT_PATTERN = r"exceeds the (total )?limit"
+DISK_LIMIT_RESOLUTION = "Raise the limit that the message names, or write less to the pod's local disk."
 
-#: what kept the container runtime from starting a command
-STARTS = (
-    Words(
+#: Why the container runtime could not start a command. The last pattern matches everything.
+START_ERRORS = (
+    FailurePattern(
         r"(nvidia-container-cli|could not select device driver|unresolvable CDI devices)[^\n]*",
         INFRASTRUCTURE,
-        "the node's GPU driver does not work",
-        "retry on another node; report the node",
+        "can't start: the node's GPU driver does not work",
+        "Retry on another node, and report this one.",
     ),
     *(
-        Words(
+        FailurePattern(
             pattern,
             Category.IMAGE,
-            "the command cannot be started",
-            "correct the command, or use an image that has it",
+            "can't start its command",
+            "Correct the command, or use an image that contains it.",
         )
         for pattern in (r"exec: .*?(?=: unknown$|$)", ".*")
     ),
 )
 
-_MISSING = "create what is missing in the job's namespace, or correct its name in the manifest"
-#: events FailedMount and FailedAttachVolume, the most telling first
-MOUNTS = (
-    Words(
+CREATE_MISSING = "Create the missing object in the job's namespace, or correct its name in the manifest."
+#: Messages of the events FailedMount and FailedAttachVolume, the most specific first.
+MOUNT_ERRORS = (
+    FailurePattern(
         r"hostPath type check failed",
         ENVIRONMENT,
-        "a volume cannot be mounted",
-        "make it on the nodes, or correct the path; the type DirectoryOrCreate makes it",
+        "can't mount a volume",
+        "Create the directory on the nodes, correct the path, or use the type DirectoryOrCreate.",
     ),
-    Words(
+    FailurePattern(
         r"Multi-Attach error",
         INFRASTRUCTURE,
-        "a volume cannot be mounted",
-        "use a claim that is ReadWriteMany, or let the other pod end",
+        "can't mount a volume",
+        "Use a ReadWriteMany claim, or wait for the other pod to end.",
     ),
-    Words(r"not found", ENVIRONMENT, "a volume cannot be mounted", _MISSING),
-    Words(
+    FailurePattern(r"not found", ENVIRONMENT, "can't mount a volume", CREATE_MISSING),
+    FailurePattern(
         "",
         INFRASTRUCTURE,
-        "a volume cannot be mounted",
-        "look at the claim, its storage class and the storage's server",
+        "can't mount a volume",
+        "Check the claim, its storage class and the storage server.",
     ),
 )
 
-#: the scheduler's reasons; all that match are told
-PLACES = (
-    (r'persistentvolumeclaim "[^"]+" not found', "create the claim, or correct its name"),
+#: Reasons in the scheduler's message, each with what to do. All that match are reported.
+SCHEDULING_HINTS = (
+    (r'persistentvolumeclaim "[^"]+" not found', "Create the claim, or correct its name."),
     (
         r"unbound immediate PersistentVolumeClaims|volume node affinity conflict",
-        "look at the claim: its storage class, and the zone of its volume",
+        "Check the claim: its storage class, and the zone of its volume.",
     ),
-    (r"untolerated taint", "give tolerations for the taint, or choose other nodes"),
+    (r"untolerated taint", "Add tolerations for the taint, or select other nodes."),
     (
         r"didn't match Pod's node affinity/selector|didn't match PersistentVolume's",
-        "correct hosts, node_selector or affinity, or label the nodes",
+        "Correct hosts, node_selector or affinity, or label the nodes.",
     ),
-    (r"Insufficient|Too many pods", "ask for less, choose other nodes, or wait until some are free"),
+    (r"Insufficient|Too many pods", "Request less, select other nodes, or wait until resources are free."),
 )

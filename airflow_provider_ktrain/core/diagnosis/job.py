@@ -1,7 +1,7 @@
-"""Why a job failed, or does not start: one line, and what to do about it.
+"""Why a job failed or doesn't start: the rules for the job as a whole, and the order of all rules.
 
-A pure function of what was seen: the job, its pods as they were last seen, events, the last lines of logs. Each rule
-looks at one kind of evidence; the first that has something to say decides.
+A diagnosis is a pure function of the evidence: the job, its pods as last seen, events, and the last lines of logs. Each
+rule looks at one kind of evidence; the first that applies decides.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from airflow_provider_ktrain.core.diagnosis.evidence import Seen, evidence_of
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_of, moment
-from airflow_provider_ktrain.core.diagnosis.replicas import replica_failed
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_requested_at
+from airflow_provider_ktrain.core.diagnosis.replicas import diagnose_replica
 from airflow_provider_ktrain.core.diagnosis.startup import (
-    cannot_start,
+    find_admission_denial,
+    find_blocked_container,
     find_obstacle,
-    pods_refused,
-    refused_by_operator,
-    unschedulable,
+    find_operator_rejection,
+    find_unschedulable_pod,
 )
-from airflow_provider_ktrain.core.state.status import true_conditions
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
-Rule = Callable[[Seen], Cause | None]
+Rule = Callable[[Evidence], Cause | None]
+_NO_FAILURE_LEFT = "its last failure is no longer visible"
 
 
 def diagnose(
@@ -36,202 +37,220 @@ def diagnose(
     *,
     gone: bool = False,
 ) -> Cause:
-    """The cause of a failure, or of not getting on.
+    """The cause of a job's failure, or of its lack of progress.
 
-    :param job: the job as it was last seen.
-    :param pods: its pods as each was last seen, also those deleted since and those replaced by others of their name.
-    :param events: Events of the job, its pods and its launcher Job.
-    :param log_tails: the last lines (50 or so) of containers by `log_key(pod, container)`, without timestamps.
-    :param now: the time to which a job that has not ended is said to have run.
-    :param gone: the job does not exist any more.
+    :param job: the job as last seen.
+    :param pods: its pods, each as last seen, also those that were deleted or replaced by others of the same name.
+    :param events: Events of the job, its pods and its launcher Job. Default: none.
+    :param log_tails: the last lines (about 50) of containers by `log_key(pod, container)`, without timestamps.
+        Default: none.
+    :param now: the current time, for the run time of a job that has not ended. Default: None, not reported.
+    :param gone: whether the job no longer exists. Default: False.
     """
-    seen = evidence_of(job, pods, events, log_tails, now, gone)
-    return next((cause for rule in _RULES if (cause := rule(seen))), _unknown(seen))
+    evidence = make_evidence(job, pods, events, log_tails, now, gone)
+    return next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence)).with_short_summary()
 
 
-def limit_passed(
+def diagnose_limit(
     limit: Limit,
-    seconds: float,
+    amount: float,
     job: Json,
     pods: Sequence[Json],
     events: Sequence[Json] = (),
     log_tails: Mapping[str, Sequence[str]] | None = None,
 ) -> Cause:
-    """The cause where one of our own limits ended the job: the limit, and what kept the job from getting on.
+    """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
-    :param seconds: the limit (for `max_restarts`: the number of restarts).
+    :param limit: the limit that was exceeded.
+    :param amount: its value: seconds, or a number of restarts for `max_restarts`.
+    :param job: the job as last seen; the other parameters are those of `diagnose`.
     """
-    seen = replace(evidence_of(job, pods, events, log_tails), healed=limit is Limit.RESTARTS)
-    obstacle = refused_by_operator(seen) or replica_failed(seen) or find_obstacle(seen)
+    evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=limit is Limit.RESTARTS)
+    obstacle = find_operator_rejection(evidence) or diagnose_replica(evidence) or find_obstacle(evidence)
     if limit is Limit.RESTARTS:
-        said = obstacle.summary if obstacle else "no failure is left to be seen"
         cause = obstacle or Cause(Category.USER_CODE, "")
-        much = f"was restarted more often than max_restarts={seconds:.0f} allows"
-        return replace(cause, summary=f"{seen.title} {much}: {said}")
-    category, what, resolution = _LIMITS[limit]
-    after = f"after {seconds:.0f} s ({limit})"
-    if limit is Limit.EXECUTION:
-        after = f"{seconds:.0f} s after its creation ({limit}, less the time to release it)"
-    if limit is Limit.STARTUP and not pods and not true_conditions(job) and not obstacle:
-        what, resolution = "was reconciled by no operator", "see whether training-operator or mpi-operator runs"
-    said = f": {obstacle.summary}" if obstacle else ""
+        why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
+        summary = f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows: {why}"
+        return replace(cause, summary=summary).with_short_summary()
+    category, description, resolution = _LIMITS[limit]
+    if limit is Limit.STARTUP and not pods and not evidence.conditions and not obstacle:
+        description = "was not reconciled by any operator within {seconds} s ({limit})"
+        resolution = "Check that training-operator or mpi-operator runs."
+    why = f": {obstacle.summary}" if obstacle else ""
     decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
     return Cause(
         decisive.category if decisive else category,
-        f"{seen.title} {what} {after}{said}",
+        f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit)}{why}",
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
         decisive.retryable if decisive else True,
-    )
+    ).with_short_summary()
 
 
-def crash_loop(
+def diagnose_crash_loop(
     replica: str,
-    times: int,
+    failures_in_a_row: int,
     job: Json,
     pods: Sequence[Json],
     events: Sequence[Json] = (),
     log_tails: Mapping[str, Sequence[str]] | None = None,
 ) -> Cause:
-    """The cause where a crash loop ended the job: that of the last failure.
+    """The cause if a crash loop ended the job: that of the last failure.
 
-    :param replica: `Master 0`, whose container failed.
-    :param times: how often in a row.
+    :param replica: the replica whose container failed, for example `Master 0`.
+    :param failures_in_a_row: how often it failed.
+    :param job: the job as last seen; the other parameters are those of `diagnose`.
     """
-    seen = replace(evidence_of(job, pods, events, log_tails), healed=True)
-    last = replica_failed(seen)
-    said = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else "no failure is left to be seen"
-    often = f"{replica} failed {times} times in a row, each within 10 minutes of its start ({Limit.CRASH_LOOP})"
+    evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=True)
+    last = diagnose_replica(evidence)
+    why = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else _NO_FAILURE_LEFT
+    often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
     return replace(
-        last or Cause(Category.USER_CODE, "", replica=replica, resolution="see the log of this replica"),
-        summary=f"{often}: {said}",
+        last or Cause(Category.USER_CODE, "", replica=replica, resolution=f"Read the log of {replica}."),
+        summary=f"{often} ({Limit.CRASH_LOOP}): {why}",
         retryable=True,
-    )
+    ).with_short_summary()
 
 
+#: Category, description and resolution for each limit.
 _LIMITS = {
-    Limit.QUEUE: (Category.QUEUE, "was not admitted by its queue", "look at the queue's quota and workloads"),
-    Limit.SCHEDULE: (Category.SCHEDULING, "has no nodes for all its pods", "free nodes, ask for less, or wait longer"),
-    Limit.STARTUP: (Category.INFRASTRUCTURE, "has not started", "look at the events of its pods"),
-    Limit.EXECUTION: (Category.TIMEOUT, "has not ended", "raise execution_timeout, or train less"),
+    Limit.QUEUE: (
+        Category.QUEUE,
+        "was not admitted by its queue within {seconds} s ({limit})",
+        "Check the queue's quota and workloads.",
+    ),
+    Limit.SCHEDULE: (
+        Category.SCHEDULING,
+        "could not schedule all its pods within {seconds} s ({limit})",
+        "Free nodes, request less, or raise schedule_timeout.",
+    ),
+    Limit.STARTUP: (
+        Category.INFRASTRUCTURE,
+        "did not start within {seconds} s ({limit})",
+        "Check the events of its pods.",
+    ),
+    Limit.EXECUTION: (
+        Category.TIMEOUT,
+        "did not finish within {seconds} s of its creation ({limit} minus the time reserved for its release)",
+        "Raise execution_timeout, or shorten the training.",
+    ),
     Limit.LOG_STALL: (
         Category.HANG,
-        "has written no log line",
-        "look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock; "
-        "py-spy dump in a pod shows where it stands; raise log_stall_timeout where silence is normal",
+        "wrote no log line for {seconds} s ({limit})",
+        "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy "
+        "dump in a pod shows where it waits. Raise log_stall_timeout if the program may be silent for longer.",
     ),
 }
 
 
-def _past_deadline(seen: Seen) -> Cause | None:
-    """The job's own deadline, unless a replica had failed of itself before."""
-    failed = seen.failed
+def _deadline_exceeded(evidence: Evidence) -> Cause | None:
+    """The manifest's deadline ended the job, and no replica had failed for another reason before."""
+    failed = evidence.failed_condition
     if not failed or not (failed.reason == "DeadlineExceeded" or "longer than specified deadline" in failed.message):
         return None
-    if any(f.reason != "DeadlineExceeded" for f in seen.failures):
+    if any(f.reason != "DeadlineExceeded" for f in evidence.failures):
         return None
-    seconds = ((seen.job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
-    said = f" of {seconds} s" if seconds is not None else ""
+    seconds = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
     return Cause(
         Category.TIMEOUT,
-        f"{seen.title} was active longer than its activeDeadlineSeconds{said}",
+        f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",
         failed.message,
-        "raise runPolicy.activeDeadlineSeconds (or execution_timeout, from which it is set), or train less",
+        "Raise runPolicy.activeDeadlineSeconds, or execution_timeout if the operator set the deadline from it.",
     )
 
 
-def _gave_up(seen: Seen) -> Cause | None:
-    failed = seen.failed
+def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
+    failed = evidence.failed_condition
     if not failed or not (failed.reason.startswith("BackoffLimitExceeded") or "backoff limit" in failed.message):
         return None
-    limit = ((seen.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
-    codes = [m[0] for e in seen.events if (m := re.search(r"exitCode: (?!0\b)\d+", str(e.get("message"))))]
-    said = f"; seen: {codes[-1].replace('exitCode:', 'exit code')}" if codes else ""
+    limit = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("backoffLimit")
+    codes = [m[1] for e in evidence.events if (m := re.search(r"exitCode: ((?!0\b)\d+)", str(e.get("message"))))]
+    last_code = f"; the last failure had exit code {codes[-1]}" if codes else ""
     return Cause(
         Category.USER_CODE,
-        f"{seen.title} was restarted until its backoffLimit{'' if limit is None else f' of {limit}'} was reached{said}",
+        f"{evidence.title} reached its backoffLimit{'' if limit is None else f' of {limit} restarts'}{last_code}",
         failed.message,
-        "see the log; under restartPolicy Always even a program that ends well is restarted",
+        "Read the log. Under restartPolicy Always, a program that succeeds is restarted as well.",
     )
 
 
-def _pod_deleted(seen: Seen) -> Cause | None:
-    """A pod that is being deleted counts as failed at once, and under Never the job with it (recorded)."""
-    failed = seen.failed
-    match = re.search(r"(\w+) replica\(s\) failed", failed.message) if failed else None
-    deleted = [(at, seen.replica_of(pod)) for pod in seen.pods if (at := deletion_of(pod))]
-    told = [(at, replica) for at, replica in deleted if match and replica.startswith(match[1])]
-    if not failed or not told:
+def _pod_deleted(evidence: Evidence) -> Cause | None:
+    """Operators count a pod that is being deleted as failed; under restartPolicy Never the job fails with it."""
+    failed = evidence.failed_condition
+    role = re.search(r"(\w+) replica\(s\) failed", failed.message) if failed else None
+    deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
+    of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role[1])]
+    if not failed or not of_failed_role:
         return None
-    replica = min(told)[1]
+    replica = min(of_failed_role)[1]
     return Cause(
         Category.INFRASTRUCTURE,
-        f"{replica} was deleted or killed from outside, and the job failed with it",
+        f"{replica} was deleted or killed from outside, which failed the job",
         failed.message,
-        "find out who deletes pods in this namespace: kubectl, a drain, a cleanup tool; look at the node",
+        "Find out what deletes pods in this namespace: kubectl, a node drain, a cleanup tool. Check the node.",
         replica,
     )
 
 
-def _failed_somehow(seen: Seen) -> Cause | None:
-    if not seen.failed:
+def _failed_without_evidence(evidence: Evidence) -> Cause | None:
+    failed = evidence.failed_condition
+    if not failed:
         return None
-    category = Category.INFRASTRUCTURE if "Evicted" in seen.failed.reason else Category.UNKNOWN
-    said = seen.failed.message.strip() or seen.failed.reason
-    return Cause(category, f"{seen.title} failed: {said}", f"reason {seen.failed.reason}", "see its events")
+    category = Category.INFRASTRUCTURE if "Evicted" in failed.reason else Category.UNKNOWN
+    message = failed.message.strip() or failed.reason
+    return Cause(category, f"{evidence.title} failed: {message}", f"Reason: {failed.reason}", "Check the job's events.")
 
 
-def _deleted(seen: Seen) -> Cause | None:
-    if not seen.gone and not (seen.job.get("metadata") or {}).get("deletionTimestamp"):
+def _job_deleted(evidence: Evidence) -> Cause | None:
+    if not evidence.gone and not (evidence.job.get("metadata") or {}).get("deletionTimestamp"):
         return None
-    if seen.failed or {"Succeeded", "Complete"} & set(true_conditions(seen.job)):
+    if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
         return None
-    what = "was deleted" if seen.gone else "is being deleted"
-    obstacle = find_obstacle(seen)
+    obstacle = find_obstacle(evidence)
     return Cause(
         Category.INFRASTRUCTURE,
-        f"{seen.title} {what} by someone else before it had ended",
+        f"{evidence.title} {'was' if evidence.gone else 'is being'} deleted by someone else before it ended",
         obstacle.summary if obstacle else "",
-        "find out who deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow",
+        "Find out what deletes jobs in this namespace: kubectl, a quota or cleanup tool, another workflow.",
     )
 
 
-def _suspended(seen: Seen) -> Cause | None:
-    condition = true_conditions(seen.job).get("Suspended")
+def _suspended(evidence: Evidence) -> Cause | None:
+    condition = evidence.conditions.get("Suspended")
     if not condition:
         return None
     return Cause(
         Category.QUEUE,
-        f"{seen.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}",
+        f"{evidence.title} is suspended: {condition.message or condition.reason or 'it waits for its queue'}",
         "",
-        "look at the queue's workloads and quota; without a queue, resume it",
+        "Check the queue's workloads and quota. If the job has no queue, resume it.",
     )
 
 
-def _unknown(seen: Seen) -> Cause:
-    if not true_conditions(seen.job):
+def _unknown(evidence: Evidence) -> Cause:
+    if not evidence.conditions:
         return Cause(
             Category.UNKNOWN,
-            f"{seen.title} has no status: no operator has reconciled it",
+            f"{evidence.title} has no status: no operator has reconciled it",
             "",
-            "see whether training-operator or mpi-operator runs, and the job's events",
+            "Check that training-operator or mpi-operator runs, and the job's events.",
         )
-    started = moment((seen.job.get("status") or {}).get("startTime"))
-    ran = f" after {(seen.now - started).total_seconds():.0f} s" if seen.now and started else ""
-    return Cause(Category.UNKNOWN, f"{seen.title} shows no failure{ran}", "", "see its events and logs")
+    started = parse_timestamp((evidence.job.get("status") or {}).get("startTime"))
+    run_time = f" after {(evidence.now - started).total_seconds():.0f} s" if evidence.now and started else ""
+    return Cause(Category.UNKNOWN, f"{evidence.title} shows no failure{run_time}", "", "Check its events and logs.")
 
 
 _RULES: tuple[Rule, ...] = (
-    refused_by_operator,
-    _past_deadline,
-    replica_failed,
-    _gave_up,
+    find_operator_rejection,
+    _deadline_exceeded,
+    diagnose_replica,
+    _backoff_limit_exceeded,
     _pod_deleted,
-    _failed_somehow,
-    _deleted,
-    cannot_start,
-    pods_refused,
-    unschedulable,
+    _failed_without_evidence,
+    _job_deleted,
+    find_blocked_container,
+    find_admission_denial,
+    find_unschedulable_pod,
     _suspended,
 )

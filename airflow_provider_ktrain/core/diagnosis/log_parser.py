@@ -1,4 +1,4 @@
-"""What the last lines of a replica's log say: the exception, known sentences, and whether only a peer was lost."""
+"""Parses the last lines of a replica's log: the exception, known messages, and whether it only lost a peer."""
 
 from __future__ import annotations
 
@@ -9,52 +9,54 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.text import clipped
 
-SHOWN = 20  #: lines of a log that a diagnosis repeats
-NEAR_END = 15  #: last lines in which a known message can explain the end of a program
+MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
+PATTERN_WINDOW_LINES = 15  #: last lines of a log in which a known message can explain the end of a program
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of one container's log.
+    """The end of one container's log, without the report of a launcher such as torchrun.
 
-    :param exception: the line that names it, as Python ends a traceback, or C++'s what(); empty where there is none.
-    :param last: the last line with anything in it, of the program's own.
-    :param is_effect: only a lost peer is told of: another replica is the cause.
-    :param child: exit code of the process that torchrun or mpirun names as the first to fail (negative: a signal).
-    :param lines: the last lines of the program's own, as they are but for their length: what a diagnosis repeats.
-    :param text: all that is known of the program's own.
-    :param end: the last `NEAR_END` lines of that, without warnings: what explains the end of a program stands here.
-    :param heard: whether there was a log at all to look at.
+    :param exception: the last line of a Python traceback, or C++'s what(). Default: "", none found.
+    :param last_line: the last line that contains a letter or digit. Default: "".
+    :param is_peer_loss: whether the program failed only because it lost a peer: the cause is another replica.
+    :param child_exit_code: exit code of the process that torchrun or mpirun reports as the first to fail; negative for
+        a signal. Default: None, no report.
+    :param quoted_lines: the last MAX_QUOTED_LINES lines, limited in length: what a cause quotes.
+    :param text: all known lines.
+    :param has_log: whether there is a log at all, even an empty one. Default: False.
+    :param final_text: the last PATTERN_WINDOW_LINES lines without warnings, in which known messages are searched.
     """
 
     exception: str = ""
-    last: str = ""
-    is_effect: bool = False
-    child: int | None = None
-    lines: tuple[str, ...] = ()
+    last_line: str = ""
+    is_peer_loss: bool = False
+    child_exit_code: int | None = None
+    quoted_lines: tuple[str, ...] = ()
     text: str = ""
-    heard: bool = False
-    end: str = ""
+    has_log: bool = False
+    final_text: str = ""
 
 
 _PREFIX = re.compile(r"^(\[(default)?\d*\]:|\[(rank|Rank)\d+\]:?|\[\d+(,\d+)?\]<std(out|err)>:|\(\w+ pid=\d+\))\s?")
 _WARNING = re.compile(r"(?i)\bwarn(ing)?\b")
-_FRAME = re.compile(r"-{20,}\s*$")
+_DASHED_LINE = re.compile(r"-{20,}\s*$")
 _TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CHAIN_MESSAGES = ("During handling of the above exception", "The above exception was the direct cause")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Failure|Warning|Timeout)?(:\s.*|:|)$")
-_CRASHES = {4, 7, 8, 9, 11}  #: signals that no lost peer explains; of those that NCCL aborts for one, SIGABRT
-_NAMED = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
-_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")  # of C++
-_LAUNCHERS = (
+#: Signals that a lost peer does not explain. SIGABRT is not among them: NCCL aborts after a lost peer.
+_CRASH_SIGNALS = {4, 7, 8, 9, 11}
+_BARE_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{,199}(Error|Exception|Exit|Interrupt|Timeout)(:\s.*|:|)$")
+_CPP_WHAT = re.compile(r"^\s*what\(\):\s*(\S.*)")
+_LAUNCHER_MESSAGES = (
     "ChildFailedError",
     "Horovod detected that one or more",
     *(f"{program} {saw} that" for program in ("mpirun", "mpiexec", "prterun") for saw in ("detected", "noticed")),
 )
-_WRAPPERS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
-_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
-#: plain words, in lower case: they are looked for in the logs of every replica, of which there may be 512
-_EFFECTS = (
+_WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
+_LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
+#: In lower case and not regular expressions: they are searched in the logs of every replica, up to 512 of them.
+_PEER_LOSS_MESSAGES = (
     "connection closed by peer",
     "connection closed by remote peer",
     "connection reset by peer",
@@ -88,59 +90,64 @@ _EFFECTS = (
     "a remote process",
     "horovodinternalerror",
 )
-_MEETING = ("store", "barrier", "rendezvous")  #: an effect where they are what `timed out in` is said of
+_RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: what a replica waited for if `timed out in` precedes it
 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
-    """:param log: the last lines of a log, without timestamps, oldest first; None where nobody has it.
-    :param message: the container's termination message: torchelastic's error file, or text.
+    """Parse the end of a log.
+
+    :param log: the last lines, without timestamps, oldest first; None if no log is available.
+    :param message: the container's termination message: torchelastic's error file, or text. Default: "".
     """
-    told = _error_file(message)
-    lines = [clipped(line) for line in log or ([] if told else message.splitlines())]
+    reported = _error_file(message)
+    lines = [clipped(line) for line in log or ([] if reported else message.splitlines())]
     clean = [_PREFIX.sub("", line.rstrip()) for line in lines]
     text = "\n".join(clean)
-    launched = any(word in text for word in _LAUNCHERS)
-    end = next((i for i, line in enumerate(clean) if launched and _REPORT.search(line)), len(clean))
+    has_launcher = any(phrase in text for phrase in _LAUNCHER_MESSAGES)
+    end = next((i for i, line in enumerate(clean) if has_launcher and _LAUNCHER_REPORT.search(line)), len(clean))
     own = clean[:end]
-    found = [e for e in ([told] if told else []) + list(_exceptions(own)) if not _WRAPPERS.search(e)]
-    found = found or [match[1].strip() for line in own if (match := _WHAT.match(line))]
-    causes = [e for e in found if not _is_effect(e)]
-    # of several processes the first to fail is the cause, of one the last exception, which it did not survive
+    exceptions = ([reported] if reported else []) + list(_exceptions(own))
+    found = [e for e in exceptions if not _WRAPPER_EXCEPTIONS.search(e)]
+    found = found or [match[1].strip() for line in own if (match := _CPP_WHAT.match(line))]
+    causes = [e for e in found if not _is_peer_loss(e)]
     child = _first_to_fail(clean)
-    crashed = child is not None and -child in _CRASHES
-    exception = (causes or found or [""])[0 if launched or told else -1]
+    crashed = child is not None and -child in _CRASH_SIGNALS
+    # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
+    exception = (causes or found or [""])[0 if has_launcher or reported else -1]
     return Tail(
         exception=exception,
-        last=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
-        is_effect=not causes and not crashed and any(map(_is_effect, found or own[-SHOWN:])),
-        child=child,
-        lines=tuple((lines[:end] or lines)[-SHOWN:]),
+        last_line=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
+        is_peer_loss=not causes and not crashed and any(map(_is_peer_loss, found or own[-MAX_QUOTED_LINES:])),
+        child_exit_code=child,
+        quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
-        heard=log is not None,
-        end="\n".join(line for line in _last_lines(own) if not _WARNING.search(line)),
+        has_log=log is not None,
+        final_text="\n".join(line for line in _last_lines(own) if not _WARNING.search(line)),
     )
 
 
 def _last_lines(lines: Sequence[str]) -> Sequence[str]:
-    """The last `NEAR_END` lines; one of mpirun's messages, which dashed lines frame, counts as one line."""
+    """The last PATTERN_WINDOW_LINES lines. A message from mpirun, framed by dashed lines, counts as one."""
     count, framed = 0, False
     for start in range(len(lines) - 1, -1, -1):
-        framed ^= _FRAME.match(lines[start]) is not None
+        framed ^= _DASHED_LINE.match(lines[start]) is not None
         count += not framed
-        if count == NEAR_END:
+        if count == PATTERN_WINDOW_LINES:
             return lines[start:]
     return lines
 
 
-def _is_effect(text: str) -> bool:
-    """Whether a text tells of a peer that was lost."""
+def _is_peer_loss(text: str) -> bool:
+    """Whether a text reports a lost peer."""
     lower = text.lower()
-    late = lower.partition("timed out in ")[2]
-    return any(word in lower for word in _EFFECTS) or any(word in late for word in _MEETING)
+    timed_out = lower.partition("timed out in ")[2]
+    return any(phrase in lower for phrase in _PEER_LOSS_MESSAGES) or any(
+        word in timed_out for word in _RENDEZVOUS_WORDS
+    )
 
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:
-    """The exit code in torchrun's report, which lists the other failures before the first, or in mpirun's."""
+    """The exit code of the first process to fail: torchrun lists it last, as root cause; mpirun names its signal."""
     root = next((i for i, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
     text = "\n".join(lines[root:])
     if match := re.search(r"exitcode\s*:\s*(-?\d+)", text):
@@ -150,11 +157,11 @@ def _first_to_fail(lines: Sequence[str]) -> int | None:
 
 
 def _exceptions(lines: Sequence[str]) -> Iterator[str]:
-    """The exception of each traceback; of a chain the last one, which is what ended the program."""
+    """The exception of each traceback; of a chain only the last one, which ended the program."""
     pending = ""
     inside = False
     for line in lines:
-        if line.startswith(_CHAINED):
+        if line.startswith(_CHAIN_MESSAGES):
             pending = ""
         elif line.startswith(_TRACEBACK):
             if pending:
@@ -164,7 +171,7 @@ def _exceptions(lines: Sequence[str]) -> Iterator[str]:
             inside = False
             if _EXCEPTION.match(line):
                 pending = line.strip()
-        elif not inside and not pending and _NAMED.match(line):
+        elif not inside and not pending and _BARE_EXCEPTION.match(line):
             pending = line.strip()
     if pending:
         yield pending

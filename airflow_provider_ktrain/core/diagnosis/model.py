@@ -1,21 +1,22 @@
-"""The words in which a failure is told: its category, its cause, the limit that ended it."""
+"""The result of a diagnosis: a cause, its category, and the limits that can end a job."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.text import clean, clipped
 
-DETAIL = 16 * 1024  #: characters of `Cause.detail`, which travels in events and is an exception's text
+MAX_SUMMARY_CHARS = 200  #: of the first line of a message to the user
+MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` travels in trigger events and is part of an exception's text
 
 
 class Category(enum.StrEnum):
-    """What kind of thing went wrong: which exception is raised, and whom it concerns.
+    """The kind of a failure. It selects the exception that the task raises.
 
-    CONFIGURATION forbids a retry, so it needs proof: the API server, or the operator, refuses this manifest.
-    ENVIRONMENT is what the job needs around it and what may be put right before a retry: a ConfigMap, a Secret, a
+    CONFIGURATION forbids retries, so it needs proof: the API server or the operator rejects this manifest.
+    ENVIRONMENT is for objects that the job needs and that can be fixed before a retry: a ConfigMap, a Secret, a
     volume, a service account, an admission policy.
     """
 
@@ -35,15 +36,15 @@ class Category(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job failed. Its texts are `clean` and `clipped`, whatever logs and messages they were taken from.
+    """Why a job failed. Its texts are made storable and are limited in length, whatever they quote.
 
     :param category: see :class:`Category`.
-    :param summary: one line: who, what, and the program's own words where there are any.
-    :param detail: what else was seen: the operator's message, restarts, the last lines of the replica's log.
-    :param resolution: what to do; empty where nobody can say.
-    :param replica: `Worker 3`; empty where it is the whole job's.
-    :param retryable: whether the same job, submitted again, may succeed. False only where the API server, the kubelet
-        or the operator refused what the manifest says.
+    :param summary: one line: the replica, what happened to it, and the program's own message if there is one.
+    :param detail: further evidence: the operator's message, restarts, the last lines of the replica's log. Default: "".
+    :param resolution: what the user should do; empty if unknown. Default: "".
+    :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
+    :param retryable: whether the same job may succeed if it is submitted again. False only if the API server, the
+        kubelet or the operator rejected what the manifest says. Default: True.
     """
 
     category: Category
@@ -55,14 +56,33 @@ class Cause:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", clean(clipped(self.summary)))
-        object.__setattr__(self, "detail", clean(clipped(self.detail, DETAIL)))
+        object.__setattr__(self, "detail", clean(clipped(self.detail, MAX_DETAIL_CHARS)))
 
     def __str__(self) -> str:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
 
+    def with_short_summary(self) -> Cause:
+        """The same cause with a summary of at most MAX_SUMMARY_CHARS; a longer one moves to the detail."""
+        summary = " ".join(self.summary.split())
+        if len(summary) <= MAX_SUMMARY_CHARS:
+            return replace(self, summary=summary)
+        detail = "\n".join(text for text in (summary, self.detail) if text)
+        return replace(self, summary=f"{summary[: MAX_SUMMARY_CHARS - 3]}...", detail=detail)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The cause as it travels in XComs and trigger events."""
+        return {
+            "category": str(self.category),
+            "summary": self.summary,
+            "detail": self.detail,
+            "resolution": self.resolution,
+            "replica": self.replica,
+            "retryable": self.retryable,
+        }
+
 
 class Limit(enum.StrEnum):
-    """The limits that a task sets; see the operators' parameters of these names."""
+    """The limits of a task, by the names of the operators' parameters."""
 
     QUEUE = "queue_timeout"
     SCHEDULE = "schedule_timeout"
@@ -71,10 +91,3 @@ class Limit(enum.StrEnum):
     LOG_STALL = "log_stall_timeout"
     RESTARTS = "max_restarts"
     CRASH_LOOP = "crash_loop_limit"
-
-
-def as_dict(cause: Cause) -> dict[str, Any]:
-    """For XCom and events of triggers."""
-    return {"category": str(cause.category)} | {
-        k: getattr(cause, k) for k in ("summary", "detail", "resolution", "replica", "retryable")
-    }

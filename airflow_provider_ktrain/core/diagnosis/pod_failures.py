@@ -1,6 +1,6 @@
-"""What went wrong where: the failures of a job's pods, in the order in which they happened, cause apart from effect.
+"""The failures of a job's pods, in the order in which they happened, causes apart from effects.
 
-Pods are given as they were last seen, also those that are gone by now: operators delete what failed.
+Pods are given as last seen, deleted ones included: operators delete pods that failed.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.log_parser import Tail, read_tail
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 Json = Mapping[str, Any]
 SIGKILLED, SIGTERMED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
-INFECTIOUS = timedelta(minutes=15)  #: how long a lost peer can go unnoticed: NCCL's timeout is 10 minutes
-_SLACK = timedelta(seconds=1)  #: times of Kubernetes are in whole seconds
-
-
-def moment(text: Any) -> datetime | None:
-    """An RFC 3339 time; None for what is none."""
-    try:
-        return datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
+#: How long replicas may take to notice a lost peer: NCCL's timeout is 10 minutes.
+PEER_LOSS_DELAY = timedelta(minutes=15)
+_TIMESTAMP_RESOLUTION = timedelta(seconds=1)  #: Kubernetes writes most times in whole seconds
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One container that failed, or one pod that was taken away.
+    """A container that failed, or a pod that Kubernetes ended.
 
-    :param when: when it ended; None where nobody says.
-    :param since: the first failure of that container that is known: earlier where it was restarted.
-    :param reason: the kubelet's or the pod's word: Error, OOMKilled, StartError, Evicted, ...
-    :param restarts: how often the container was started again.
-    :param tail: what its log, or its termination message, says.
-    :param gpus: how many GPUs its pod requests.
-    :param final: False where another pod took its place, whether that one runs by now or has failed too. True where
-        none did: what made the job fail, where the job did, is among those.
+    :param role: for example `Worker`.
+    :param index: the replica's index.
+    :param pod: name of the pod.
+    :param container: name of the container; empty if the pod ended before any container failed.
+    :param is_init: whether it is an init container.
+    :param exit_code: exit code of its last failed run; None if unknown.
+    :param reason: from the kubelet or the pod: Error, OOMKilled, StartError, Evicted, ...
+    :param message: the message for that reason.
+    :param when: when the last failed run ended; None if unknown.
+    :param since: the container's first known failure: earlier than `when` if it was restarted.
+    :param restarts: restarts of the container.
+    :param tail: the end of its log, or its termination message.
+    :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
+        the latest.
+    :param gpus: GPUs that the pod requests. Default: 0.
     """
 
     role: str
@@ -56,58 +57,69 @@ class Failure:
     since: datetime | None
     restarts: int
     tail: Tail
-    final: bool
+    is_latest: bool
     gpus: int = 0
 
     @property
     def replica(self) -> str:
-        """`Worker 3`, or `Launcher` where there is only one."""
+        """`Worker 3`, or `Launcher`, of which there is only one."""
         return self.role if self.role == "Launcher" else f"{self.role} {self.index}"
 
     @property
-    def is_effect(self) -> bool:
-        """Whether it only tells that another one was lost."""
-        return self.tail.is_effect
+    def is_peer_loss(self) -> bool:
+        """Whether it failed only because it lost a peer."""
+        return self.tail.is_peer_loss
 
 
-def failures(
-    kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]], *, healed: bool = False
+def find_failures(
+    kind: Kind, pods: Sequence[Json], logs: Mapping[str, Sequence[str]], *, include_recovered: bool = False
 ) -> list[Failure]:
-    """All failures, the earliest first, those that only lost a peer last.
+    """All failures, the earliest first; replicas that only lost a peer come last.
 
-    Left out is what the deletion of a pod did to its containers.
+    Containers that ended because their pod was deleted are not failures.
 
-    :param healed: whether to tell also of containers that run again, or have ended well since.
+    :param kind: kind of the job.
+    :param pods: its pods, each as last seen.
+    :param logs: last lines of containers, by `log_key`.
+    :param include_recovered: include containers that run again or have succeeded since. Default: False.
     """
-    newest = {_place(kind, pod): pod for pod in sorted(pods, key=_age)}
-    tail = functools.cache(lambda key, message: read_tail(logs.get(key), message))  # pods made anew share a log
-    found = [f for pod in pods for f in _of_pod(kind, pod, newest[_place(kind, pod)] is pod, tail, healed)]
+    newest = {_replica_key(kind, pod): pod for pod in sorted(pods, key=_creation_order)}
+    tail = functools.cache(lambda key, message: read_tail(logs.get(key), message))  # recreated pods share a log
+    found = [
+        failure
+        for pod in pods
+        for failure in _failures_of_pod(kind, pod, newest[_replica_key(kind, pod)] is pod, tail, include_recovered)
+    ]
     return sorted(
-        found, key=lambda f: (f.is_effect, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
+        found, key=lambda f: (f.is_peer_loss, f.since is None, f.since.timestamp() if f.since else 0, f.role, f.index)
     )
 
 
-def suspects(found: Sequence[Failure]) -> list[Failure]:
-    """Those among all failures that can be the cause, the likeliest first.
+def likely_causes(found: Sequence[Failure]) -> list[Failure]:
+    """The failures that can be the cause, the most likely first.
 
-    A failure whose pod was replaced since is over, unless it may have infected those that lost a peer, or nothing else
-    has failed.
+    A failure whose pod was replaced is over, with two exceptions: nothing else has failed, or all others only lost a
+    peer. In the second case, a replaced pod that failed shortly before is the peer that they lost.
+
+    :param found: all failures, as `find_failures` returns them.
     """
-    final = [f for f in found if f.final]
-    if not final or not final[0].is_effect:
-        return final or list(found)
-    first = final[0].since
-    infected = [f for f in found if not f.final and f.since and first and first - INFECTIOUS <= f.since <= first]
-    return [*infected, *final]
+    latest = [f for f in found if f.is_latest]
+    if not latest or not latest[0].is_peer_loss:
+        return latest or list(found)
+    first = latest[0].since
+    lost_peers = [
+        f for f in found if not f.is_latest and f.since and first and first - PEER_LOSS_DELAY <= f.since <= first
+    ]
+    return [*lost_peers, *latest]
 
 
 def log_key(pod: str, container: str) -> str:
-    """The key of a container's last lines in the mapping that `diagnose` takes."""
+    """The key of a container's last lines in the mappings that a diagnosis takes."""
     return f"{pod}/{container}"
 
 
 def signal_name(exit_code: int | None) -> str:
-    """`SIGKILL` for 137 and for -9; empty where the code tells no signal."""
+    """`SIGKILL` for 137 and for -9; empty if the exit code does not denote a signal."""
     number = (exit_code or 0) - 128 if (exit_code or 0) > 128 else -(exit_code or 0)
     try:
         return signal.Signals(number).name if number > 0 else ""
@@ -115,36 +127,47 @@ def signal_name(exit_code: int | None) -> str:
         return ""
 
 
-def deletion_of(pod: Json) -> datetime | None:
-    """When the deletion of a pod was asked for: its deletionTimestamp is when the grace period ends."""
-    ends = moment(_meta(pod).get("deletionTimestamp"))
-    return ends - timedelta(seconds=float(_meta(pod).get("deletionGracePeriodSeconds") or 0)) if ends else None
+def describe_exit_code(exit_code: int | None) -> str:
+    """For example `exit code 137, SIGKILL`; `no exit code` if there is none."""
+    name = signal_name(exit_code)
+    return "no exit code" if exit_code is None else f"exit code {exit_code}" + (f", {name}" if name else "")
 
 
-def _place(kind: Kind, pod: Json) -> str:
-    """What a pod and those made in its stead have in common: each Launcher of a batch Job has a name of its own."""
+def deletion_requested_at(pod: Json) -> datetime | None:
+    """When the deletion of a pod was requested: its deletionTimestamp less the grace period; None if it was not."""
+    deadline = parse_timestamp(_meta(pod).get("deletionTimestamp"))
+    return deadline - timedelta(seconds=_grace_seconds(pod)) if deadline else None
+
+
+def _grace_seconds(pod: Json) -> float:
+    return float(_meta(pod).get("deletionGracePeriodSeconds") or 0)
+
+
+def _replica_key(kind: Kind, pod: Json) -> str:
+    """The same for a pod and its replacements: the name, except that each pod of a Launcher's batch Job has another."""
     role, _ = kind.pod_role(_meta(pod).get("labels") or {})
     return role if role == "Launcher" else _name(pod)
 
 
-def _age(pod: Json) -> tuple[str, bool]:
-    """In the same second one that is being deleted is the older one."""
+def _creation_order(pod: Json) -> tuple[str, bool]:
+    """Of two pods created in the same second, the one that is being deleted is older."""
     return str(_meta(pod).get("creationTimestamp")), not _meta(pod).get("deletionTimestamp")
 
 
-def _of_pod(
-    kind: Kind, pod: Json, is_newest: bool, tail: Callable[[str, str], Tail], healed: bool
+def _failures_of_pod(
+    kind: Kind, pod: Json, is_latest: bool, tail: Callable[[str, str], Tail], include_recovered: bool
 ) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
-    taken, taken_message, taken_at = taken_away(status)
-    told = False
+    disruption, disruption_message, disrupted_at = disruption_of(status)
+    has_failed_container = False
     for is_init, container in _containers(status):
-        genuine = [t for t in _ends(container, healed) if taken or not is_collateral(t, pod)]
-        if not genuine:
+        failed = _failed_runs(container, include_recovered)
+        runs = [run for run in failed if disruption or not was_ended_by_deletion(run, pod)]
+        if not runs:
             continue
-        first, last = genuine[0], genuine[-1]
-        told = True
+        first, last = runs[0], runs[-1]
+        has_failed_container = True
         name = str(container.get("name"))
         yield Failure(
             role,
@@ -153,19 +176,18 @@ def _of_pod(
             name,
             is_init,
             last.get("exitCode"),
-            taken or str(last.get("reason") or ""),
-            taken_message or str(last.get("message") or ""),
-            moment(last.get("finishedAt")),
-            taken_at or moment(first.get("finishedAt")),
+            disruption or str(last.get("reason") or ""),
+            disruption_message or str(last.get("message") or ""),
+            parse_timestamp(last.get("finishedAt")),
+            disrupted_at or parse_timestamp(first.get("finishedAt")),
             int(container.get("restartCount") or 0),
             tail(log_key(_name(pod), name), str(last.get("message") or "")),
-            is_newest,
+            is_latest,
             pod_gpus(pod.get("spec") or {}),
         )
-    if taken and not told:
-        yield Failure(
-            role, index, _name(pod), "", False, None, taken, taken_message, taken_at, taken_at, 0, Tail(), is_newest
-        )
+    if disruption and not has_failed_container:
+        at, message = disrupted_at, disruption_message
+        yield Failure(role, index, _name(pod), "", False, None, disruption, message, at, at, 0, Tail(), is_latest)
 
 
 def _containers(status: Json) -> Iterator[tuple[bool, Json]]:
@@ -174,56 +196,60 @@ def _containers(status: Json) -> Iterator[tuple[bool, Json]]:
             yield key.startswith("init"), container
 
 
-def _ends(container: Json, healed: bool = False) -> list[Json]:
-    """The failed runs of a container, oldest first: the run before and the present one.
+def _failed_runs(container: Json, include_recovered: bool = False) -> list[Json]:
+    """The terminated states of a container's failed runs, oldest first: at most the previous and the current one.
 
-    Unless `healed`, a failure is over and done with when the container runs again, or has ended well since.
+    Unless `include_recovered`, there are none if the container runs again or has succeeded since.
     """
     state, last = container.get("state") or {}, container.get("lastState") or {}
-    ends = [s["terminated"] for s in (last, state) if s.get("terminated")]
-    over = state.get("running") or (state.get("terminated") and not run_failed(state["terminated"]))
-    return [] if over and not healed else [end for end in ends if run_failed(end)]
+    runs = [s["terminated"] for s in (last, state) if s.get("terminated")]
+    recovered = state.get("running") or (state.get("terminated") and not run_failed(state["terminated"]))
+    return [] if recovered and not include_recovered else [run for run in runs if run_failed(run)]
 
 
-def run_failed(end: Json) -> bool:
-    """Whether a terminated container run failed: by its exit code or for memory."""
-    return end.get("exitCode") not in (0, None) or end.get("reason") == "OOMKilled"
+def run_failed(terminated: Json) -> bool:
+    """Whether a run of a container failed, by its terminated state."""
+    return terminated.get("exitCode") not in (0, None) or terminated.get("reason") == "OOMKilled"
 
 
-def is_collateral(end: Json, pod: Json) -> bool:
-    """Whether a container ended because its pod was being deleted. A kill for memory never is.
+def was_ended_by_deletion(terminated: Json, pod: Json) -> bool:
+    """Whether a container ended because its pod was being deleted. An OOM kill never counts as such.
 
-    Deletion sends SIGTERM at once and SIGKILL when the grace period is over; a program that handles SIGTERM may end
-    with any code. In the same second as the deletion an exit of its own may as well be the reason for it. The kubelet
-    removes the object with a grace period of 0, which overwrites when the deletion was asked for (recorded): then every
-    kill counts as the deletion's.
+    A deletion sends SIGTERM at once and SIGKILL at the end of the grace period; a program that handles SIGTERM may end
+    with any exit code. If a container exits in the same second in which the deletion is requested, its exit may be the
+    reason for the deletion, so only SIGTERM counts then. When the kubelet removes the object, it sets the grace period
+    to 0, and the time of the request is lost (recorded): then every SIGKILL and SIGTERM counts.
+
+    :param terminated: the terminated state of the run.
+    :param pod: its pod.
     """
-    meta = _meta(pod)
-    over, grace = moment(meta.get("deletionTimestamp")), float(meta.get("deletionGracePeriodSeconds") or 0)
-    at, code = moment(end.get("finishedAt")), end.get("exitCode")
-    if over is None or end.get("reason") == "OOMKilled":
+    deadline, requested = parse_timestamp(_meta(pod).get("deletionTimestamp")), deletion_requested_at(pod)
+    finished, code = parse_timestamp(terminated.get("finishedAt")), terminated.get("exitCode")
+    if deadline is None or requested is None or terminated.get("reason") == "OOMKilled":
         return False
-    if at is None or not grace:
+    if finished is None or not _grace_seconds(pod):
         return code in (SIGKILLED, SIGTERMED)
-    asked = over - timedelta(seconds=grace)
     if code == SIGKILLED:
-        return at >= over - _SLACK
-    return at >= asked if code == SIGTERMED else at > asked
+        return finished >= deadline - _TIMESTAMP_RESOLUTION
+    return finished >= requested if code == SIGTERMED else finished > requested
 
 
-def taken_away(status: Json) -> tuple[str, str, datetime | None]:
-    """Reason, message and time, where something other than the program ended the pod."""
+def disruption_of(status: Json) -> tuple[str, str, datetime | None]:
+    """Reason, message and time, if Kubernetes ended the pod rather than its program; else empty, empty and None.
+
+    :param status: status of the pod.
+    """
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason, message = str(condition.get("reason") or "DisruptionTarget"), str(condition.get("message") or "")
-            return status.get("reason") or reason, message, moment(condition.get("lastTransitionTime"))
+            return status.get("reason") or reason, message, parse_timestamp(condition.get("lastTransitionTime"))
     reason = str(status.get("reason") or "") if status.get("phase") == "Failed" else ""
     return (reason, str(status.get("message") or ""), _last_end(status)) if reason else ("", "", None)
 
 
 def _last_end(status: Json) -> datetime | None:
-    ends = [moment(t.get("finishedAt")) for _, c in _containers(status) for t in _ends(c)]
-    return max((at for at in ends if at), default=moment(status.get("startTime")))
+    ends = [parse_timestamp(run.get("finishedAt")) for _, c in _containers(status) for run in _failed_runs(c)]
+    return max((at for at in ends if at), default=parse_timestamp(status.get("startTime")))
 
 
 def _meta(pod: Json) -> Json:
@@ -232,8 +258,3 @@ def _meta(pod: Json) -> Json:
 
 def _name(pod: Json) -> str:
     return str(_meta(pod).get("name"))
-
-
-def exit_code_text(code: int | None) -> str:
-    name = signal_name(code)
-    return "no exit code" if code is None else f"exit code {code}" + (f", {name}" if name else "")

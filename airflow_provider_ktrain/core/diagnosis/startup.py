@@ -1,4 +1,4 @@
-"""Why a job does not start: refused by its operator or by admission, without a node, an image or a volume."""
+"""Rules for startup: why a job is rejected, or a pod can't be created, scheduled or started."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
-from airflow_provider_ktrain.core.diagnosis.evidence import Seen, evidence_of
+from airflow_provider_ktrain.core.diagnosis import failure_patterns
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, exit_code_text, failures, moment
-from airflow_provider_ktrain.core.state.status import true_conditions
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, describe_exit_code, find_failures
 from airflow_provider_ktrain.core.text import clipped, first_line
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
-PATIENCE: dict[str, float] = {
+#: How long a problem may last before the job is given up, by the reason of a waiting container or of an event. A
+#: registry may come back and a Secret may still be created; an invalid image name stays invalid.
+GRACE_SECONDS: dict[str, float] = {
     "InvalidImageName": 0,
     "ErrImageNeverPull": 0,
     "CreateContainerConfigError": 30,
@@ -29,263 +32,312 @@ PATIENCE: dict[str, float] = {
     "FailedMount": 300,
     "FailedAttachVolume": 300,
     "FailedCreatePod": 60,
-}  #: seconds for which a reason for waiting may heal by itself
+}
+MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
-STARTS = 3  #: restarts after which a command that cannot be started is given up
 
-
-def hopeless(
+def find_startup_failure(
     job: Json,
     pods: Sequence[Json],
     events: Sequence[Json] = (),
-    waited: float = 0.0,
+    waited_seconds: float = 0.0,
     now: datetime | None = None,
 ) -> Cause | None:
-    """Why a job will never start, or None while it may.
+    """Why a job will never start; None while it may still start.
 
-    :param waited: seconds since the job last got on. What may heal by itself (a registry that is away, a Secret that
-        is still to be made) is hopeless only after some patience: see `PATIENCE`.
-    :param now: by which the patience with each pod counts from when it got its node: others may have had one for hours.
-        Default: it counts from `waited` alone.
+    :param job: the job as last seen.
+    :param pods: its pods.
+    :param events: Events of the job and its pods. Default: none.
+    :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS. Default: 0.
+    :param now: the current time. With it, the grace time of a pod starts when it gets its node, since the job may have
+        waited for hours until then. Default: None, only `waited_seconds` counts.
     """
-    seen = evidence_of(job, pods, events)
-    if "Running" in true_conditions(job) or seen.failed:
+    evidence = make_evidence(job, pods, events)
+    if "Running" in evidence.conditions or evidence.failed_condition:
         return None
-    return refused_by_operator(seen) or cannot_start(seen, waited, now) or pods_refused(seen, waited)
+    cause = (
+        find_operator_rejection(evidence)
+        or find_blocked_container(evidence, waited_seconds, now)
+        or find_admission_denial(evidence, waited_seconds)
+    )
+    return cause.with_short_summary() if cause else None
 
 
-def never_starts(job: Json, pods: Sequence[Json]) -> Cause | None:
-    """Why a container that is restarted again and again will never run, or None.
+def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
+    """Why a container whose command can't be started will never run; None if there is no such container.
 
-    Its job says Running all the while: under OnFailure, which is training-operator's default, without end.
+    Under OnFailure, training-operator's default, the kubelet restarts it forever and the job stays Running.
+
+    :param job: the job as last seen.
+    :param pods: its pods.
     """
-    kind = evidence_of(job, pods, ()).kind
-    for failure in failures(kind, pods, {}):
-        is_needed = failure.is_init or kind.container in (None, failure.container)  # a sidecar ends no training
-        tried_often = is_needed and failure.final and failure.restarts >= STARTS
-        if tried_often and (cause := not_started(failure)) and cause.category is Category.IMAGE:
-            said = f"{cause.summary}; it was tried {failure.restarts + 1} times"
-            return replace(cause, summary=said, replica=failure.replica)
+    kind = make_evidence(job, pods, ()).kind
+    for failure in find_failures(kind, pods, {}):
+        is_needed = failure.is_init or kind.container in (None, failure.container)  # not a sidecar
+        tried_often = is_needed and failure.is_latest and failure.restarts >= MAX_START_RESTARTS
+        if tried_often and (cause := start_error_cause(failure)) and cause.category is Category.IMAGE:
+            summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."
+            return replace(cause, summary=summary, replica=failure.replica).with_short_summary()
     return None
 
 
-def find_obstacle(seen: Seen) -> Cause | None:
-    """What keeps pods from being made, placed or started."""
-    return cannot_start(seen) or pods_refused(seen) or unschedulable(seen)
+def find_obstacle(evidence: Evidence) -> Cause | None:
+    """What keeps pods from being created, scheduled or started, however long it has lasted."""
+    return find_blocked_container(evidence) or find_admission_denial(evidence) or find_unschedulable_pod(evidence)
 
 
-def refused_by_operator(seen: Seen) -> Cause | None:
-    for event in seen.events:
+def _given_up(cause: Cause, waited_seconds: float, grace_seconds: float) -> Cause:
+    """The cause with the time that was waited, if the job is given up because the grace time is over."""
+    if not grace_seconds or math.isinf(waited_seconds):
+        return cause
+    return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
+
+
+def find_operator_rejection(evidence: Evidence) -> Cause | None:
+    """The operator rejects the manifest: proof enough to forbid retries."""
+    for event in evidence.events:
         reason, message = str(event.get("reason")), str(event.get("message"))
-        for pattern, said, what, resolution in _REFUSALS:
-            if re.search(pattern, reason) and re.search(said, message):
+        for reason_pattern, message_pattern, description, resolution in _OPERATOR_REJECTIONS:
+            if re.search(reason_pattern, reason) and re.search(message_pattern, message):
                 return Cause(
                     Category.CONFIGURATION,
-                    f"{seen.title} {what}: {first_line(message)}",
-                    f"event {reason}",
+                    f"{evidence.title} {description}: {_without_prefix(message)}",
+                    f"Event {reason}: {message}",
                     resolution,
                     retryable=False,
                 )
     return None
 
 
-_REFUSALS = (
+_OPERATOR_REJECTIONS = (
     (
         r"FailedValidation$|^ValidationError$",
         "",
-        "is refused by its operator and will never run",
-        "correct the manifest: `ktrain check` names the field",
+        "was rejected by its operator",
+        "Correct the manifest. `ktrain check` names the field.",
     ),
     (
         r"^FailedCreateService$",
         "must be no more than 63 characters",
-        "has a name that is too long for its services, and will never get a status",
-        "shorten the job's name",
+        "has a name that is too long for its Services",
+        "Shorten the job's name.",
     ),
-    (r"^FailedCreate", "is invalid", "has pods that the cluster refuses", "correct the field that is named"),
+    (
+        r"^FailedCreate",
+        "is invalid",
+        "has pods that the API server rejects as invalid",
+        "Correct the field that the message names.",
+    ),
 )
 
 
-def pods_refused(seen: Seen, waited: float = math.inf) -> Cause | None:
-    """Admission refuses the pods. A quota is the scheduling's affair: others will free some of it."""
-    for event in seen.events if waited >= PATIENCE["FailedCreatePod"] else ():
+def find_admission_denial(evidence: Evidence, waited_seconds: float = math.inf) -> Cause | None:
+    """Admission denies the pods: Pod Security, a LimitRange, a webhook, a missing service account.
+
+    Not a quota: that is a matter of scheduling, since other jobs will free some of it.
+    """
+    grace_seconds = GRACE_SECONDS["FailedCreatePod"]
+    for event in evidence.events if waited_seconds >= grace_seconds else ():
         message = str(event.get("message"))
-        refused = str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION, message)
-        if refused and not _made_since(seen, message):
-            return Cause(
+        denied = str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION_DENIAL, message)
+        if denied and not _created_since(evidence, message):
+            cause = Cause(
                 Category.ENVIRONMENT,
-                f"{seen.title} has pods that the cluster refuses: {first_line(message)}",
-                f"event {event.get('reason')}",
-                "correct what is named, or ask whoever set the rule; a service account must exist in the namespace",
+                f"{evidence.title} can't create its pods: {_without_prefix(message)}",
+                f"Event {event.get('reason')}: {message}",
+                "Correct what the message names, or ask the owner of the policy. A service account must exist in the "
+                "job's namespace.",
             )
+            return _given_up(cause, waited_seconds, grace_seconds)
     return None
 
 
-_ADMISSION = r"denied the request|is forbidden: (?!exceeded quota)"
+_ADMISSION_DENIAL = r"denied the request|is forbidden: (?!exceeded quota)"
 
 
-def _made_since(seen: Seen, message: str) -> bool:
-    """Whether the pod that was refused is there by now: what was missing may have been created meanwhile."""
-    there = [str((pod.get("metadata") or {}).get("name")) for pod in seen.pods]
-    named = re.search(r'pods "([^"]+)"', message)
-    if named is None:
-        return bool(there)
-    stem = re.sub(r"(-launcher-)\w{5}$", r"\1", named[1])  # a batch Job gives each try another name
-    return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in there)
+def _created_since(evidence: Evidence, message: str) -> bool:
+    """Whether the denied pod exists now: a missing object may have been created since the event."""
+    existing = [str((pod.get("metadata") or {}).get("name")) for pod in evidence.pods]
+    denied = re.search(r'pods "([^"]+)"', message)
+    if denied is None:
+        return bool(existing)
+    stem = re.sub(r"(-launcher-)\w{5}$", r"\1", denied[1])  # a batch Job gives each attempt another name
+    return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in existing)
 
 
-def not_started(f: Failure) -> Cause | None:
-    """The kubelet's word that the container never ran."""
-    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError"):
-        return None
-    known, said = _start_failure(f.message)
-    said = said or f.tail.last or exit_code_text(f.exit_code)
-    return Cause(known.category, f"{f.replica}: {known.what}: {said}", "", known.resolution)
+def find_blocked_container(
+    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
+) -> Cause | None:
+    """The container that can't be created, or whose image or volume is missing; image problems come first.
 
-
-def _start_failure(message: str) -> tuple[words.Words, str]:
-    """What a container runtime means, and its own words for it."""
-    found = ((known, re.search(known.pattern, message)) for known in words.STARTS)
-    return next((known, first_line(match[0])) for known, match in found if match)
-
-
-def cannot_start(seen: Seen, longest: float = math.inf, now: datetime | None = None) -> Cause | None:
-    """The first pod whose container waits for what will not come. A container that only waits its turn says nothing."""
+    A container that only waits for its init containers or for others of its pod is not blocked.
+    """
     found = []
-    for pod in seen.pods:
-        status = pod.get("status") or {}
-        waited = longest if now is None else min(longest, _seconds_on_node(pod, now))
+    for pod in evidence.pods:
+        replica, status = evidence.replica_of(pod), pod.get("status") or {}
+        waited_seconds = max_waited_seconds if now is None else min(max_waited_seconds, _seconds_on_node(pod, now))
         states = [c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()]
-        waits = [(c, w) for c in states if (w := (c.get("state") or {}).get("waiting"))]
-        for container, waiting in waits:
+        waiting_containers = [(c, w) for c in states if (w := (c.get("state") or {}).get("waiting"))]
+        for container, waiting in waiting_containers:
             reason = str(waiting.get("reason"))
-            if reason in PATIENCE and waited >= PATIENCE[reason]:
-                found.append(_waiting_cause(seen.replica_of(pod), container, reason, str(waiting.get("message") or "")))
-        if waits and not found:
-            found += _mount_failures(seen, pod, waited)
+            if reason in GRACE_SECONDS and waited_seconds >= GRACE_SECONDS[reason]:
+                cause = _waiting_cause(replica, container, reason, str(waiting.get("message") or ""))
+                found.append(_given_up(cause, waited_seconds, GRACE_SECONDS[reason]))
+        if waiting_containers and not found:
+            found += _mount_failures(evidence, pod, waited_seconds)
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
 
 
 def _seconds_on_node(pod: Json, now: datetime) -> float:
-    """Since it got its node; since its creation where nobody says when that was."""
+    """Seconds since the pod was scheduled, or since its creation if that time is unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     scheduled = [c.get("lastTransitionTime") for c in conditions if c.get("type") == "PodScheduled"]
-    since = moment(next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")))
+    since = parse_timestamp(next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")))
     return (now - since).total_seconds() if since else math.inf
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
+    detail = f"{reason}: {message}" if message else reason
     if "Image" in reason or "Registry" in reason:
-        image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "")
+        image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "its image")
         return Cause(
             Category.IMAGE,
-            f"{replica}: image {image} cannot be pulled ({reason}): {_why_no_image(message)}",
-            message,
-            _image_remedy(reason, message),
+            f"{replica} can't pull {image}: {_pull_error(message) or reason}",
+            detail,
+            _pull_resolution(reason, message),
             replica,
             retryable=reason != "InvalidImageName",
         )
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
-        known, said = _start_failure(message)
-        summary = f"{replica}: {known.what}: {said}"
-        return Cause(known.category, summary, "", known.resolution, replica)
+        known, error = _start_error(message)
+        return Cause(known.category, f"{replica} {known.description}: {error}", detail, known.resolution, replica)
     missing = reason == "CreateContainerConfigError"
     return Cause(
         Category.ENVIRONMENT if missing else Category.INFRASTRUCTURE,
-        f"{replica}: container {container.get('name')} cannot be created ({reason}): {first_line(message)}",
-        "",
-        "create what is missing in the job's namespace, or correct its name in the manifest"
-        if missing
-        else "look at the node and at the pod's volumes; retry",
+        f"{replica} can't create container {container.get('name')}: {first_line(message)}",
+        detail,
+        failure_patterns.CREATE_MISSING if missing else "Check the node and the pod's volumes, then retry.",
         replica,
     )
 
 
-def _why_no_image(message: str) -> str:
-    """The end of a containerd message is its cause: what is before says who told whom."""
+def _pull_error(message: str) -> str:
+    """The end of containerd's chain of messages, where the cause is: `not found`, or at most 140 characters."""
     line = clipped(message.strip().partition("\n")[0])
     parts = line.split(": ")
+    if len(parts) > 1 and parts[-1] == "not found":
+        return parts[-1]
     return next((tail for i in range(len(parts)) if len(tail := ": ".join(parts[i:])) <= 140), line[-140:])
 
 
-def _image_remedy(reason: str, message: str) -> str:
-    for pattern, remedy in (
-        ("NeverPull", "put the image on the nodes, or set imagePullPolicy IfNotPresent"),
-        ("InvalidImageName", "correct the image's name"),
-        (r"(?i)unauthorized|forbidden|denied|401|403", "give imagePullSecrets that may pull it, or correct its name"),
-        (r"(?i)not found|manifest unknown|404", "correct the image's name and tag, or push it"),
+def _pull_resolution(reason: str, message: str) -> str:
+    for pattern, resolution in (
+        ("NeverPull", "Load the image on the nodes, or set imagePullPolicy to IfNotPresent."),
+        ("InvalidImageName", "Correct the image's name."),
+        (
+            r"(?i)unauthorized|forbidden|denied|401|403",
+            "Set imagePullSecrets with access, or correct the image name.",
+        ),
+        (r"(?i)not found|manifest unknown|404", "Correct the image's name and tag, or push the image."),
         (
             r"(?i)no such host|lookup|timeout|refused|unreachable",
-            "correct the registry's name, or let the nodes reach it",
+            "Correct the registry's name, or give the nodes access to it.",
         ),
     ):
         if re.search(pattern, f"{reason} {message}"):
-            return remedy
-    return "correct the image's name, or let the nodes reach its registry"
+            return resolution
+    return "Correct the image's name, or give the nodes access to its registry."
 
 
-def _mount_failures(seen: Seen, pod: Json, waited: float) -> list[Cause]:
-    """The most telling event about a pod's volumes."""
+def start_error_cause(f: Failure) -> Cause | None:
+    """The kubelet reports that the container never ran: the container runtime could not start its command."""
+    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError"):
+        return None
+    known, error = _start_error(f.message)
+    error = error or f.tail.last_line or describe_exit_code(f.exit_code)
+    return Cause(known.category, f"{f.replica} {known.description}: {error}", f.message, known.resolution)
+
+
+def _start_error(message: str) -> tuple[FailurePattern, str]:
+    """The pattern that matches a container runtime's message, and the matching part of the message."""
+    found = ((known, re.search(known.pattern, message)) for known in failure_patterns.START_ERRORS)
+    return next((known, first_line(match[0])) for known, match in found if match)
+
+
+def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> list[Cause]:
+    """The most specific event about a pod's volumes."""
     uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
     messages = [
-        (reason, first_line(str(event.get("message"))))
-        for event in seen.events
+        (reason, str(event.get("message")))
+        for event in evidence.events
         if (reason := str(event.get("reason"))) in ("FailedMount", "FailedAttachVolume")
-        and waited >= PATIENCE[reason]
+        and waited_seconds >= GRACE_SECONDS[reason]
         and (about := event.get("involvedObject") or {}).get("name") == name
         and about.get("uid") in (None, uid)
     ]
-    for known, (reason, said) in itertools.product(words.MOUNTS, messages):
-        if re.search(known.pattern, said):
-            replica = seen.replica_of(pod)
-            what = f"{replica}: {known.what}: {said}"
-            return [Cause(known.category, what, f"event {reason}", known.resolution, replica)]
+    for known, (reason, message) in itertools.product(failure_patterns.MOUNT_ERRORS, messages):
+        if re.search(known.pattern, message):
+            replica = evidence.replica_of(pod)
+            summary = f"{replica} {known.description}: {first_line(message)}"
+            cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
+            return [_given_up(cause, waited_seconds, GRACE_SECONDS[reason])]
     return []
 
 
-def unschedulable(seen: Seen) -> Cause | None:
-    stuck = [(pod, c) for pod in seen.pods if (c := _not_scheduled(pod))]
-    if stuck:
-        pod, condition = stuck[0]
-        message = str(condition.get("message") or "no reason given")
+def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
+    """No node fits a pod, its scheduler doesn't respond, or the namespace's quota is used up."""
+    unscheduled = [(pod, c) for pod in evidence.pods if (c := _unscheduled_condition(pod))]
+    if unscheduled:
+        pod, condition = unscheduled[0]
+        message = str(condition.get("message") or "the scheduler gives no reason")
+        hints = [resolution for pattern, resolution in failure_patterns.SCHEDULING_HINTS if re.search(pattern, message)]
         return Cause(
             Category.SCHEDULING,
-            f"{seen.replica_of(pod)} finds no node: {_scheduler_words(message)}",
-            f"{len(stuck)} of {len(seen.pods)} pods have no node\n{message}",
-            "; ".join(remedy for pattern, remedy in words.PLACES if re.search(pattern, message)) or words.PLACES[-1][1],
-            seen.replica_of(pod),
+            f"{evidence.replica_of(pod)} can't be scheduled: {_node_reasons(message)}",
+            f"{len(unscheduled)} of {len(evidence.pods)} pods have no node.\n{message}",
+            " ".join(hints) or failure_patterns.SCHEDULING_HINTS[-1][1],
+            evidence.replica_of(pod),
         )
-    for pod in seen.pods:
-        if scheduler := _waits_for_scheduler(pod):
+    for pod in evidence.pods:
+        if scheduler := _silent_scheduler(pod):
             return Cause(
                 Category.SCHEDULING,
-                f"{seen.replica_of(pod)} is looked at by no scheduler: schedulerName is {scheduler}",
+                f"{evidence.replica_of(pod)} waits for the scheduler {scheduler}, which has not responded",
                 "",
-                f"see whether the scheduler {scheduler} runs, or leave schedulerName out",
-                seen.replica_of(pod),
+                f"Check that the scheduler {scheduler} runs, or remove schedulerName.",
+                evidence.replica_of(pod),
             )
-    for event in seen.events:
-        if str(event.get("reason")).startswith("FailedCreate") and "quota" in str(event.get("message")):
-            said = first_line(str(event.get("message")))
+    for event in evidence.events:
+        message = str(event.get("message"))
+        if str(event.get("reason")).startswith("FailedCreate") and "quota" in message:
+            quota = _without_prefix(message).removeprefix("exceeded quota: ")
             return Cause(
-                Category.SCHEDULING, f"{seen.title} exceeds the namespace's quota: {said}", "", "free some, or ask"
+                Category.SCHEDULING,
+                f"{evidence.title} exceeds the namespace's quota: {quota}",
+                f"Event {event.get('reason')}: {message}",
+                "Free some of the quota, or ask for a larger one.",
             )
     return None
 
 
-def _not_scheduled(pod: Json) -> Json | None:
+def _unscheduled_condition(pod: Json) -> Json | None:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return next((c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
 
 
-def _waits_for_scheduler(pod: Json) -> str:
-    """The name of a scheduler that is not the cluster's own and has said nothing of a pod that needs a node."""
+def _silent_scheduler(pod: Json) -> str:
+    """The pod's scheduler, if it isn't the default one and has reported nothing about a pod without a node."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     name = str(spec.get("schedulerName") or "default-scheduler")
     waits = status.get("phase", "Pending") == "Pending" and not spec.get("nodeName") and not status.get("conditions")
     return name if waits and name != "default-scheduler" else ""
 
 
-def _scheduler_words(message: str) -> str:
-    """What the scheduler says of the nodes, without its words on claims and preemption."""
+def _node_reasons(message: str) -> str:
+    """The part of the scheduler's message about nodes, without the part about claims and preemption."""
     return re.split(r"\. (?:no new claims|preemption)", message)[0].rstrip(".")
+
+
+def _without_prefix(message: str) -> str:
+    """The reason in the message of an event FailedCreate..., without the name of the pod."""
+    return re.sub(r'^Error creating: (pods "[^"]+" is forbidden: )?', "", first_line(message))

@@ -1,13 +1,13 @@
 """Restarts of a job's containers, each with its reason, and crash loops.
 
-A crash loop is one container that fails again and again, each time after a short run. Restarts by the kubelet and pods
-that the operator recreates (restartPolicy ExitCode, a batch Job) count alike. All times are the cluster's own:
-`startedAt` and `finishedAt` of containers.
+In a crash loop, one container fails again and again, each time after a short run. Restarts by the kubelet and pods that
+the operator recreates (restartPolicy ExitCode, a batch Job) count alike. All times come from the cluster: `startedAt`
+and `finishedAt` of containers.
 
-Only the container that the operator trains in counts, where its name is known: a sidecar that fails ends no training.
-Failures count from the moment when every replica has run at least once: until then workers may fail because the master
-still pulls its image. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, all counts
-start again when that replica runs again: its peers fail meanwhile. Elastic jobs expect failures and are exempt.
+Only the container in which the operator trains counts, if its name is known: a failing sidecar does not end a training.
+Failures count only after every replica has run at least once: until then, workers may fail because the master still
+pulls its image. When a replica loses its pod to an eviction, a preemption, a lost node or a deletion, its peers fail
+too, so all counts start again when that replica runs again. Elastic jobs expect failures and are exempt.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import failure_patterns as words
+from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.pod_failures import (
-    deletion_of,
-    is_collateral,
-    moment,
+    deletion_requested_at,
+    disruption_of,
     run_failed,
     signal_name,
-    taken_away,
+    was_ended_by_deletion,
 )
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.status import true_conditions, wants_suspension
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Json = Mapping[str, Any]
-SHORT = 600.0  #: seconds; a failed run that took longer does not belong to a crash loop
-SKEW = 60.0  #: seconds by which the clock of a node may be behind the API server's
-KEPT = 20  #: containers that a handover describes: those closest to a crash loop. The others count from 0 again
+SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
+MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
+#: Containers in a handover: those closest to a crash loop. The others count from 0 again.
+MAX_HANDED_OVER_CONTAINERS = 20
 
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart of a container, in place or in a new pod.
+    """One restart of a container, in replica or in a new pod.
 
-    :param replica: `Master 0`.
-    :param container: its name; empty where the pod was lost as a whole.
+    :param replica: for example `Master 0`.
+    :param container: name of the container; empty if the whole pod was lost.
     :param is_init: whether it is an init container.
-    :param pod: the name of the pod of the run before.
-    :param number: how many restarts of this container there were, this one included; None where that is not known.
-    :param run: the number of the run before, within its pod.
-    :param ended: the terminated state of the run before; empty where the pod was lost.
-    :param lost: why the pod was lost; empty where the container failed.
-    :param back_off: seconds between the two runs; None where the next one has not started.
+    :param pod: name of the pod of the previous run.
+    :param number: restarts of this container so far, this one included; None if unknown.
+    :param run: number of the previous run within its pod, from 0.
+    :param terminated: terminated state of the previous run; empty if the pod was lost.
+    :param pod_loss: why the pod was lost; empty if the container failed. Default: "".
+    :param back_off_seconds: time between the two runs; None if the next run has not started. Default: None.
     """
 
     replica: str
@@ -58,40 +59,45 @@ class Restart:
     pod: str
     number: int | None
     run: int
-    ended: Json
-    lost: str = ""
-    back_off: float | None = None
+    terminated: Json
+    pod_loss: str = ""
+    back_off_seconds: float | None = None
 
     def describe(self, lines: Sequence[str] | None) -> str:
         """One line for the log.
 
-        :param lines: the last lines that the run before wrote; None where its log is not followed.
+        :param lines: the last log lines of the previous run; None if its log is not followed.
         """
         times = "" if self.number is None else f" ({_ordinal(self.number)} time)"
         who = f"Init container {self.container} of {self.replica}" if self.is_init else self.replica
-        back_off = f" Back-off {self.back_off:.0f} s." if self.back_off and self.back_off >= 1 else ""
+        back_off_seconds = self.back_off_seconds or 0
+        back_off = f" Back-off {back_off_seconds:.0f} s." if back_off_seconds >= 1 else ""
         reason = self._reason(lines)
         return f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}"
 
     def _reason(self, lines: Sequence[str] | None) -> str:
-        """Empty where nobody knows: the status of a container tells its last two runs only."""
-        if self.lost:
-            return self.lost
-        code, reason = self.ended.get("exitCode"), str(self.ended.get("reason") or "")
-        tail = read_tail(lines, str(self.ended.get("message") or ""))
+        """Empty if unknown: a container's status describes only its last two runs."""
+        if self.pod_loss:
+            return self.pod_loss
+        code, reason = self.terminated.get("exitCode"), str(self.terminated.get("reason") or "")
+        tail = read_tail(lines, str(self.terminated.get("message") or ""))
         if tail.exception and reason != "OOMKilled":
             return tail.exception.rstrip(".")
-        said = [] if reason in ("", "Error", "Completed") else [reason]
+        reasons = [] if reason in ("", "Error", "Completed") else [reason]
         if code is not None:
             name = signal_name(code)
-            said.append(f"exit code {code}" + (f" ({name})" if name else ""))
-        last = f"its last line: {tail.last.rstrip('.')}" if tail.last else ""
-        return "; ".join(text for text in (", ".join(said), last) if text)
+            reasons.append(f"exit code {code}" + (f" ({name})" if name else ""))
+        last = f"last log line: {tail.last_line.rstrip('.')}" if tail.last_line else ""
+        return "; ".join(text for text in (", ".join(reasons), last) if text)
 
 
 @dataclass(frozen=True)
 class CrashLoop:
-    """A container that failed `failures` times in a row, each time after a run shorter than `SHORT`."""
+    """A container that failed several times in a row, each time after a run shorter than SHORT_RUN_SECONDS.
+
+    :param replica: for example `Master 0`.
+    :param failures: how often it failed.
+    """
 
     replica: str
     failures: int
@@ -99,12 +105,12 @@ class CrashLoop:
 
 @dataclass
 class _Container:
-    """What is known of one container of a replica, over all pods of that replica.
+    """The counts of one container of a replica, over all pods of that replica. Its fields are a stored format.
 
-    :param uid: of the pod that is counted now.
+    :param uid: uid of the pod that is counted now.
     :param restarts: `restartCount` in that pod, as far as it was reported.
     :param earlier: restarts before that pod, its own creation included.
-    :param ended: the number of the last run of that pod that has ended, -1 where none has.
+    :param ended: number of that pod's last run that has ended; -1 if none has.
     :param failures: short failed runs in a row.
     :param last: end of the last failed run, in epoch seconds.
     """
@@ -117,43 +123,46 @@ class _Container:
     last: float = 0.0
 
     def move_to(self, uid: str) -> None:
-        """Count in another pod from now on."""
+        """Count in another pod from now on: its creation is a restart."""
         self.earlier += self.restarts + 1
         self.uid, self.restarts, self.ended = uid, 0, -1
 
 
 class RestartHistory:
-    """What one host knows of the restarts of a job.
+    """The restarts of a job, as far as one process has seen them.
 
-    :param kind: of the job.
-    :param past: what an earlier host knew: see `past`.
+    :param kind: kind of the job.
+    :param handed_over: what the previous process knew, as `handover` returned it. Default: None.
     """
 
-    def __init__(self, kind: Kind, past: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, kind: Kind, handed_over: Mapping[str, Any] | None = None) -> None:
         self._kind = kind
-        given = past or {}
-        self._since: float | None = None  # from when failures count: when every replica is known to have run here
-        self._since_before: float | None = given.get("since")  # the same of an earlier host
-        self._reported = float(given.get("reported") or 0.0)  # end of the last run whose restart was reported
+        given = handed_over or {}
+        # from when failures count, in epoch seconds: when this process knows that every replica has run
+        self._since: float | None = None
+        self._since_before: float | None = given.get("since")  # the same of the previous process
+        # end of the last run whose restart was reported, in epoch seconds
+        self._reported = float(given.get("reported") or 0.0)
         self._reported_before = self._reported
-        self._partial = bool(given.get("partial"))  # whether more containers had restarted than are described
+        self._partial = bool(given.get("partial"))  # whether a handover left out containers
         containers = given.get("containers") or {}
         self._inherited = set(containers)
         self._containers = {str(key): _Container(**known_fields(_Container, c)) for key, c in containers.items()}
-        self._pods: dict[str, Json] = {}  # the present pod of each replica
-        self._running_since: dict[str, float] = {}  # by replica
-        self._lost: set[str] = set()  # uids of present pods that were taken away
+        self._pods: dict[str, Json] = {}  # the current pod of each replica
+        self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
+        self._lost: set[str] = set()  # uids of current pods that were disrupted or deleted
         self._seen: dict[str, Json] = {}  # by uid
-        self._last_run: dict[str, tuple[int, Json]] = {}  # of each container, with its number, that ended last
+        self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
-    def see(self, job: Json, pods: Mapping[str, Json]) -> list[Restart]:
-        """Restarts that are new.
+    def update(self, job: Json, pods: Mapping[str, Json]) -> list[Restart]:
+        """Record the pods that exist now.
 
-        :param job: as it is now.
-        :param pods: those that are there now, by uid, and no others.
+        :param job: the job as it is now.
+        :param pods: all its pods, by uid.
+        :return: restarts that were not returned before.
         """
         if wants_suspension(job) or "Suspended" in true_conditions(job):
-            self._start_again()
+            self._reset()
             self._seen = dict(pods)
             return []
         changed = sorted((p for uid, p in pods.items() if self._seen.get(uid) is not p), key=_created)
@@ -170,32 +179,35 @@ class RestartHistory:
             restarts += self._note_runs(pod)
         return restarts
 
-    def see_deleted(self, pod: Json) -> list[Restart]:
-        """Restarts that the last state of a deleted pod shows."""
+    def mark_deleted(self, pod: Json) -> list[Restart]:
+        """Record that a pod was deleted. `pod` is its last state. Returns the new restarts that it shows."""
         uid = _uid(pod)
         if self._seen.pop(uid, None) is None and uid not in map(_uid, self._pods.values()):
             return []
         self._note_loss(pod, gone=True)
         restarts = self._note_runs(pod)
-        if uid == _uid(self._pods.get(self._place(pod), {})):
-            self._pods[self._place(pod)] = pod
+        if uid == _uid(self._pods.get(self._replica(pod), {})):
+            self._pods[self._replica(pod)] = pod
         return restarts
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
-        """The crash loop of the container that failed most often, if it failed `limit` times; None: no limit."""
+        """The crash loop of the container that failed most often in a row; None if it failed less often than `limit`.
+
+        :param limit: number of failures in a row; None for no limit.
+        """
         key = max(self._containers, key=lambda k: self._containers[k].failures, default=None)
         if limit is None or key is None or self._containers[key].failures < max(limit, 1):
             return None
         return CrashLoop(key.partition("/")[0], self._containers[key].failures)
 
-    def past(self) -> dict[str, Any]:
-        """For the next host: what the status of live pods does not tell. At most `KEPT` containers."""
+    def handover(self) -> dict[str, Any]:
+        """For the next process: what the status of existing pods does not show."""
 
         def closest(key: str) -> tuple[int, int]:
             container = self._containers[key]
             return -container.failures, -container.earlier - container.restarts
 
-        kept = sorted(self._containers, key=closest)[:KEPT]
+        kept = sorted(self._containers, key=closest)[:MAX_HANDED_OVER_CONTAINERS]
         return {
             "since": self._since if self._since is not None else self._since_before,
             "reported": self._reported,
@@ -206,29 +218,29 @@ class RestartHistory:
     # pods
 
     def _replace(self, pod: Json) -> list[Restart]:
-        """Make a pod the present one of its replica, if it is newer: a restart."""
-        place = self._place(pod)
-        before = self._pods.get(place)
+        """Make a pod the current one of its replica if it is newer, which is a restart."""
+        replica = self._replica(pod)
+        before = self._pods.get(replica)
         if before is None or _uid(before) == _uid(pod):
-            self._pods[place] = pod
+            self._pods[replica] = pod
         if before is None or _uid(before) == _uid(pod) or _created(pod) < _created(before):
             return []
         restarts = self._note_runs(before)
-        self._pods[place] = pod
-        if (restart := self._restart_in_new_pod(place, before, pod)) is not None:
+        self._pods[replica] = pod
+        if (restart := self._restart_in_new_pod(replica, before, pod)) is not None:
             restarts.append(restart)
         return restarts
 
-    def _restart_in_new_pod(self, place: str, before: Json, pod: Json) -> Restart | None:
-        """None where the pod before had ended well, or an earlier host has reported the restart."""
+    def _restart_in_new_pod(self, replica: str, before: Json, pod: Json) -> Restart | None:
+        """None if the previous pod had succeeded, or an earlier process reported the restart."""
         status = before.get("status") or {}
         names = [str(container.get("name")) for container in (pod.get("spec") or {}).get("containers") or ()]
-        known = [self._containers.setdefault(f"{place}/{name}", _Container(_uid(before))) for name in names]
+        known = [self._containers.setdefault(f"{replica}/{name}", _Container(_uid(before))) for name in names]
         if status.get("phase") == "Succeeded" or any(container.uid == _uid(pod) for container in known):
             return None
         for name, container in zip(names, known, strict=True):
             container.move_to(_uid(pod))
-            self._last_run.pop(f"{place}/{name}", None)
+            self._last_run.pop(f"{replica}/{name}", None)
         number = None if self._partial else max((container.earlier for container in known), default=1)
         lost = _why_lost(before, gone=True)
         failed = [
@@ -237,46 +249,49 @@ class RestartHistory:
             if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)
         ]
         if lost or not failed:
-            return Restart(place, "", False, _name(before), number, 0, {}, lost or "its pod was deleted")
+            return Restart(replica, "", False, _name(before), number, 0, {}, lost or "its pod was deleted")
         _, run, name, end = max(failed, key=lambda found: found[:3])
-        finished = _epoch(end, "finishedAt") or 0.0
+        finished = epoch_seconds(end.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
         return (
-            Restart(place, name, False, _name(before), number, run, end) if finished > self._reported_before else None
+            Restart(replica, name, False, _name(before), number, run, end) if finished > self._reported_before else None
         )
 
     def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
-        """A replica that loses its pod takes its peers with it: count again when it runs again.
+        """If a replica lost its pod, its peers fail too: start all counts again when it runs again.
 
-        What happened while nobody followed the job is not known. So an earlier host's count goes on only when every
-        replica has run in its present pod.
+        The same may have happened while no process followed the job. So the previous process's counts continue only
+        once every replica has run in its current pod.
         """
-        place, uid = self._place(pod), _uid(pod)
-        present = self._pods.get(place)
+        replica, uid = self._replica(pod), _uid(pod)
+        present = self._pods.get(replica)
         if present is None or _uid(present) != uid or uid in self._lost or not _why_lost(pod, gone=gone):
             return
         self._lost.add(uid)
         self._lost &= {uid, *map(_uid, self._pods.values())}
-        self._running_since.pop(place, None)
-        self._count_again_from(None)
+        self._running_since.pop(replica, None)
+        self._restart_counts_from(None)
 
-    def _count_again_from(self, since: float | None) -> None:
+    def _restart_counts_from(self, since: float | None) -> None:
         self._since, self._since_before = since, None
         for container in self._containers.values():
             container.failures = 0
 
     def _note_first_run(self, pod: Json) -> None:
-        place = self._place(pod)
-        if place in self._running_since or _uid(pod) in self._lost or self._pods.get(place) is not pod:
+        replica = self._replica(pod)
+        if replica in self._running_since or _uid(pod) in self._lost or self._pods.get(replica) is not pod:
             return
         began = [
-            at for _, c in _containers(pod, init=False) for run in _known_runs(c) if (at := _epoch(run, "startedAt"))
+            at
+            for _, c in _containers(pod, init=False)
+            for run in _known_runs(c)
+            if (at := epoch_seconds(run.get("startedAt")))
         ]
         if began:
             before = self._since_before
-            if before is not None and (_created_at(pod) or 0.0) <= before:  # it had run when the last host counted
+            if before is not None and (epoch_seconds(_created(pod)) or 0.0) <= before:  # it ran when counting began
                 began.append(before)
-            self._running_since[place] = min(began)
+            self._running_since[replica] = min(began)
 
     def _start_counting(self, job: Json) -> None:
         if self._since is None and not self._kind.is_elastic(job):
@@ -284,8 +299,8 @@ class RestartHistory:
             if expected and len(self._running_since) >= expected:
                 self._since = max(self._running_since.values())
 
-    def _start_again(self) -> None:
-        """The job is suspended: its pods go, and come again when it is resumed."""
+    def _reset(self) -> None:
+        """The job is suspended: its pods are deleted, and created again when it is resumed."""
         self._since = self._since_before = None
         self._containers.clear()
         self._last_run.clear()
@@ -296,13 +311,13 @@ class RestartHistory:
     # runs
 
     def _note_runs(self, pod: Json) -> list[Restart]:
-        place = self._place(pod)
-        present = self._pods.get(place)
+        replica = self._replica(pod)
+        present = self._pods.get(replica)
         if present is None or _uid(present) != _uid(pod):
             return []
         restarts: list[Restart] = []
         for is_init, status in _containers(pod):
-            key = f"{place}/{status.get('name')}"
+            key = f"{replica}/{status.get('name')}"
             container = self._container(key, pod, status)
             if container is None:
                 continue
@@ -317,10 +332,10 @@ class RestartHistory:
         return restarts
 
     def _container(self, key: str, pod: Json, status: Json) -> _Container | None:
-        """What is known of a container; None where nothing has ended yet."""
+        """The counts of a container; None if none of its runs has ended yet."""
         known = self._containers.get(key)
         if known is None:
-            ends = [_epoch(run, "finishedAt") or 0.0 for _, run in _ended_runs(status)]
+            ends = [epoch_seconds(run.get("finishedAt")) or 0.0 for _, run in _ended_runs(status)]
             if not ends:
                 return None
             reported = int(status.get("restartCount") or 0) if max(ends) <= self._reported_before else 0
@@ -331,73 +346,82 @@ class RestartHistory:
         return known
 
     def _restart_in_place(self, key: str, pod: Json, is_init: bool, status: Json) -> Restart | None:
-        """The last of the restarts that were not reported."""
+        """The latest restart, if it was not reported yet. Earlier ones between two observations are not reported."""
         container, count = self._containers[key], int(status.get("restartCount") or 0)
         if count <= container.restarts:
             return None
         container.restarts = count
         runs = dict([self._last_run.get(key, (-1, {})), *_ended_runs(status)])
         run = runs.get(count - 1, {})
-        finished = _epoch(run, "finishedAt") or 0.0
+        finished = epoch_seconds(run.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
-        started = _epoch((status.get("state") or {}).get("running") or {}, "startedAt")
-        back_off = started - finished if started and finished else None
+        started = epoch_seconds(((status.get("state") or {}).get("running") or {}).get("startedAt"))
+        back_off_seconds = started - finished if started and finished else None
         number = None if self._partial and key not in self._inherited else container.earlier + count
-        place, _, name = key.partition("/")
-        return Restart(place, name, is_init, _name(pod), number, count - 1, run, back_off=back_off)
+        replica, _, name = key.partition("/")
+        return Restart(replica, name, is_init, _name(pod), number, count - 1, run, back_off_seconds=back_off_seconds)
 
     def _count(self, container: _Container, pod: Json, run: Json) -> None:
-        """Count a run that has ended, if it failed early; a run of another kind ends the row."""
-        started, finished = _epoch(run, "startedAt"), _epoch(run, "finishedAt")
-        if self._since is None or finished is None or finished < self._since or _ended_by_deletion(run, pod):
+        """Count a run that failed early. A longer run or a success resets the count."""
+        started, finished = epoch_seconds(run.get("startedAt")), epoch_seconds(run.get("finishedAt"))
+        if self._since is None or finished is None or finished < self._since or _may_be_ended_by_deletion(run, pod):
             return
-        if not run_failed(run) or started is None or not 0 <= finished - started < SHORT:  # < 0: the clock was set
+        # a negative run time: the node's clock was set back
+        if not run_failed(run) or started is None or not 0 <= finished - started < SHORT_RUN_SECONDS:
             container.failures = 0
             return
-        if any(re.search(known.pattern, str(run.get("reason"))) for known in words.TAKEN):  # its node was restarted
-            self._count_again_from(finished)
+        reason = str(run.get("reason"))
+        if any(re.search(known.pattern, reason) for known in failure_patterns.DISRUPTIONS):  # the node restarted
+            self._restart_counts_from(finished)
             return
-        if started - container.last >= SHORT:  # nobody knows what was between: runs may have been missed
+        if started - container.last >= SHORT_RUN_SECONDS:  # a gap: runs may have been missed
             container.failures = 0
         container.failures += 1
         container.last = finished
 
-    def _place(self, pod: Json) -> str:
-        """The replica; each Launcher of a batch Job has a name of its own."""
+    def _replica(self, pod: Json) -> str:
+        """The replica: role and index, or Launcher."""
         role, index = self._kind.pod_role(_meta(pod).get("labels") or {})
         return role if role == "Launcher" else f"{role} {index}"
 
 
 def _why_lost(pod: Json, *, gone: bool = False) -> str:
-    """Why a replica lost its pod other than by a failure of its own; empty where it did not.
+    """Why a replica lost its pod for another reason than its own failure; empty if it did not.
 
-    :param gone: whether the pod is not there any more.
+    :param pod: the pod as last seen.
+    :param gone: whether the pod no longer exists. Default: False.
     """
     status = pod.get("status") or {}
-    if taken := taken_away(status)[0]:
-        what = next((known.what for known in words.TAKEN if re.search(known.pattern, taken)), "was taken away")
-        return f"its pod {what} ({taken})"
+    if disruption := disruption_of(status)[0]:
+        description = next(
+            (known.description for known in failure_patterns.DISRUPTIONS if re.search(known.pattern, disruption)),
+            "was disrupted",
+        )
+        return f"its pod {description} ({disruption})"
     if not gone and not _meta(pod).get("deletionTimestamp"):
         return ""
     ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
-    killed = ends and all(_may_be_killed(end, pod) for end in ends)
+    killed = ends and all(_ended_around_deletion(end, pod) for end in ends)
     ended = status.get("phase") in ("Succeeded", "Failed")
     return "its pod was deleted" if killed or not (ends or ended) else ""
 
 
-def _ended_by_deletion(run: Json, pod: Json) -> bool:
-    return is_collateral(run, pod) or _may_be_killed(run, pod)
+def _may_be_ended_by_deletion(run: Json, pod: Json) -> bool:
+    return was_ended_by_deletion(run, pod) or _ended_around_deletion(run, pod)
 
 
-def _may_be_killed(run: Json, pod: Json) -> bool:
-    """Whether a run can have been ended by the deletion of its pod, where two clocks don't agree: the kubelet says when
-    it ended, the API server when the deletion was requested. Not known of a pod that had ended before: it has no grace
-    period.
+def _ended_around_deletion(run: Json, pod: Json) -> bool:
+    """Whether a run ended after its pod's deletion was requested, or so shortly before that the clocks may disagree.
+
+    The kubelet reports when a run ended, and the API server when the deletion was requested. A pod that had ended
+    before its deletion has no grace period, so the time of the request is unknown.
     """
-    asked, at = deletion_of(pod), _epoch(run, "finishedAt")
+    requested, finished = deletion_requested_at(pod), epoch_seconds(run.get("finishedAt"))
     if not _meta(pod).get("deletionGracePeriodSeconds") or run.get("reason") == "OOMKilled":
         return False
-    return asked is not None and at is not None and at >= asked.timestamp() - SKEW
+    if requested is None or finished is None:
+        return False
+    return finished >= requested.timestamp() - MAX_CLOCK_SKEW_SECONDS
 
 
 def _containers(pod: Json, *, init: bool = True) -> Iterator[tuple[bool, Json]]:
@@ -408,9 +432,9 @@ def _containers(pod: Json, *, init: bool = True) -> Iterator[tuple[bool, Json]]:
 
 
 def _ended_runs(status: Json) -> Iterator[tuple[int, Json]]:
-    """The ended runs that a container's status still tells, oldest first, each with its number from 0.
+    """The ended runs in a container's status, oldest first, each with its number from 0.
 
-    While a container waits for its restart, `restartCount` is still that of the run before, which stands in lastState
+    While a container waits for its restart, `restartCount` is still that of the previous run, which is in lastState
     (recording 06-pt-onfailure-retry).
     """
     count, state, last = int(status.get("restartCount") or 0), status.get("state") or {}, status.get("lastState") or {}
@@ -425,18 +449,9 @@ def _known_runs(status: Json) -> Iterator[Json]:
         yield from (run for key in ("terminated", "running") if (run := state.get(key)))
 
 
-def _epoch(run: Json, key: str) -> float | None:
-    at = moment(run.get(key))
-    return at.timestamp() if at else None
-
-
 def _ordinal(number: int) -> str:
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
     return f"{number}{ending}"
-
-
-def _created_at(pod: Json) -> float | None:
-    return _epoch(_meta(pod), "creationTimestamp")
 
 
 def _created(pod: Json) -> str:

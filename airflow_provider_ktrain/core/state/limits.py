@@ -1,32 +1,32 @@
-"""The clocks of a job: how long it may wait, start, run and be silent, each with a limit of its own.
+"""The time limits of a job: how long it may be queued, scheduled, start, run and write no log.
 
-Pure: times come from the objects' own timestamps, `now` is passed in, and the supervisor sleeps until what is due.
+A clock starts at a timestamp of the cluster, so it is the same for every process that follows the job.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.status import Phase, true_conditions, wants_suspension
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits in seconds; None waits for ever.
+    """The limits of a task, in seconds unless noted. None, the default of each, means no limit.
 
-    :param queue: suspended (a queue such as Kueue has not admitted the job).
-    :param schedule: a pod has no node, or is not made (a quota).
-    :param startup: a pod has a node, and its containers do not run (pulling, mounting, init containers); or no operator
-        has taken the job up.
-    :param log_stall: the job runs, and no replica that is followed writes a line.
-    :param max_restarts: a number: restarts of containers, and pods that failed and were made anew (ExitCode).
-    :param crash_loop: a number: failures of one container in a row, each after a short run; see `core.crashloop`.
+    :param queue: the job is suspended: a queue such as Kueue has not admitted it.
+    :param schedule: a pod has no node, or can't be created because of a quota.
+    :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
+        operator has reconciled the job.
+    :param log_stall: the job runs, and no followed replica writes a log line.
+    :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
+    :param crash_loop: number of failures of one container in a row, each after a short run; see `crash_loop.py`.
     """
 
     queue: float | None = None
@@ -42,16 +42,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Clock:
-    """One limit that is running, due at epoch second `due`."""
+    """A running time limit.
+
+    :param limit: the limit.
+    :param due: when it is exceeded, in epoch seconds.
+    :param seconds: its length.
+    """
 
     limit: Limit
     due: float
     seconds: float
-
-
-def epoch(timestamp: str | None) -> float | None:
-    """Seconds since the epoch of a Kubernetes timestamp; None where there is none."""
-    return datetime.datetime.fromisoformat(timestamp).timestamp() if timestamp else None
 
 
 def clocks(
@@ -62,16 +62,20 @@ def clocks(
     *,
     deadline: float | None,
     last_line: float,
-    heard: bool = False,
+    has_events: bool = False,
 ) -> Iterator[Clock]:
-    """Every limit that runs in this state.
+    """The time limits that run in the job's present state.
 
-    :param deadline: epoch seconds at which the whole execution is over, or None.
-    :param last_line: epoch seconds of the last log line, or of when following began.
-    :param heard: whether there are events of the job: an operator that cannot make its pods, as for a quota, writes no
-        status at all.
+    :param job: the job as last seen.
+    :param pods: its pods.
+    :param phase: phase of the job.
+    :param limits: the task's limits.
+    :param deadline: when the whole execution must end, in epoch seconds; None for no deadline.
+    :param last_line: time of the last log line, or of the start of following, in epoch seconds.
+    :param has_events: whether the job has events. An operator that can't create pods, as for a quota, writes events but
+        no status. Default: False.
     """
-    created = epoch((job.get("metadata") or {}).get("creationTimestamp"))
+    created = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
     if deadline is not None:
         yield Clock(Limit.EXECUTION, deadline, deadline - (created or deadline))
     if phase in (Phase.QUEUED, Phase.SUSPENDED):
@@ -84,7 +88,7 @@ def clocks(
     for pod in known:
         yield from _pod_clocks(pod, limits)
     if not known and not (job.get("status") or {}).get("conditions") and not wants_suspension(job):
-        limit, seconds = (Limit.SCHEDULE, limits.schedule) if heard else (Limit.STARTUP, limits.startup)
+        limit, seconds = (Limit.SCHEDULE, limits.schedule) if has_events else (Limit.STARTUP, limits.startup)
         if seconds is not None and created is not None:
             yield Clock(limit, created + seconds, seconds)
 
@@ -93,13 +97,17 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     if status.get("phase", "Pending") != "Pending" or meta.get("deletionTimestamp"):
         return
-    created = epoch(meta.get("creationTimestamp"))
+    created = epoch_seconds(meta.get("creationTimestamp"))
     if not (pod.get("spec") or {}).get("nodeName"):
         if limits.schedule is not None and created is not None:
             yield Clock(Limit.SCHEDULE, created + limits.schedule, limits.schedule)
         return
     scheduled = next(
-        (epoch(c.get("lastTransitionTime")) for c in status.get("conditions") or () if c.get("type") == "PodScheduled"),
+        (
+            epoch_seconds(c.get("lastTransitionTime"))
+            for c in status.get("conditions") or ()
+            if c.get("type") == "PodScheduled"
+        ),
         None,
     )
     since = scheduled or created
@@ -107,8 +115,8 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
         yield Clock(Limit.STARTUP, since + limits.startup, limits.startup)
 
 
-def restarts(pods: Iterable[Object]) -> int:
-    """Restarts of containers, init containers included, over all pods that are there."""
+def count_restarts(pods: Iterable[Object]) -> int:
+    """Restarts of all containers of these pods, init containers included."""
     return sum(
         int(c.get("restartCount") or 0)
         for pod in pods
@@ -118,11 +126,11 @@ def restarts(pods: Iterable[Object]) -> int:
 
 
 def _queued_since(job: Object) -> float | None:
-    """None while spec and condition disagree: a queue writes the one, the operator follows with the other."""
+    """None while spec and condition disagree: the operator sets the condition after the queue wrote the spec."""
     suspended = true_conditions(job).get("Suspended")
     if not wants_suspension(job):
         return None
     if suspended is not None:
-        return epoch(suspended.since) or epoch((job.get("metadata") or {}).get("creationTimestamp"))
+        return epoch_seconds(suspended.since) or epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
     started = (job.get("status") or {}).get("startTime")
-    return None if started else epoch((job.get("metadata") or {}).get("creationTimestamp"))
+    return None if started else epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))

@@ -1,7 +1,7 @@
-"""From the set of a job's conditions to its phase. Order never matters: operators remove and append conditions.
+"""Derives a job's phase from its conditions. Their order never matters: operators remove and append conditions.
 
-Recorded on a real cluster: after a launcher that ended before the workers ran, `Running=False` stands *after*
-`Succeeded`; Running and Restarting evict each other; Succeeded and Failed can both be written by racing reconciles.
+Recorded on a real cluster: if a launcher ends before the workers run, `Running=False` comes *after* `Succeeded`;
+Running and Restarting replace each other; concurrent reconciles can write both Succeeded and Failed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import Any
 
 
 class Phase(enum.StrEnum):
-    """Where a job stands."""
+    """The phase of a job."""
 
-    QUEUED = (
-        "Queued"  #: nothing is asked of the scheduler yet: no condition, or suspended by a queue before it ever ran
-    )
-    PENDING = "Pending"  #: created; a pod waits for a node
-    STARTING = "Starting"  #: all pods have nodes; images are pulled, init containers run
+    QUEUED = "Queued"  #: suspended, for example by a queue, and never started
+    PENDING = "Pending"  #: created; has no pods yet, or a pod waits for a node
+    STARTING = "Starting"  #: all pods have nodes: images are pulled, init containers run
     RUNNING = "Running"
     RESTARTING = "Restarting"
-    SUSPENDED = "Suspended"
+    SUSPENDED = "Suspended"  #: suspended after it had started
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    GONE = "Gone"  #: the job does not exist (any more)
+    GONE = "Gone"  #: the job does not exist, or no longer
 
     @property
     def ended(self) -> bool:
@@ -34,7 +32,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """One true condition of a job."""
+    """A condition of a job whose status is True."""
 
     type: str
     reason: str = ""
@@ -55,10 +53,12 @@ def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:
 
 
 def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = ()) -> Phase:
-    """The phase of a job, given its pods (which only tell Pending from Starting).
+    """The phase of a job.
 
-    Terminal conditions win over all others, and Failed over Succeeded only where Succeeded is not True: once
-    succeeded, the primary has done its work. Restarting is information. Suspended is a queue's business, not a failure.
+    Succeeded and Failed win over all other conditions. If both are true, the job succeeded: its primary has finished.
+
+    :param job: the job; None if it does not exist.
+    :param pods: its pods, which distinguish Pending from Starting. Default: none.
     """
     if job is None:
         return Phase.GONE
@@ -80,7 +80,7 @@ def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = 
 
 
 def wants_suspension(job: Mapping[str, Any]) -> bool:
-    """Whether the job's spec says suspend: runPolicy's, or MPIJob v2beta1's way."""
+    """Whether the job's spec asks for suspension: in runPolicy, or in spec itself as in a batch Job."""
     spec = job.get("spec") or {}
     return bool((spec.get("runPolicy") or {}).get("suspend") or spec.get("suspend"))
 

@@ -1,4 +1,4 @@
-"""What a job cost: GPU-seconds requested, queued, held and wasted, from the times that its pods tell."""
+"""The GPU time of a job: requested, queued, held and wasted, from the timestamps of its pods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.pod_failures import deletion_of, moment
+from airflow_provider_ktrain.core.diagnosis.pod_failures import deletion_requested_at
 from airflow_provider_ktrain.core.manifest.resources import is_gpu, pod_amount
+from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 Json = Mapping[str, Any]
 
@@ -17,13 +19,13 @@ Json = Mapping[str, Any]
 class Usage:
     """GPU-seconds of one try. `requested` = `queued` + `held`; `wasted` is a part of `held`.
 
-    :param requested: from the creation of each pod to its end.
-    :param queued: of these, before the pod had a node. Time in a queue that keeps a job suspended has no pods: it is
-        not counted here.
-    :param held: of these, on a node: what nobody else could use.
-    :param wasted: of these, before the training's first container ran (image, volumes, init containers) and after the
-        job had ended (Workers that linger).
-    :param gpus: the GPUs of all pods that were ever on a node, recreated ones counted once for each name.
+    :param requested: from the creation of each pod to its end. Default: 0.
+    :param queued: the part before the pod had a node. A job that a queue keeps suspended has no pods, so its time
+        in the queue is not included. Default: 0.
+    :param held: the part on a node, in which no one else could use the GPUs. Default: 0.
+    :param wasted: the part of `held` before the first container ran (image, volumes, init containers) and after the job
+        ended (Workers that still run). Default: 0.
+    :param gpus: GPUs of all pods that ever had a node; recreated pods count once. Default: 0.
     """
 
     requested: float = 0.0
@@ -33,15 +35,15 @@ class Usage:
     gpus: int = 0
 
     def __str__(self) -> str:
-        """One line: `GPUs: 4; 12.5 GPU-minutes held, of these 0.8 wasted; 3.1 queued`."""
+        """One line such as `GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 wasted), plus 3.1 queued.` for the log."""
         if not (self.requested or self.gpus):
-            return "GPUs: none used"
+            return "GPU time: none."
         size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
         held, wasted, queued = (f"{value / size:.1f}" for value in (self.held, self.wasted, self.queued))
-        return f"GPUs: {self.gpus}; {held} GPU-{unit} held, of these {wasted} wasted; {queued} queued"
+        return f"GPU time: {held} GPU-{unit} on {counted(self.gpus, 'GPU')} ({wasted} wasted), plus {queued} queued."
 
     def as_dict(self) -> dict[str, float]:
-        """For XCom and metrics: each figure under its name, GPU-seconds rounded to milliseconds."""
+        """The fields for XComs and metrics, in GPU-seconds rounded to milliseconds."""
         return {f.name: round(getattr(self, f.name), 3) for f in fields(self)}
 
 
@@ -51,27 +53,29 @@ _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 def usage(
     pods: Iterable[Json], now: datetime, gpu_resource: str | None = None, job_ended: datetime | None = None
 ) -> Usage:
-    """:param pods: as each was last seen, also those that are gone.
-    :param now: until when pods that still are are counted.
-    :param gpu_resource: the resource to count (`nvidia.com/gpu`); every kind of GPU by default.
-    :param job_ended: when the job ended, if it has.
+    """The GPU time of a job's pods.
+
+    :param pods: the pods, each as last seen, deleted ones included.
+    :param now: the current time, until which existing pods are counted.
+    :param gpu_resource: the resource to count, for example `nvidia.com/gpu`. Default: None, all GPU resources.
+    :param job_ended: when the job ended. Default: None, it has not.
     """
     total = Usage()
     gpus: dict[str, int] = {}
     for pod in pods:
         spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
         count = pod_amount(spec, lambda name: name == gpu_resource if gpu_resource else is_gpu(name))
-        created = moment(meta.get("creationTimestamp"))
+        created = parse_timestamp(meta.get("creationTimestamp"))
         if not count or created is None:
             continue
         end = max(created, min(now, _ended(pod) or now))
-        placed = _between(created, _placed(pod), end)
-        started = _between(placed, _started(pod), end)
-        useless_from = _between(started, job_ended, end)
+        placed = _clamped(created, _placed(pod), end)
+        started = _clamped(placed, _started(pod), end)
+        idle_from = _clamped(started, job_ended, end)
         if placed < end or spec.get("nodeName"):
             name = str(meta.get("name"))
             gpus[name] = max(count, gpus.get(name, 0))
-        seconds = (placed - created, end - placed, (started - placed) + (end - useless_from))
+        seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
         total = Usage(
             total.requested + queued + held, total.queued + queued, total.held + held, total.wasted + wasted, 0
@@ -79,18 +83,18 @@ def usage(
     return Usage(total.requested, total.queued, total.held, total.wasted, sum(gpus.values()))
 
 
-def _between(low: datetime, at: datetime | None, high: datetime) -> datetime:
-    """A time within bounds (clocks of nodes differ); the upper bound where it never came."""
+def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
+    """`at` limited to the bounds, since clocks of nodes differ; the upper bound if `at` is None."""
     return high if at is None else max(low, min(at, high))
 
 
 def _placed(pod: Json) -> datetime | None:
-    """When the pod got its node."""
+    """When the pod was scheduled to a node; None if it has none."""
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
-            return moment(condition.get("lastTransitionTime"))
+            return parse_timestamp(condition.get("lastTransitionTime"))
     on_node = (pod.get("spec") or {}).get("nodeName")
-    return moment((pod.get("status") or {}).get("startTime")) if on_node else None
+    return parse_timestamp((pod.get("status") or {}).get("startTime")) if on_node else None
 
 
 def _runs(pod: Json) -> Iterable[Json]:
@@ -100,15 +104,15 @@ def _runs(pod: Json) -> Iterable[Json]:
 
 
 def _started(pod: Json) -> datetime | None:
-    """When the first container ran; of a restarted one only the last two runs are known."""
-    return min((at for run in _runs(pod) if (at := moment(run.get("startedAt")))), default=None)
+    """When the first container ran; of a restarted container only the last two runs are known."""
+    return min((at for run in _runs(pod) if (at := parse_timestamp(run.get("startedAt")))), default=None)
 
 
 def _ended(pod: Json) -> datetime | None:
-    """When the pod let go of its GPUs, or None while it holds them."""
+    """When the pod released its GPUs; None while it holds them."""
     status = pod.get("status") or {}
     if status.get("phase") in ("Succeeded", "Failed"):
-        runs = [at for run in _runs(pod) if (at := moment(run.get("finishedAt")))]
-        changes = [at for c in status.get("conditions") or () if (at := moment(c.get("lastTransitionTime")))]
-        return max(runs or changes, default=deletion_of(pod))
-    return moment((pod.get("metadata") or {}).get("deletionTimestamp"))
+        runs = [at for run in _runs(pod) if (at := parse_timestamp(run.get("finishedAt")))]
+        changes = [at for c in status.get("conditions") or () if (at := parse_timestamp(c.get("lastTransitionTime")))]
+        return max(runs or changes, default=deletion_requested_at(pod))
+    return parse_timestamp((pod.get("metadata") or {}).get("deletionTimestamp"))

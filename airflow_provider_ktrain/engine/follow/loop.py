@@ -12,8 +12,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import job as diagnosis
 from airflow_provider_ktrain.core.diagnosis import startup
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit, as_dict
-from airflow_provider_ktrain.core.diagnosis.pod_failures import failures, moment
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -24,11 +24,12 @@ from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, true_conditions
 from airflow_provider_ktrain.core.summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.evidence_collector import Evidence
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
-from airflow_provider_ktrain.engine.follow.restarts import Restarts
+from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.logs.emitter import Inspect
 from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower, LogLine
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
@@ -121,8 +122,8 @@ class _Supervisor:
         self.chosen: Callable[[Object], bool] = lambda pod: False
         self.handed_over_at = handover.handed_over_at
         self.cursor = Cursor.from_dict(handover.cursor) if cursor is None else cursor
-        self.evidence = Evidence(api, self.kind, self.cursor, log)
-        self.restarts = Restarts(self.kind, self.evidence, log, handover.pod_history.get("crashes"))
+        self.evidence = EvidenceCollector(api, self.kind, self.cursor, log)
+        self.restarts = RestartReporter(self.kind, self.evidence, log, handover.pod_history.get("crashes"))
         self.logs = LogFollower(
             api,
             partial(log_line, log, self.kind),
@@ -169,7 +170,7 @@ class _Supervisor:
                         cursor=self.cursor.to_dict(),
                         metrics=self.metrics,
                         result_line=self.result_line,
-                        pod_history={**self.pods.past(_now()), "crashes": self.restarts.past()},
+                        pod_history={**self.pods.handover(_now()), "crashes": self.restarts.handover()},
                         handed_over_at=time.time(),
                     )
                 await self._wait(jobs, pods, stopped, until)
@@ -254,8 +255,8 @@ class _Supervisor:
                 if uid == self.ref.uid:
                     self.job = seen.object
                 elif self._is_mine(seen.object):
-                    self.pods.lost(seen.object)
-                    self.restarts.see_deleted(seen.object)
+                    self.pods.mark_deleted(seen.object)
+                    self.restarts.mark_deleted(seen.object)
                     self.logs.observe(seen.object, deleted=True)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -291,9 +292,9 @@ class _Supervisor:
             self.job = job
         if self.job is not None:
             mine = {uid: pod for uid, pod in pods.objects.items() if self._is_mine(pod)}
-            self.pods.see(mine, _now())
+            self.pods.update(mine, _now())
             self.evidence.forget_all_but(self.pods.all)
-            self.restarts.see(self.job, mine, filter(self._is_mine, pods.deleted))
+            self.restarts.update(self.job, mine, filter(self._is_mine, pods.deleted))
             for pod in mine.values():
                 self.logs.observe(pod)
         if (self.gone or self.job is not None) and pods.synced:  # without its pods, an end has no logs and no cause
@@ -361,7 +362,7 @@ class _Supervisor:
 
     def _pods_tell_the_end(self) -> bool:
         if self.phase is Phase.FAILED:
-            return any(failure.final for failure in failures(self.kind, self.pods.all, {}))
+            return any(failure.is_latest for failure in find_failures(self.kind, self.pods.all, {}))
         if self.phase is not Phase.SUCCEEDED:
             return True
         primary = self.kind.primary(self.job or {}), 0
@@ -380,7 +381,7 @@ class _Supervisor:
                 options.limits,
                 deadline=options.deadline,
                 last_line=self.last_line,
-                heard=self.evidence.heard,
+                has_events=self.evidence.has_events,
             )
         )
 
@@ -398,7 +399,7 @@ class _Supervisor:
         if limit is None:
             return None
         await self._drain(min(self.options.drain_timeout, SHORT_DRAIN))
-        return diagnosis.limit_passed(limit, amount, self.job or {}, self.pods.all, *await self._why())
+        return diagnosis.diagnose_limit(limit, amount, self.job or {}, self.pods.all, *await self._why())
 
     async def _crash_loop(self) -> Cause | None:
         loop = self.restarts.crash_loop(self.options.limits.crash_loop)
@@ -406,19 +407,19 @@ class _Supervisor:
             return None
         await self._drain(min(self.options.drain_timeout, SHORT_DRAIN))
         seen = self.job or {}, self.pods.all, *await self._why()
-        return diagnosis.crash_loop(loop.replica, loop.failures, *seen)
+        return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, *seen)
 
     async def _hopeless(self) -> Cause | None:
         """Whether a job that does not start ever can: now and then, as it takes a look at its events."""
-        if cause := startup.never_starts(self.job or {}, self.pods.all):
+        if cause := startup.find_unstartable_command(self.job or {}, self.pods.all):
             return cause
         if not self._not_started or time.monotonic() - self.looked < self.look_after:
             return None
         self.looked = time.monotonic()
         self.look_after = min(self.look_after * 1.5, LOOK_SELDOM)
         waited = time.monotonic() - self.phase_since
-        events = await self.evidence.events(self.ref, self.pods.uids)
-        cause = startup.hopeless(self.job or {}, self.pods.all, events, waited, _now())
+        events = await self.evidence.read_events(self.ref, self.pods.uids)
+        cause = startup.find_startup_failure(self.job or {}, self.pods.all, events, waited, _now())
         if cause is None:
             self._say_obstacle(events)
         return cause
@@ -438,7 +439,7 @@ class _Supervisor:
         """What sees each line of a container before the rate limit drops any: results, and the lines that tell why a
         replica failed, must not get lost in a flood.
         """
-        keep = self.evidence.tail(source)
+        keep = self.evidence.recorder(source)
         primary = source.index == 0 and source.role == self.kind.primary(self.job or {})
 
         def inspect(text: str, written: str, run: int) -> None:
@@ -532,7 +533,7 @@ class _Supervisor:
         cause = Cause(Category.KILLED, decision.reason)
         if decision.keep:
             self._count()
-            return Outcome(self.phase or Phase.PENDING, False, cause=as_dict(cause), metrics=self.metrics)
+            return Outcome(self.phase or Phase.PENDING, False, cause=cause.as_dict(), metrics=self.metrics)
         return await self._release(cause, verify=False, timeout=4)
 
     async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
@@ -565,7 +566,7 @@ class _Supervisor:
                 self.log.warning(error)
             self.metrics["seconds.release"] = round(time.monotonic() - began, 3)
         ended_at = (self.job or {}).get("status", {}).get("completionTime")
-        spent = self.pods.usage(_now(), moment(ended_at))
+        spent = self.pods.usage(_now(), parse_timestamp(ended_at))
         self.log.info(
             summary_of_success(self.ref, self.kind, self.job or {}, spent, _now()) if succeeded else str(spent)
         )
@@ -574,7 +575,7 @@ class _Supervisor:
         return Outcome(
             self.phase or Phase.PENDING,
             succeeded,
-            cause=None if cause is None else as_dict(cause),
+            cause=None if cause is None else cause.as_dict(),
             released=released,
             release_error=error,
             kept=kept,

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kills import Action, Decision
+from airflow_provider_ktrain.core.kills import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import clean
@@ -54,7 +54,7 @@ class Stop:
     :param decide: asked once the loop knows of the request: whether the job is released or kept. None: released.
     """
 
-    def __init__(self, decide: Callable[[], Awaitable[Decision]] | None = None) -> None:
+    def __init__(self, decide: Callable[[], Awaitable[KillDecision]] | None = None) -> None:
         self.reason: str | None = None
         self._decide = decide
         self._wake: Callable[[], object] | None = None
@@ -65,11 +65,11 @@ class Stop:
         if self._wake is not None:
             self._wake()
 
-    async def decision(self) -> Decision:
+    async def decision(self) -> KillDecision:
         """What is done with the job."""
         if self._decide is not None:
             return await self._decide()
-        return Decision(Action.RELEASE, self.reason or "")
+        return KillDecision(KillAction.RELEASE, self.reason or "")
 
     def attach(self, event: asyncio.Event) -> None:
         """From now on, a request sets `event` in the running loop."""

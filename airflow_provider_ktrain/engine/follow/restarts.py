@@ -9,55 +9,68 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop, Restart, RestartHistory
-from airflow_provider_ktrain.engine.evidence_collector import Evidence
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.submit import Log
 
 Object = dict[str, Any]
-LOG_LAG = 2.0  # seconds in which the log of the run that failed is read: it may name the reason
+LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason
 
 
-class Restarts:
-    """:param past: what an earlier host knew: see `past`."""
+class RestartReporter:
+    """Logs a warning for each restart of a container.
 
-    def __init__(self, kind: Kind, evidence: Evidence, log: Log, past: Mapping[str, Any] | None) -> None:
-        self._history = RestartHistory(kind, past)
+    :param kind: kind of the job.
+    :param evidence: has the last log lines of each run.
+    :param log: where restarts are logged.
+    :param handed_over: what the previous process knew, as `handover` returned it; None if there was none.
+    """
+
+    def __init__(
+        self, kind: Kind, evidence: EvidenceCollector, log: Log, handed_over: Mapping[str, Any] | None
+    ) -> None:
+        self._history = RestartHistory(kind, handed_over)
         self._evidence, self._log = evidence, log
-        self._unreported: deque[tuple[float, Restart]] = deque()  # and since when they are known
+        self._unreported: deque[tuple[float, Restart]] = deque()  # each with the time at which it was seen
 
-    def see(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object] = ()) -> None:
-        """These pods, by uid, are there now, and no others.
+    def update(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object] = ()) -> None:
+        """Record the pods that exist now.
 
-        :param deleted: pods that are missing from them, as they were in the end.
+        :param job: the job as it is now.
+        :param pods: all its pods, by uid.
+        :param deleted: the last states of pods that were deleted since. Default: none.
         """
         for pod in deleted:
-            self.see_deleted(pod)
-        self._note(self._history.see(job, pods))
+            self.mark_deleted(pod)
+        self._note(self._history.update(job, pods))
         self.report()
 
-    def see_deleted(self, pod: Object) -> None:
-        """A pod that was deleted, as it was in the end."""
-        self._note(self._history.see_deleted(pod))
+    def mark_deleted(self, pod: Object) -> None:
+        """Record that a pod was deleted. `pod` is its last state."""
+        self._note(self._history.mark_deleted(pod))
 
     def report(self, *, at_once: bool = False) -> None:
-        """One line for each restart, once the log of the run before can be expected to be read."""
-        known = time.monotonic() - LOG_LAG
-        while self._unreported and (at_once or self._unreported[0][0] <= known):
+        """Log one line for each restart whose log has had time to arrive.
+
+        :param at_once: report all restarts now. Default: False.
+        """
+        seen_before = time.monotonic() - LOG_DELAY_SECONDS
+        while self._unreported and (at_once or self._unreported[0][0] <= seen_before):
             _, restart = self._unreported.popleft()
-            lines = self._evidence.of_run(restart.pod, restart.container, restart.run, restart.ended)
+            lines = self._evidence.lines_of_run(restart.pod, restart.container, restart.run, restart.terminated)
             self._log.warning(restart.describe(lines))
 
     @property
     def due(self) -> float | None:
-        """When the next line is due, of `time.monotonic`; None where there is none."""
-        return self._unreported[0][0] + LOG_LAG if self._unreported else None
+        """When the next restart is to be reported, by `time.monotonic`; None if there is none."""
+        return self._unreported[0][0] + LOG_DELAY_SECONDS if self._unreported else None
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
         return self._history.crash_loop(limit)
 
-    def past(self) -> dict[str, Any]:
-        """For the next host."""
+    def handover(self) -> dict[str, Any]:
+        """For the next process. Reports all restarts first."""
         self.report(at_once=True)
-        return self._history.past()
+        return self._history.handover()
 
     def _note(self, restarts: list[Restart]) -> None:
         self._unreported.extend((time.monotonic(), restart) for restart in restarts)

@@ -1,0 +1,26 @@
+"""Timestamps as Kubernetes writes them: RFC 3339, in whole seconds or with a fraction."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+
+def parse_timestamp(text: Any) -> datetime | None:
+    """The time that a timestamp denotes; None if the value is missing or is not a timestamp.
+
+    :param text: for example `2026-11-21T10:00:00Z`; any other type counts as not a timestamp.
+    """
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+
+
+def epoch_seconds(text: Any) -> float | None:
+    """The same in seconds since the epoch.
+
+    :param text: as for `parse_timestamp`.
+    """
+    time = parse_timestamp(text)
+    return None if time is None else time.timestamp()
