@@ -55,7 +55,7 @@ def test_all_exceptions_of_a_task_have_one_base() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_what_is_final(error: errors.KtrainError, raised: type[TrainingJobError]) -> None:
+def test_which_errors_are_final(error: errors.KtrainError, raised: type[TrainingJobError]) -> None:
     made = airflow_error(error)
     assert type(made) is raised
     assert isinstance(made, AirflowFailException) is error.final

@@ -78,7 +78,7 @@ def test_sigterm_to_the_worker(begin: Begin) -> None:
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)
     check_end(stage, "failed")
-    assert "TrainingKilledError: the worker was stopped (SIGTERM)" in stage.log()
+    assert "TrainingKilledError: The worker was stopped (SIGTERM)" in stage.log()
 
 
 # the triggerer

@@ -98,7 +98,7 @@ def test_lines_come_live_while_deferred_and_are_whole_at_the_end(begin: Begin, s
     stage.wait_state("deferred", timeout=0)
     check_end(stage, "success")
     check_log(stage, EARLY + 45)
-    assert "GPUs: 2;" in trigger_logs(storage, stage), "who follows the job logs its summary"
+    assert "on 2 GPUs" in trigger_logs(storage, stage), "who follows the job logs its summary"
 
 
 def test_a_triggerer_is_lost_with_its_disk_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:

@@ -26,7 +26,7 @@ def test_mark_failed_while_running(begin: Begin) -> None:
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
-    assert "TrainingKilledError: the task was killed" in stage.log()
+    assert "TrainingKilledError: The task was killed" in stage.log()
 
 
 def test_mark_failed_while_deferred(begin: Begin) -> None:

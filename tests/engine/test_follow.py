@@ -59,7 +59,7 @@ async def test_a_success_is_summed_up_in_one_line(task: Task) -> None:
     ref = (await task.submit(1, "true", workers=1)).ref
     await task.ended(ref)
     (line,) = [line for line in task.log.said if line.startswith(f"{ref} succeeded")]
-    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\. GPUs: 2; .*", line)
+    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\. GPU time: .* on 2 GPUs .*", line)
 
 
 async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
@@ -143,7 +143,7 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
     stop = Stop()
-    stop.request("the task was killed")
+    stop.request("The task was killed")
     outcome = await task.ended(ref, stop=stop)
     assert (outcome.cause or {})["category"] == "killed"
     assert outcome.kept is None
@@ -506,10 +506,10 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
     stop = Stop()
     following = asyncio.create_task(task.ended(ref, stop=stop))
     await task.running(ref)
-    stop.request("the task was killed")
+    stop.request("The task was killed")
     outcome = await following
     assert outcome.cause is not None
-    assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "the task was killed")
+    assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "The task was killed")
     assert "will be released" in outcome.released
     assert await task.pods(ref)
     job = await task.job()
@@ -533,7 +533,7 @@ async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None
         stop = Stop()
         following = asyncio.create_task(Task(api, task.namespace, task.key).ended(ref, stop=stop))
         await api.asked.wait()
-        stop.request("the task was killed")
+        stop.request("The task was killed")
         outcome = await following
     assert outcome.cause is not None
     assert outcome.cause["category"] == "killed"
@@ -543,7 +543,7 @@ async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None
 async def test_a_kill_before_it_begins(task: Task) -> None:
     ref = (await task.submit()).ref
     stop = Stop()
-    stop.request("the task was killed")
+    stop.request("The task was killed")
     assert (await task.ended(ref, stop=stop)).released
 
 

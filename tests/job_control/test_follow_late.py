@@ -33,7 +33,7 @@ async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
     jobs.wait(job, "Failed")
     outcome = await follow_to_the_end(jobs, ref, log := Lines(), LatePods)
     assert outcome.cause
-    assert outcome.cause["summary"] == "Master 0 failed with exit code 3; its last line: no data"
+    assert outcome.cause["summary"] == "Master 0 failed with exit code 3. Last log line: no data"
     assert "[Master 0] no data" in log.said
 
 

@@ -56,7 +56,7 @@ async def test_what_a_launcher_said_is_kept_though_its_pod_vanishes(jobs_v2: Job
     job, ref = owned(jobs_v2, manifest)
     outcome = await follow_to_the_end(jobs_v2, ref, log := Lines())
     assert outcome.cause
-    assert outcome.cause["summary"] == "Launcher failed with exit code 3; its last line: no data"
+    assert outcome.cause["summary"] == "Launcher failed with exit code 3. Last log line: no data"
     assert "[Launcher 0] no data" in log.said
     assert jobs_v2.read(job) is None
     assert jobs_v2.pods(job) == []

@@ -13,5 +13,5 @@ async def test_a_command_that_is_not_there_is_given_up(jobs: Jobs) -> None:
     outcome = await follow_to_the_end(jobs, ref, Lines())
     assert outcome.cause
     assert (outcome.phase, outcome.cause["category"]) == ("Running", "image")
-    assert outcome.cause["summary"].startswith('Master 0: the command cannot be started: exec: "/no/such/program"')
+    assert outcome.cause["summary"].startswith('Master 0 can\'t start its command: exec: "/no/such/program"')
     assert jobs.read(job) is None

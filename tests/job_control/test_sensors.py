@@ -73,7 +73,7 @@ def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
     job = jobs.submit(command=FAILS)
     with pytest.raises(TrainingUserCodeError) as error:
         sensor(job).execute({})
-    assert str(error.value).splitlines()[0] == "Master 0 failed with exit code 3; its last line: no data"
+    assert str(error.value).splitlines()[0] == "Master 0 failed with exit code 3. Last log line: no data"
     assert jobs.read(job)
     assert jobs.pods(job)
     sensor(job, conditions=["Failed"]).execute({})  # unless that is what is waited for
@@ -84,7 +84,7 @@ def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -
     jobs.wait(job, "Running")
     later.append(threading.Timer(0.5, jobs.delete, [job]))
     later[0].start()
-    with pytest.raises(AirflowException, match="was deleted by someone else before it had ended"):
+    with pytest.raises(AirflowException, match="was deleted by someone else before it ended"):
         sensor(job).execute({})
 
 

@@ -58,7 +58,7 @@ def supervisor() -> Iterator[Supervisor]:
         yield answers
 
 
-def check_killed(instance: Instance, says: str | None = "the task was killed", **parameters: Any) -> str:
+def check_killed(instance: Instance, says: str | None = "The task was killed", **parameters: Any) -> str:
     with pytest.raises(TrainingKilledError, match=says) as error:
         instance.execute(**parameters)
     # a loaded machine is given more: tests/e2e/test_kills.py has Airflow's own SIGKILL
@@ -109,7 +109,7 @@ def test_the_state_of_the_task_decides(
     kept = kept_with_retry if retries else kept_without
     alive = [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
     assert bool(alive) is kept
-    assert ("the job is kept for the next try" in says) is kept
+    assert ("The job is kept for the next try" in says) is kept
 
 
 def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
@@ -127,10 +127,10 @@ def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: i
     Hanging.over.clear()
     with supervised(Hanging(TaskInstanceState.FAILED)):
         kill(instance.running)
-        says = check_killed(instance, "Airflow could not be asked why", deferrable=False, retries=retries)
+        says = check_killed(instance, "Airflow did not report the task's state", deferrable=False, retries=retries)
         Hanging.over.set()
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is bool(retries)
-    assert ("no retry is left" in says) is not bool(retries)
+    assert ("No retry is left" in says) is not bool(retries)
 
 
 def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_before_it_has_asked_anybody(instance: Instance) -> None:
             self.on_kill()
             return super().build_manifest(*args, **kwargs)
 
-    with pytest.raises(TrainingKilledError, match="the task was killed"):
+    with pytest.raises(TrainingKilledError, match=r"(?i)the task was killed"):
         instance.execute(operator=KilledEarly)
     assert not instance.jobs()
 
@@ -234,6 +234,6 @@ def test_while_the_api_server_is_away(instance: Instance, kill: Kill) -> None:
         return fault.is_set()
 
     kill(away)
-    with pytest.raises(TrainingKilledError, match="the task was killed"):
+    with pytest.raises(TrainingKilledError, match=r"(?i)the task was killed"):
         instance.execute(deferrable=False)
     assert not instance.jobs()
