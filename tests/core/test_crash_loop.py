@@ -1,4 +1,4 @@
-"""Restarts are reported with their reason, and a crash loop is told from what only looks like one."""
+"""Restarts are reported with their reason, and only real crash loops are detected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pod(
     created: float = 0,
     **status: Any,
 ) -> Any:
-    """One pod: `running` since, or `ended`, or neither: it waits. `before`: the run before."""
+    """One pod: `running` since a time, or `ended`, or waiting if it is neither. `before` is the previous run."""
     role, index = replica.split("-")
     prefix = "training.kubeflow.org"
     state = {"running": {"startedAt": at(running)}} if running is not None else {"waiting": {}}
@@ -73,7 +73,7 @@ def by_uid(*pods: Any) -> Pods:
     return {p["metadata"]["uid"]: p for p in pods}
 
 
-def told(restarts: list[Restart]) -> list[str]:
+def described(restarts: list[Restart]) -> list[str]:
     return [restart.describe(None) for restart in restarts]
 
 
@@ -103,7 +103,7 @@ def crashes(
 )
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> None:
-    """Each is reported once, also where another host follows after each event."""
+    """Each is reported once, also if another process takes over after each event."""
     (_, recorded), *events = [json.loads(line) for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines()]
     history = RestartHistory(PYTORCHJOB)
     pods: Pods = {}
@@ -118,11 +118,11 @@ def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> No
         if handed_over and kind == "MODIFIED":
             history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
             restarts += history.update(recorded, pods)
-    assert told(restarts) == lines
-    assert history.crash_loop(1 if name.startswith("09") else 2) is None  # it ended well
+    assert described(restarts) == lines
+    assert history.crash_loop(1 if name.startswith("09") else 2) is None  # it succeeded
 
 
-def test_a_restart_names_the_exception_of_the_run_before() -> None:
+def test_a_restart_names_the_exception_of_the_previous_run() -> None:
     history = RestartHistory(PYTORCHJOB)
     (restart,) = history.update(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
     log = ["Traceback (most recent call last):", "  x", "KeyError: 'label_map'"]
@@ -134,21 +134,21 @@ def test_a_restart_names_the_exception_of_the_run_before() -> None:
     assert restart.describe(None) == "Master 0 restarted (3rd time) after exit code 1. Back-off 40 s."
 
 
-def test_a_restart_names_what_the_kubelet_says() -> None:
+def test_a_restart_names_the_kubelets_reason() -> None:
     history = RestartHistory(PYTORCHJOB)
     oom = run(100, 105, 137) | {"reason": "OOMKilled"}
-    assert told(history.update(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
+    assert described(history.update(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
         "Master 0 restarted (1st time) after OOMKilled, exit code 137 (SIGKILL)."
     ]
 
 
-def test_a_pod_that_is_recreated_is_a_restart() -> None:
+def test_a_recreated_pod_is_a_restart() -> None:
     history = RestartHistory(PYTORCHJOB)
     lines = []
     for n in range(3):
         failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
-        lines += told(history.update(job(), by_uid(failed)))
-        lines += told(history.mark_deleted(failed))
+        lines += described(history.update(job(), by_uid(failed)))
+        lines += described(history.mark_deleted(failed))
     assert lines == [
         "Master 0 restarted (1st time) after exit code 130 (SIGINT).",
         "Master 0 restarted (2nd time) after exit code 130 (SIGINT).",
@@ -157,7 +157,7 @@ def test_a_pod_that_is_recreated_is_a_restart() -> None:
 
 
 def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
-    """The failed ones stay, also for the host that follows next."""
+    """The failed pods still exist, also for the next process."""
     pods: Pods = {}
     history = RestartHistory(MPIJOB)
     lines = []
@@ -168,20 +168,20 @@ def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
             "labels": {"training.kubeflow.org/job-role": "launcher"},
         }
         pods |= by_uid(launcher)
-        lines += told(history.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
+        lines += described(history.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
     assert lines == [f"Launcher restarted ({n} time) after exit code 1." for n in ("1st", "2nd")]
     assert history.crash_loop(3)
     after = RestartHistory(MPIJOB, history.handover())
     assert after.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
     late = RestartHistory(MPIJOB)
-    assert told(late.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
+    assert described(late.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
 
 
-def test_a_pod_that_was_evicted_is_a_restart() -> None:
+def test_an_evicted_pod_is_a_restart() -> None:
     history = RestartHistory(PYTORCHJOB)
     history.update(job(), by_uid(pod(running=0, uid="a")))
     history.mark_deleted(pod(uid="a", phase="Failed", reason="Evicted", ended=run(0, 9, 137)))
-    assert told(history.update(job(), by_uid(pod(uid="b", created=10)))) == [
+    assert described(history.update(job(), by_uid(pod(uid="b", created=10)))) == [
         "Master 0 restarted (1st time) after its pod was evicted from its node (Evicted)."
     ]
 
@@ -210,13 +210,13 @@ def test_failures_before_every_replica_has_run_do_not_count() -> None:
     assert history.crash_loop(1)
 
 
-def test_long_runs_are_no_crash_loop() -> None:
+def test_long_runs_are_not_a_crash_loop() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 20, lasts=SHORT_RUN_SECONDS)
     assert history.crash_loop(1) is None
 
 
-def test_a_long_run_ends_the_row() -> None:
+def test_a_long_run_resets_the_count() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     long = pod(restarts=6, running=900, before=run(180, 180 + SHORT_RUN_SECONDS))
@@ -226,8 +226,8 @@ def test_a_long_run_ends_the_row() -> None:
     assert history.crash_loop(1)
 
 
-def test_a_failure_long_after_the_one_before_begins_another_row() -> None:
-    """Nobody followed it for an hour: what was between is not known."""
+def test_a_gap_in_the_observations_resets_the_count() -> None:
+    """No process followed the job for an hour."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     history = RestartHistory(PYTORCHJOB, history.handover())
@@ -262,12 +262,12 @@ def test_counting_starts_again_after_a_suspension() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     history.update(job(runPolicy={"suspend": True}), {})
-    assert told(history.update(job(), by_uid(pod(uid="b", created=200)))) == []
+    assert described(history.update(job(), by_uid(pod(uid="b", created=200)))) == []
     history.update(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
     assert history.crash_loop(2) is None
 
 
-def test_a_kill_by_the_deletion_of_its_pod_is_no_failure() -> None:
+def test_a_kill_by_a_pod_deletion_is_not_a_failure() -> None:
     history = RestartHistory(PYTORCHJOB)
     history.update(job(), by_uid(pod(running=0)))
     deleted = pod(ended=run(0, 5, 143))
@@ -297,14 +297,14 @@ def test_a_handover_keeps_the_count_and_reports_nothing_twice() -> None:
     crashed = pod(restarts=4, running=160, before=run(145, 150))
     after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
     assert after.update(job(), by_uid(crashed)) == []
-    assert told(after.update(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
+    assert described(after.update(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
         "Master 0 restarted (5th time) after exit code 1. Back-off 10 s."
     ]
     after.update(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
     assert after.crash_loop(6)
 
 
-def test_a_handover_of_a_thousand_crashing_pods_is_small() -> None:
+def test_a_handover_is_limited_in_size() -> None:
     history = RestartHistory(PYTORCHJOB)
     workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
     history.update(job(1000), by_uid(pod(running=0), *workers))
@@ -315,7 +315,7 @@ def test_a_handover_of_a_thousand_crashing_pods_is_small() -> None:
     after = RestartHistory(PYTORCHJOB, json.loads(past))
     assert after.update(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
     again = pod("worker-700", restarts=4, running=160, before=run(140, 150))
-    assert told(after.update(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
+    assert described(after.update(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
         "Worker 700 restarted (4th time) after exit code 1. Back-off 10 s."
     ]
 
@@ -344,8 +344,8 @@ def test_a_replica_that_was_lost_while_nobody_followed_stops_the_count() -> None
     assert after.crash_loop(6)
 
 
-def test_a_sidecar_that_crashes_is_no_crash_loop() -> None:
-    """The training goes on beside it."""
+def test_a_crashing_sidecar_is_not_a_crash_loop() -> None:
+    """The training continues beside it."""
     history = RestartHistory(PYTORCHJOB)
     for n in range(20):
         training = pod(running=0)
@@ -363,8 +363,8 @@ def deleted(pod: Any, asked: float, grace: float = 30) -> Any:
 
 @pytest.mark.parametrize("code", [1, 143])
 @pytest.mark.parametrize("behind", [0, 20, 50])
-def test_pods_that_are_deleted_are_no_crash_loop_where_clocks_differ(code: int, behind: float) -> None:
-    """The node's clock is `behind` the API server's: the run seems to have ended before its deletion."""
+def test_deleted_pods_are_not_a_crash_loop_if_clocks_differ(code: int, behind: float) -> None:
+    """The node's clock is `behind` the API server's, so the run seems to end before its pod's deletion."""
     history = RestartHistory(PYTORCHJOB)
     for n in range(10):
         began = 200 * n
@@ -374,11 +374,11 @@ def test_pods_that_are_deleted_are_no_crash_loop_where_clocks_differ(code: int, 
         )
         restarts = history.mark_deleted(deleted(ended, began + 100))
     assert history.crash_loop(1) is None
-    assert told(restarts) == []
+    assert described(restarts) == []
 
 
 @pytest.mark.parametrize("behind", [0, 20, 50])
-def test_peers_of_a_deleted_pod_are_no_crash_loop_where_clocks_differ(behind: float) -> None:
+def test_peers_of_a_deleted_pod_are_not_a_crash_loop_if_clocks_differ(behind: float) -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
@@ -390,15 +390,15 @@ def test_peers_of_a_deleted_pod_are_no_crash_loop_where_clocks_differ(behind: fl
     assert history.crash_loop(1) is None
 
 
-def test_a_run_that_seems_to_end_before_it_began_is_no_crash() -> None:
-    """The node's clock was set back: nobody knows how long it ran."""
+def test_a_run_with_a_negative_duration_is_not_a_crash() -> None:
+    """The node's clock was set back, so the run time is unknown."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 20, lasts=-3)
     assert history.crash_loop(1) is None
 
 
 def test_peers_that_crash_after_a_preempted_replica_is_back_do_not_end_the_job() -> None:
-    """NCCL tells each of them only once, when the replica runs again already."""
+    """NCCL reports the loss only after the replica runs again."""
     history = RestartHistory(PYTORCHJOB)
     peers = [pod(f"worker-{i}", running=0) for i in range(1, 8)]
     history.update(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
@@ -411,7 +411,7 @@ def test_peers_that_crash_after_a_preempted_replica_is_back_do_not_end_the_job()
     assert history.crash_loop(2) is None
 
 
-def test_a_flaky_job_of_long_and_short_runs_is_no_crash_loop() -> None:
+def test_alternating_long_and_short_runs_are_not_a_crash_loop() -> None:
     """Five short runs, then one that trains for longer than 10 minutes, again and again."""
     history, began, restarts = RestartHistory(PYTORCHJOB), 0.0, 0
     for _ in range(5):
@@ -423,8 +423,8 @@ def test_a_flaky_job_of_long_and_short_runs_is_no_crash_loop() -> None:
             began = again
 
 
-def test_a_suspension_that_only_its_condition_shows_starts_again() -> None:
-    """The job is resumed, and its operator has not taken the condition back yet."""
+def test_a_suspension_shown_only_by_its_condition_resets_the_count() -> None:
+    """The job is resumed, but its operator has not updated the condition yet."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     suspended = job() | {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}

@@ -171,7 +171,7 @@ def test_the_first_line_of_a_recorded_failure(name: str) -> None:
 @settings(max_examples=5)
 @given(st.data())
 @pytest.mark.parametrize("name", FIRST_LINES)
-def test_the_order_in_which_evidence_came_changes_nothing(name: str, data: st.DataObject) -> None:
+def test_the_order_of_the_evidence_does_not_matter(name: str, data: st.DataObject) -> None:
     record = recording(name)
     shuffled = record | {key: data.draw(st.permutations(record[key])) for key in ("pods", "events")}
     shuffled["job"]["status"]["conditions"] = data.draw(st.permutations(record["job"]["status"].get("conditions", [])))
@@ -190,7 +190,7 @@ HOPELESS_IN_THE_END = {"17-pt-image-pull", "25d-pt-config-error", "25d-pt-config
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
-def test_hopeless_is_only_what_will_never_start(name: str) -> None:
+def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
     record = recording(name)
     seen = record["job"], record["pods"], record["events"]
     at_once = find_startup_failure(*seen)
@@ -204,7 +204,7 @@ def test_hopeless_is_only_what_will_never_start(name: str) -> None:
         assert in_the_end == replace(cause, summary=f"{cause.summary}. Giving up after waiting 300 s.")
 
 
-def test_an_image_that_cannot_be_pulled_gets_three_minutes() -> None:
+def test_an_image_pull_is_given_up_after_three_minutes() -> None:
     record = recording("17-pt-image-pull")
     assert find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=179) is None
     cause = find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=180)
@@ -214,7 +214,7 @@ def test_an_image_that_cannot_be_pulled_gets_three_minutes() -> None:
     assert cause.resolution == "Correct the registry's name, or give the nodes access to it."
 
 
-def test_the_detail_holds_what_else_was_seen() -> None:
+def test_the_detail_has_the_other_evidence() -> None:
     detail = cause_of(recording("05-pt-never-fail")).detail
     assert "PyTorchJob fails is failed because 1 Master replica(s) failed." in detail
     assert "Master 0: pod fails-master-0, container pytorch" in detail
@@ -224,7 +224,7 @@ def test_the_detail_holds_what_else_was_seen() -> None:
     assert "1 Insufficient nvidia.com/gpu. no new claims" in cause_of(recording("18-pt-gpu-unschedulable-at-7s")).detail
 
 
-# ---- what was not recorded: pods and logs made by hand
+# ---- failures that were not recorded: pods and logs written by hand
 
 
 def time(seconds: int) -> str:
@@ -291,14 +291,14 @@ NCCL_TIMEOUT = (
     "[rank2]:[E1121 10:00:00 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for 600029 milliseconds before timing out."
 )
-LOGS = Path(__file__).parent / "data" / "logs"  #: what torchrun, PyTorch and mpirun really write
+LOGS = Path(__file__).parent / "data" / "logs"  #: real output of torchrun, PyTorch and mpirun
 
 
 def written(name: str) -> str:
     return (LOGS / f"{name}.log").read_text()
 
 
-def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> None:
+def test_the_earliest_failure_is_the_cause_not_the_kills_after_it() -> None:
     killed = {"metadata": {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}}
     pods = [
         pod("Worker", 0, code=1, at=100),
@@ -311,7 +311,7 @@ def test_the_earliest_failure_is_the_cause_and_the_kills_after_it_are_not() -> N
     assert "Failed later" not in cause.detail
 
 
-def test_a_lost_peer_is_not_the_cause_even_when_it_was_first() -> None:
+def test_a_lost_peer_is_not_the_cause_even_if_it_failed_first() -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=1, at=100)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST, worker_0=TRACEBACK))
     assert cause.summary == "Worker 0 failed: ValueError: negative loss (exit code 1)"
@@ -319,7 +319,7 @@ def test_a_lost_peer_is_not_the_cause_even_when_it_was_first() -> None:
 
 
 @pytest.mark.parametrize("log", [PEER_LOST, NCCL_TIMEOUT, "torch.distributed.DistNetworkError: Broken pipe"])
-def test_peers_lost_everywhere_say_that_nobody_says_why(log: str) -> None:
+def test_if_all_replicas_lost_a_peer_the_cause_is_unknown(log: str) -> None:
     pods = [pod("Master", 0, code=1, at=99), pod("Worker", 0, code=134, at=100)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=log, worker_0=log))
     assert cause.category is Category.INFRASTRUCTURE
@@ -327,22 +327,22 @@ def test_peers_lost_everywhere_say_that_nobody_says_why(log: str) -> None:
     assert cause.retryable
 
 
-def test_an_evicted_pod_that_was_replaced_infected_those_that_lost_it() -> None:
+def test_a_replaced_evicted_pod_is_the_cause_if_others_only_lost_a_peer() -> None:
     message = "The node was low on resource: memory.\nmore"
     evicted = pod("Worker", 0, uid="old", phase="Failed", reason="Evicted", message=message)
     evicted["status"]["conditions"] = [{"type": "Ready", "status": "False", "lastTransitionTime": time(90)}]
     evicted["status"]["startTime"] = time(80)
-    anew = pod("Worker", 0, uid="new", created=time(95))
-    pods = [pod("Master", 0, code=1, at=100), evicted, anew]
+    recreated = pod("Worker", 0, uid="new", created=time(95))
+    pods = [pod("Master", 0, code=1, at=100), evicted, recreated]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=PEER_LOST))
     assert (cause.category, cause.replica) == (Category.INFRASTRUCTURE, "Worker 0")
     assert cause.summary == "Worker 0 was evicted from its node (Evicted): The node was low on resource: memory."
-    # a traceback of its own is a cause of its own
+    # a traceback is a cause, not an effect
     assert diagnose(failed(), pods, log_tails=logs(master_0=TRACEBACK)).replica == "Master 0"
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
+    ("reason", "description"),
     [
         ("PreemptionByScheduler", "was preempted by a pod of higher priority"),
         ("EvictionByEvictionAPI", "was evicted from its node"),
@@ -351,13 +351,13 @@ def test_an_evicted_pod_that_was_replaced_infected_those_that_lost_it() -> None:
         ("DeletionByPodGC", "lost its node"),
     ],
 )
-def test_disruptions_are_infrastructure(reason: str, words: str) -> None:
+def test_disruptions_are_infrastructure(reason: str, description: str) -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m"}
     condition["lastTransitionTime"] = time(9)
     meta = {"deletionTimestamp": time(40), "deletionGracePeriodSeconds": 30}
     pods = [pod("Worker", 3, code=143, at=11, conditions=[condition], metadata=meta), pod("Master", 0)]
     cause = diagnose(failed(at=12), pods)
-    assert cause.summary == f"Worker 3 {words} ({reason}): m"
+    assert cause.summary == f"Worker 3 {description} ({reason}): m"
     assert (cause.category, cause.retryable) == (Category.INFRASTRUCTURE, True)
 
 
@@ -387,7 +387,7 @@ def test_killed_from_outside() -> None:
 
 
 def test_a_kill_that_made_the_operator_delete_the_pod_is_the_cause() -> None:
-    """SIGKILL by deletion comes when the grace period is over, not before."""
+    """A deletion sends SIGKILL at the end of the grace period, not before."""
     meta = {"deletionTimestamp": time(131), "deletionGracePeriodSeconds": 30}
     cause = diagnose(failed(at=101), [pod("Worker", 1, code=137, at=100, metadata=meta), pod("Master", 0)])
     assert cause.summary == "Worker 1 was killed from outside by SIGKILL (exit code 137)"
@@ -434,25 +434,25 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         ),
     ],
 )
-def test_what_launchers_report(log: str, category: Category, summary: str) -> None:
+def test_reports_of_launchers(log: str, category: Category, summary: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=written(log)))
     assert (cause.category, cause.summary) == (category, summary)
     assert "ChildFailedError" not in cause.detail or log in ("torchrun-kill", "torchrun-exit")
 
 
-def test_ranks_that_lost_the_one_that_failed() -> None:
+def test_a_failed_rank_is_the_cause_not_those_that_lost_it() -> None:
     pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=1, at=5)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=written("gloo-rank0"), worker_0=written("gloo-rank1")))
     assert cause.summary == "Worker 0 failed: ValueError: boom (exit code 1)"
 
 
-def test_torchrun_that_was_told_to_end_is_an_effect() -> None:
-    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"
+def test_torchrun_ended_by_sigterm_is_not_the_cause() -> None:
+    message = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15"
     pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=2, at=9)]
-    assert diagnose(failed(), pods, log_tails=logs(master_0=told, worker_0="x")).replica == "Worker 0"
+    assert diagnose(failed(), pods, log_tails=logs(master_0=message, worker_0="x")).replica == "Worker 0"
 
 
-def test_of_one_process_the_last_exception_counts() -> None:
+def test_the_last_exception_of_a_process_counts() -> None:
     log = f"Traceback (most recent call last):\n  x\nKeyError: 'retried'\ngoing on\n{TRACEBACK}"
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=log))
     assert cause.summary == "Master 0 failed: ValueError: negative loss (exit code 1)"
@@ -493,7 +493,7 @@ def test_known_messages_of_programs(line: str, code: int, category: Category) ->
 
 
 def test_no_known_message_is_a_configuration_error() -> None:
-    """Configuration errors are never retried, and a word in a log is no proof."""
+    """Configuration errors are never retried, and a log message proves nothing."""
     tables = (
         failure_patterns.PROGRAM_ERRORS,
         failure_patterns.PEER_LOSSES,
@@ -506,7 +506,7 @@ def test_no_known_message_is_a_configuration_error() -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_gpus_that_are_requested_and_not_seen_are_the_nodes_fault(gpus: int) -> None:
+def test_requested_gpus_that_are_not_visible_are_an_infrastructure_failure(gpus: int) -> None:
     it = pod("Worker", 0, code=1, at=5)
     it["spec"]["containers"] = [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
     cause = diagnose(failed(), [it], log_tails=logs(worker_0="RuntimeError: No CUDA GPUs are available"))
@@ -527,7 +527,7 @@ NO_FILE = "python: can't open file '/etc/train.yaml': [Errno 2] No such file or 
     ],
     ids=["a warning", "far from the end", "before the exception"],
 )
-def test_a_known_message_that_the_program_survived_explains_nothing(log: list[str]) -> None:
+def test_a_known_message_that_the_program_survived_is_ignored(log: list[str]) -> None:
     cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails={log_key("train-worker-0", "pytorch"): log})
     assert "can't find its program" not in cause.summary
     assert (cause.category, cause.retryable) == (Category.USER_CODE, True)
@@ -549,7 +549,7 @@ def test_a_known_message_does_not_override_a_signal(code: int, category: Categor
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
 def test_only_a_refused_manifest_is_a_configuration_error(name: str) -> None:
-    """Retries need to be forbidden by the API server or the operator: its events say so."""
+    """Only events of the API server or the operator can forbid retries."""
     record = recording(name)
     cause = cause_of(record)
     refused = [
@@ -563,7 +563,7 @@ def test_signals_have_names() -> None:
     assert cause.summary == "Master 0 failed with exit code 139, SIGSEGV"
 
 
-def test_a_restart_that_healed_is_no_failure() -> None:
+def test_a_recovered_container_is_not_a_failure() -> None:
     include_recovered = pod("Worker", 0)
     include_recovered["status"]["containerStatuses"][0]["lastState"] = {
         "terminated": {"exitCode": 1, "finishedAt": time(1)}
@@ -576,17 +576,17 @@ def test_a_restart_that_healed_is_no_failure() -> None:
     assert cause.replica == "Master 0"
 
 
-def test_of_replicas_that_failed_in_the_same_second_one_is_always_chosen() -> None:
+def test_replicas_that_failed_in_the_same_second_are_chosen_by_index() -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in (2, 1, 0)]
     assert diagnose(failed(), pods).replica == "Worker 0"
 
 
-def test_a_job_that_mpi_operator_says_was_evicted() -> None:
+def test_an_eviction_reported_by_mpi_operator() -> None:
     cause = diagnose(failed(reason="MPIJobEvicted", message="1/2 workers are evicted"), [])
     assert cause.category is Category.INFRASTRUCTURE
 
 
-def test_a_job_that_nobody_took_up() -> None:
+def test_a_job_that_no_operator_has_reconciled() -> None:
     job = {"kind": "PyTorchJob", "metadata": {"name": "train"}}
     assert "no operator has reconciled it" in diagnose(job, []).summary
     cause = diagnose_limit(Limit.STARTUP, 300, job, [])
@@ -600,11 +600,11 @@ def test_quota() -> None:
     assert "exceeds the namespace's quota: gpus" in cause.summary
 
 
-# ---- our own limits
+# ---- limits of the task
 
 
 @pytest.mark.parametrize(
-    ("limit", "name", "category", "said"),
+    ("limit", "name", "category", "expected"),
     [
         (
             Limit.QUEUE,
@@ -639,15 +639,15 @@ def test_quota() -> None:
         ),
     ],
 )
-def test_a_limit_says_what_kept_the_job(limit: Limit, name: str, category: Category, said: str) -> None:
+def test_a_limit_names_what_blocked_the_job(limit: Limit, name: str, category: Category, expected: str) -> None:
     record = recording(name)
     cause = diagnose_limit(limit, 60, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is category
-    assert said in cause.summary
+    assert expected in cause.summary
     assert cause.resolution
 
 
-def test_too_many_restarts_are_told_with_what_failed() -> None:
+def test_max_restarts_names_the_failure() -> None:
     record = recording("32c-mpi-launcher-fails-default")
     cause = diagnose_limit(Limit.RESTARTS, 2, record["job"], record["pods"], record["events"], record["logs"])
     assert cause.category is Category.USER_CODE
@@ -662,8 +662,8 @@ def test_too_many_restarts_are_told_with_what_failed() -> None:
     [{"running": {"startedAt": time(9)}}, {"terminated": {"exitCode": 0}}, {"waiting": {"reason": "CrashLoopBackOff"}}],
     ids=["runs again", "has ended well", "waits"],
 )
-def test_a_restart_too_many_is_told_with_what_failed_before(now: dict[str, Any]) -> None:
-    """The container runs again when its restart is counted."""
+def test_max_restarts_names_the_failure_before_the_restart(now: dict[str, Any]) -> None:
+    """The restart is counted when the container already runs again."""
     again = pod("Master", 0, code=1, at=5, restarts=1)
     (status,) = again["status"]["containerStatuses"]
     status |= {"lastState": status["state"], "state": now}
@@ -713,7 +713,7 @@ HUGE = 256 * 1024  #: a progress bar is one line
 
 
 @pytest.mark.parametrize("replicas", [1, 512])
-def test_lines_of_any_length_make_a_cause_that_can_travel(replicas: int) -> None:
+def test_a_cause_is_limited_in_length(replicas: int) -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
     lines = [*["\r".join(["epoch 3:  97%|####"] * (HUGE // 20))] * 49, "ValueError: bad shard " + "x" * HUGE]
     cause = diagnose(
@@ -728,8 +728,8 @@ def test_lines_of_any_length_make_a_cause_that_can_travel(replicas: int) -> None
     assert " characters ...] " in cause.detail
 
 
-def test_of_a_long_line_no_more_is_looked_at_than_is_kept() -> None:
-    """It is done in the event loop, for every replica that failed."""
+def test_long_lines_are_clipped_before_they_are_parsed() -> None:
+    """Parsing runs in the event loop, for every replica that failed."""
     for log, message in (["x" * HUGE] * 50, ""), ([], "x" * HUGE):
         tail = read_tail(log, message)
         assert len(tail.text) <= 50 * (MAX_LINE_CHARS + 1)
@@ -737,7 +737,7 @@ def test_of_a_long_line_no_more_is_looked_at_than_is_kept() -> None:
     assert len(read_tail([], json.dumps({"message": f"KeyError: {'x' * HUGE}"})).exception) <= MAX_LINE_CHARS
 
 
-def test_a_replica_that_was_made_anew_has_one_log() -> None:
+def test_recreated_pods_share_one_log() -> None:
     class Logs(dict[str, list[str]]):
         asked = 0
 
@@ -751,20 +751,20 @@ def test_a_replica_that_was_made_anew_has_one_log() -> None:
     assert tails.asked == 1
 
 
-@pytest.mark.parametrize("said", ["a\0b", "a\udcffb"])
-def test_a_cause_has_no_character_that_cannot_be_stored(said: str) -> None:
-    end = {"message": said}
+@pytest.mark.parametrize("text", ["a\0b", "a\udcffb"])
+def test_a_cause_has_only_storable_characters(text: str) -> None:
+    end = {"message": text}
     for cause in (
-        diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=f"ValueError: {said}")),
+        diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=f"ValueError: {text}")),
         diagnose(failed(), [pod("Worker", 0, code=1, at=5, end=end)]),
-        diagnose(failed(message=said), []),
+        diagnose(failed(message=text), []),
     ):
         assert "a\ufffdb" in cause.summary
         assert clean(cause.as_dict()) == cause.as_dict()
 
 
 @pytest.mark.parametrize("message", ["[" * 4096, '{"message": ' * 900 + "1" + "}" * 900], ids=["lists", "objects"])
-def test_a_termination_message_that_no_parser_takes_is_text(message: str) -> None:
+def test_a_termination_message_that_is_not_json_is_text(message: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": message})])
     assert cause.summary.startswith("Master 0 failed")
 
@@ -779,8 +779,8 @@ def test_any_log_can_be_read(lines: list[str], message: str) -> None:
     assert len(cause.summary) <= MAX_SUMMARY_CHARS
 
 
-def test_core_stays_light() -> None:
-    """core is imported by the webserver, the CLI and DAG files: it must not bring Airflow, clients or an event loop."""
+def test_importing_core_imports_no_clients() -> None:
+    """core is imported by the webserver, the CLI and DAG files: it imports no Airflow, no clients and no event loop."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""The neighbours of the recorded failures: what Kubernetes and the programs write, and its first line."""
+"""Failures that were not recorded: messages of Kubernetes and of programs, and the first line that they lead to."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_first_line_of_a_failure(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "find_startup_failure" in case])
-def test_pods_that_are_refused_for_good_are_hopeless_after_some_patience(name: str) -> None:
+def test_denied_pods_fail_the_job_after_the_grace_time(name: str) -> None:
     seen = evidence(CASES[name])
     assert find_startup_failure(*seen) is None
     cause = find_startup_failure(*seen, waited_seconds=max(GRACE_SECONDS.values()))
@@ -90,8 +90,8 @@ def test_the_grace_time_of_a_pod_starts_when_it_gets_its_node(on_node: float, gi
 
 
 @pytest.mark.parametrize("refused", ["train-worker-0", "train-launcher-x7k2p", ""])
-def test_a_pod_that_was_refused_and_is_there_by_now_is_not_hopeless(refused: str) -> None:
-    """Its service account came a little later, and now it waits for a node."""
+def test_a_denied_pod_that_exists_now_does_not_fail_the_job(refused: str) -> None:
+    """Its service account was created later; now the pod waits for a node."""
     job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}})
     why = f'pods "{refused}" is forbidden: no service account' if refused else 'webhook "x" denied the request'
     event = {"reason": "FailedCreatePod", "message": f"Error creating: {why}"}
@@ -101,9 +101,9 @@ def test_a_pod_that_was_refused_and_is_there_by_now_is_not_hopeless(refused: str
     assert (find_startup_failure(job, [it], [event], waited_seconds=3600) is None) is (refused == "")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("talking: ") and "GPU" not in name])
-def test_whoever_only_missed_a_peer_is_not_the_cause(name: str) -> None:
-    """The one that missed it ended first; the one that ran out of memory is the cause all the same."""
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("communication: ") and "GPU" not in name])
+def test_a_replica_that_only_lost_a_peer_is_not_the_cause(name: str) -> None:
+    """It failed first, but the cause is the replica that ran out of memory."""
     job, (missed,), events = evidence(CASES[name])
     cause = pod("Worker", 1, code=1, at=600)
     tails = {
@@ -139,7 +139,7 @@ def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
             MAX_START_RESTARTS,
             {"exitCode": 127, "reason": "Error"},
             False,
-        ),  # a shell's word: the program may have run before
+        ),  # from a shell: the program may have run before
         (MAX_START_RESTARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
         (
             MAX_START_RESTARTS,
@@ -148,9 +148,7 @@ def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
         ),
     ],
 )
-def test_a_command_that_cannot_be_started_is_not_tried_without_end(
-    restarts: int, end: dict[str, Any], gives_up: bool
-) -> None:
+def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[str, Any], gives_up: bool) -> None:
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}
     job, (it,), _ = evidence(case)
     it["status"]["containerStatuses"][0]["restartCount"] = restarts

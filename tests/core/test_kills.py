@@ -30,7 +30,7 @@ def test_a_killed_trigger(state: str) -> None:
 @pytest.mark.parametrize("retry_left", [False, True])
 @pytest.mark.parametrize("state", STATES)
 def test_a_stopped_worker(state: str, retry_left: bool) -> None:
-    """A clear shows as restarting; a task that runs or cannot be asked about is kept for a retry only."""
+    """A cleared task is restarting. The job of a running task, or of an unknown state, is kept only for a retry."""
     if state in RELEASED | {"restarting"}:
         expected = KillAction.RELEASE
     elif state in ("running", UNKNOWN):

@@ -36,29 +36,29 @@ def due(
     return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line, has_events=has_events)}
 
 
-def test_a_suspended_job_only_queues() -> None:
+def test_only_the_queue_clock_runs_for_a_suspended_job() -> None:
     waits = {"spec": {"runPolicy": {"suspend": True}}}
     assert due(job(("Suspended", SUSPENDED)) | waits, [pod()], Phase.QUEUED, ALL) == {Limit.QUEUE: 70}
     assert due(job() | waits, [], Phase.QUEUED, ALL) == {Limit.QUEUE: 60}, "without a condition: since it was created"
 
 
-def test_a_queue_that_has_not_had_its_way_yet_has_no_clock() -> None:
-    """Spec and condition disagree for a moment: as a running job is preempted, and as one is admitted."""
+def test_no_clock_runs_while_spec_and_condition_disagree() -> None:
+    """While a running job is preempted, and while a job is admitted."""
     preempted = job() | {"spec": {"runPolicy": {"suspend": True}}}
     preempted["status"] = {**(preempted.get("status") or {}), "startTime": CREATED}
     assert not due(preempted, [], Phase.SUSPENDED, ALL)
     assert not due(job(("Suspended", SUSPENDED)), [], Phase.SUSPENDED, ALL)
 
 
-def test_a_pod_without_a_node_waits_since_it_was_created() -> None:
+def test_the_schedule_clock_starts_at_the_creation_of_the_pod() -> None:
     assert due(job(), [pod()], Phase.PENDING, ALL) == {Limit.SCHEDULE: 120}
 
 
-def test_a_pod_with_a_node_starts_since_it_was_scheduled() -> None:
+def test_the_startup_clock_starts_when_the_pod_is_scheduled() -> None:
     assert due(job(), [pod("n1")], Phase.STARTING, ALL) == {Limit.STARTUP: 360}
 
 
-def test_a_job_that_no_operator_takes_up_starts_since_it_was_created() -> None:
+def test_the_startup_clock_of_an_unreconciled_job_starts_at_its_creation() -> None:
     assert due(job(), [], Phase.PENDING, ALL) == {Limit.STARTUP: 300}
     assert due(job() | {"status": None}, [], Phase.PENDING, ALL) == {Limit.STARTUP: 300}
     assert not due(job(("Created", CREATED)), [], Phase.PENDING, ALL), "its operator is about to make the pods"
@@ -66,17 +66,17 @@ def test_a_job_that_no_operator_takes_up_starts_since_it_was_created() -> None:
     assert not due({}, [], Phase.PENDING, ALL), "not seen yet"
 
 
-def test_a_job_whose_pods_its_operator_cannot_make_is_not_scheduled() -> None:
-    """A quota: others will free some of it. It has events, and no status."""
+def test_the_schedule_clock_runs_if_the_operator_cannot_create_pods() -> None:
+    """A quota may become free. The job has events but no status."""
     assert due(job(), [], Phase.PENDING, ALL, has_events=True) == {Limit.SCHEDULE: 120}
     assert not due(job(), [], Phase.PENDING, Limits(startup=300), has_events=True)
 
 
-def test_a_running_job_may_be_silent_for_so_long() -> None:
+def test_the_log_stall_clock_starts_at_the_last_line() -> None:
     assert due(job(), [pod("n1", "Running")], Phase.RUNNING, ALL, last_line=T0 + 5) == {Limit.LOG_STALL: 605}
 
 
-def test_pods_that_run_or_go_have_no_clock() -> None:
+def test_running_and_deleted_pods_have_no_clock() -> None:
     assert not due(job(), [pod("n1", "Running"), pod(deletionTimestamp=CREATED)], Phase.PENDING, ALL)
 
 
@@ -85,7 +85,7 @@ def test_the_deadline_runs_in_every_phase() -> None:
         assert due(job(), [], phase, Limits(), deadline=T0 + 99) == {Limit.EXECUTION: 99}
 
 
-def test_no_limit_no_clock() -> None:
+def test_without_limits_no_clock_runs() -> None:
     for phase in Phase:
         assert not due(job(("Suspended", SUSPENDED)), [pod(), pod("n1")], phase, Limits())
 

@@ -20,12 +20,12 @@ def at(seconds: float) -> str:
 def pod(
     number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False, labels: Any = None
 ) -> Any:
-    """The pod of one try of a replica: it took 10 s from its creation to its end."""
+    """One pod of a replica, which ran for 10 s."""
     begun, ended = at(20 * number), at(20 * number + 10)
     run = {"startedAt": begun, "finishedAt": ended, "exitCode": code}
     state = {"running": {"startedAt": begun}} if code is None else {"terminated": run}
     meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": begun, "labels": labels}
-    if deleted:  # asked for 2 s before the end
+    if deleted:  # requested 2 s before the end
         meta |= {"deletionTimestamp": at(20 * number + 38), "deletionGracePeriodSeconds": 30}
     resources = {"limits": {"nvidia.com/gpu": "1"}}
     phase = "Running" if code is None else "Failed" if code else "Succeeded"
@@ -41,7 +41,7 @@ def pod(
 
 
 def lived(pods: list[Any], now: datetime) -> PodHistory:
-    """Each pod came when the one before was gone; the last is there."""
+    """A history in which each pod replaced the previous one; the last one exists."""
     history = PodHistory(PYTORCHJOB)
     for before, after in zip([None, *pods], pods, strict=False):
         if before:
@@ -54,7 +54,7 @@ def lived(pods: list[Any], now: datetime) -> PodHistory:
     st.lists(st.sampled_from([0, 1, 130]), max_size=3 * MAX_REPLACED_PODS),
     st.lists(st.integers(0, 2), min_size=99, max_size=99),
 )
-def test_what_is_forgotten_still_counts(codes: list[int], restarted: list[int]) -> None:
+def test_dropped_pods_still_count(codes: list[int], restarted: list[int]) -> None:
     pods = [pod(n, code, restarts=restarted[n]) for n, code in enumerate(codes)]
     pods.append(pod(len(codes), None))
     now = START + timedelta(seconds=20 * len(codes) + 5)
@@ -80,8 +80,8 @@ def test_a_handover_loses_nothing(codes: list[int], at_pod: int) -> None:
     assert after.usage(now, None) == whole.usage(now, None)
 
 
-def test_launchers_of_a_job_have_new_names() -> None:
-    """mpi-operator's launcher is the pod of a Job, which makes another one until its backoffLimit."""
+def test_recreated_launchers_count_as_restarts() -> None:
+    """mpi-operator's launcher is the pod of a batch Job, which creates another one until its backoffLimit."""
     labels = {"training.kubeflow.org/job-role": "launcher"}
     launchers = [pod(n, None if n == 7 else 1, name=f"launcher-{n}", labels=labels) for n in range(8)]
     history = PodHistory(MPIJOB)
@@ -90,13 +90,13 @@ def test_launchers_of_a_job_have_new_names() -> None:
     assert history.restarts == 7
 
 
-def test_what_failed_by_being_deleted_is_no_restart() -> None:
-    """A suspended job that is resumed, a Worker that is scaled away and back."""
+def test_a_pod_that_failed_by_its_deletion_is_not_a_restart() -> None:
+    """As when a suspended job is resumed, or a Worker is scaled down and up."""
     assert lived([pod(0, 143, deleted=True), pod(1, None)], START).restarts == 0
     assert lived([pod(0, 143), pod(1, None)], START).restarts == 1
 
 
-def test_a_failure_that_nobody_replaced_is_no_restart() -> None:
+def test_a_failed_pod_that_was_not_replaced_is_not_a_restart() -> None:
     history = lived([pod(0, 1)], START)
     assert history.restarts == 0
     history.mark_deleted(pod(0, 1))

@@ -1,4 +1,4 @@
-"""Which jobs a reaper may release: only those that nobody follows any more."""
+"""The reaper releases only jobs that no process follows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(condition: str = "Running", owner: Owner | None = OWNER, **metadata: Any
 
 
 @pytest.mark.parametrize("state", OVER)
-def test_left_over_where_its_task_is_over(state: str) -> None:
+def test_a_job_is_orphaned_if_its_task_has_ended(state: str) -> None:
     verdict = judge(job(), "prod", state, held=2)
     assert verdict.orphan
     assert f"its task is {state}" in verdict.reason
@@ -41,23 +41,23 @@ def test_left_over_where_its_task_is_over(state: str) -> None:
 
 @pytest.mark.parametrize("state", ALIVE)
 @pytest.mark.parametrize("condition", ["Running", "Failed", "Suspended"])
-def test_never_where_somebody_follows_it_or_will(state: str, condition: str) -> None:
+def test_a_job_is_not_orphaned_while_its_task_is_active(state: str, condition: str) -> None:
     assert not judge(job(condition), "prod", state, held=2).orphan
 
 
 @pytest.mark.parametrize("owner", [None, Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "ti-1")])
-def test_never_a_job_of_others(owner: Owner | None) -> None:
+def test_jobs_of_other_deployments_are_never_orphaned(owner: Owner | None) -> None:
     assert not judge(job(owner=owner), "prod", "failed", held=2).orphan
 
 
-def test_never_what_is_going_already() -> None:
+def test_a_job_that_is_being_deleted_is_not_orphaned() -> None:
     assert not judge(job(deletionTimestamp="2026-11-21T10:00:00Z"), "prod", "failed", held=2).orphan
 
 
 @pytest.mark.parametrize(
     ("condition", "held", "orphan"), [("Succeeded", 0, False), ("Failed", 0, False), ("Failed", 1, True)]
 )
-def test_what_was_kept_stays_unless_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
+def test_a_kept_job_is_orphaned_only_if_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
     assert judge(job(condition), "prod", "failed", held).orphan is orphan
 
 
@@ -72,8 +72,8 @@ def test_what_was_kept_stays_unless_it_holds_gpus(condition: str, held: int, orp
         ("Succeeded", "keep_job", False),
     ],
 )
-def test_what_was_to_be_deleted_when_it_had_ended_goes(condition: str, action: str, goes: bool, held: int) -> None:
-    """Its task was marked, or its worker lost, between the trigger's event and the deletion."""
+def test_an_ended_job_that_was_not_deleted_is_orphaned(condition: str, action: str, goes: bool, held: int) -> None:
+    """The task was marked, or its worker was lost, between the trigger's event and the deletion."""
     ended = job(condition, annotations={FINISH_ANNOTATION: action})
     assert is_kept(ended) is not goes
     for state in OVER:
@@ -83,6 +83,6 @@ def test_what_was_to_be_deleted_when_it_had_ended_goes(condition: str, action: s
 
 
 @pytest.mark.parametrize(("held", "orphan"), [(0, False), (1, True)])
-def test_what_a_release_has_suspended_stays_unless_it_holds_gpus(held: int, orphan: bool) -> None:
+def test_a_job_suspended_by_a_release_is_orphaned_only_if_it_holds_gpus(held: int, orphan: bool) -> None:
     kept = job("Suspended", annotations={SUSPENDED_ANNOTATION: "ti-1"})
     assert judge(kept, "prod", "failed", held).orphan is orphan

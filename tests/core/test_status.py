@@ -1,4 +1,4 @@
-"""The phase is read from the set of conditions: their order says nothing."""
+"""The phase depends on the set of conditions, not on their order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ conditions = st.lists(condition, unique_by=lambda c: c[0])
 
 
 @given(conditions, st.booleans(), st.booleans(), st.randoms())
-def test_the_phase_is_the_same_over_every_order(
+def test_the_order_of_conditions_does_not_matter(
     conditions: list[tuple[str, str]], started: bool, suspend: bool, random: Any
 ) -> None:
     shuffled = list(conditions)
@@ -66,11 +66,11 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_recorded_sequences_go_forward_and_end_once(name: str) -> None:
+def test_recorded_jobs_end_once(name: str) -> None:
     phases = [phase_of(recorded(state)) for state in SEQUENCES[name]]
     ends = [i for i, phase in enumerate(phases) if phase.ended]
     assert len({phases[i] for i in ends}) <= 1
-    assert ends == list(range(len(phases)))[len(phases) - len(ends) :]  # what has ended stays so
+    assert ends == list(range(len(phases)))[len(phases) - len(ends) :]  # a job that has ended stays ended
     if name in EXPECTED:
         assert " ".join(phases) == EXPECTED[name]
     for state in SEQUENCES[name]:
@@ -78,11 +78,11 @@ def test_recorded_sequences_go_forward_and_end_once(name: str) -> None:
             assert phase_of(recorded(state | {"conditions": list(order)})) is phase_of(recorded(state))
 
 
-def test_running_false_behind_succeeded_is_no_end_of_success() -> None:
+def test_running_false_after_succeeded_is_ignored() -> None:
     assert phase_of(job([("Created", "True"), ("Succeeded", "True"), ("Running", "False")])) is Phase.SUCCEEDED
 
 
-def test_suspended_is_queued_until_it_first_ran() -> None:
+def test_a_suspended_job_is_queued_until_it_has_started() -> None:
     assert phase_of(job([], suspend=True)) is Phase.QUEUED
     assert phase_of(job([("Created", "True"), ("Suspended", "True")], suspend=True)) is Phase.QUEUED
     assert phase_of(job([("Suspended", "True"), ("Running", "False")], started=True, suspend=True)) is Phase.SUSPENDED
@@ -90,7 +90,7 @@ def test_suspended_is_queued_until_it_first_ran() -> None:
     assert phase_of({"spec": {"suspend": True}}) is Phase.QUEUED  # a batch Job
 
 
-def test_pods_tell_pending_from_starting() -> None:
+def test_pods_distinguish_pending_from_starting() -> None:
     placed, waiting = {"spec": {"nodeName": "n"}}, {"spec": {}}
     assert phase_of(job([("Created", "True")]), []) is Phase.PENDING
     assert phase_of(job([("Created", "True")]), [placed, waiting]) is Phase.PENDING
@@ -98,12 +98,12 @@ def test_pods_tell_pending_from_starting() -> None:
     assert phase_of(job([("Running", "True")]), [waiting]) is Phase.RUNNING
 
 
-def test_no_job_is_gone() -> None:
+def test_a_missing_job_is_gone() -> None:
     assert phase_of(None) is Phase.GONE
     assert Phase.GONE.ended
 
 
 @pytest.mark.parametrize("status", [None, {}, {"conditions": None}, {"conditions": ["odd", {}, {"type": "Running"}]}])
-def test_odd_statuses_have_no_true_condition(status: Any) -> None:
+def test_malformed_statuses_have_no_true_condition(status: Any) -> None:
     assert true_conditions({"status": status}) == {}
     assert phase_of({"status": status}) is Phase.PENDING

@@ -18,7 +18,7 @@ REF = JobRef("PyTorchJob", "v1", "ns", "train-1", "u", "ti")
     ("seconds", "text"),
     [(0.2, "0 s"), (12.4, "12 s"), (200, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min"), (273_700, "3 d 4 h")],
 )
-def test_duration(seconds: float, text: str) -> None:
+def test_format_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -36,6 +36,6 @@ def test_summary_of_success(status: dict[str, str], took: str) -> None:
         "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}},
         "status": status,
     }
-    said = summary_of_success(REF, PYTORCHJOB, job, Usage(100, 20, 80, 5, 3), NOW)
-    assert said == f"{REF} succeeded{took} with 3 replicas. {Usage(100, 20, 80, 5, 3)}"
+    summary = summary_of_success(REF, PYTORCHJOB, job, Usage(100, 20, 80, 5, 3), NOW)
+    assert summary == f"{REF} succeeded{took} with 3 replicas. {Usage(100, 20, 80, 5, 3)}"
     assert summary_of_success(REF, PYTORCHJOB, {}, Usage(), NOW).startswith(f"{REF} succeeded with 0 replicas.")

@@ -1,4 +1,4 @@
-"""What others write, made fit for databases and encoders."""
+"""Text from logs and responses is made storable."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def strings(value: Any) -> Iterator[str]:
 
 
 @given(NESTED)
-def test_what_is_clean_can_be_encoded_and_has_no_nul(value: Any) -> None:
+def test_cleaned_values_can_be_encoded_and_have_no_nul(value: Any) -> None:
     cleaned = clean(value)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(cleaned)) == cleaned  # as Airflow's processes talk
     assert not any("\0" in text for text in strings(cleaned))
     assert clean(cleaned) == cleaned
 
 
-def test_only_what_is_unfit_is_replaced() -> None:
+def test_only_unstorable_characters_are_replaced() -> None:
     value = {"a\0": ["\udcff", ("é", 1)], "n": None, "x": 0.5, "category": Category.IMAGE}
     assert clean(value) == {"a\ufffd": ["\ufffd", ("é", 1)], "n": None, "x": 0.5, "category": Category.IMAGE}
     assert clean(value)["category"] is Category.IMAGE
 
 
 @pytest.mark.parametrize("length", [MAX_LINE_CHARS + 1, 256 * 1024, 10**7])
-def test_of_a_long_line_head_and_tail_are_kept(length: int) -> None:
+def test_head_and_tail_of_a_long_line_are_kept(length: int) -> None:
     line = "ValueError: " + "x" * length + " the end"
     kept = clipped(line)
     assert len(kept) <= MAX_LINE_CHARS
@@ -55,6 +55,6 @@ def test_of_a_long_line_head_and_tail_are_kept(length: int) -> None:
     assert len(head) + int(number.replace(",", "")) + len(tail) == len(line)
 
 
-def test_a_line_that_is_not_long_stays() -> None:
+def test_a_short_line_is_not_changed() -> None:
     assert clipped("x" * MAX_LINE_CHARS) == "x" * MAX_LINE_CHARS
     assert clipped("x" * 101, 100) != "x" * 101

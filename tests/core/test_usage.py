@@ -55,18 +55,18 @@ def test_a_pod_from_queue_to_end() -> None:
     assert used == Usage(requested=200, queued=20, held=180, wasted=60, gpus=2)
 
 
-def test_what_still_is_counts_until_now() -> None:
+def test_existing_pods_count_until_now() -> None:
     assert usage([pod(0, 10, 10, None)], NOW) == Usage(1000, 10, 990, 0, 1)
     assert usage([pod(0, None, None, None)], NOW) == Usage(1000, 1000, 0, 0, 0)
     assert usage([pod(0, 10, None, None)], NOW) == Usage(1000, 10, 990, 990, 1)
 
 
-def test_workers_that_linger_after_the_end_waste_what_they_hold() -> None:
+def test_gpu_time_after_the_end_of_the_job_is_wasted() -> None:
     used = usage([pod(0, 0, 0, 100), pod(0, 0, 0, None, name="w")], NOW, job_ended=START + timedelta(seconds=100))
     assert used == Usage(1100, 0, 1100, 900, 2)
 
 
-def test_pods_without_gpus_cost_none_and_one_resource_can_be_chosen() -> None:
+def test_only_gpus_or_the_given_resource_count() -> None:
     amd = pod(0, 0, 0, 10, resource="amd.com/gpu")
     assert usage([amd], NOW).held == 10
     assert usage([amd], NOW, gpu_resource="nvidia.com/gpu") == Usage()
@@ -74,12 +74,12 @@ def test_pods_without_gpus_cost_none_and_one_resource_can_be_chosen() -> None:
     assert usage([pod(0, 0, 0, 10, resource="rdma/hca")], NOW, gpu_resource="rdma/hca").held == 10
 
 
-def test_a_pod_made_anew_is_one_replica() -> None:
+def test_a_recreated_pod_counts_its_gpus_once() -> None:
     used = usage([pod(0, 0, 0, 10, gpus=4), pod(20, 20, 20, 30, gpus=4)], NOW)
     assert (used.held, used.gpus) == (80, 4)
 
 
-def test_a_pod_deleted_while_it_ran_holds_until_its_deletion() -> None:
+def test_a_deleted_pod_holds_its_gpus_until_its_deletion() -> None:
     gone = pod(0, 0, 0, None)
     gone["metadata"]["deletionTimestamp"] = at(60)
     assert usage([gone], NOW).held == 60
@@ -101,7 +101,7 @@ pods = st.lists(
 
 
 @given(pods, times)
-def test_figures_hold_together_whatever_the_clocks_say(many: list[dict[str, Any]], ended: float | None) -> None:
+def test_the_figures_are_consistent_for_any_timestamps(many: list[dict[str, Any]], ended: float | None) -> None:
     job_ended = None if ended is None else START + timedelta(seconds=ended)
     used = usage(many, NOW, job_ended=job_ended)
     assert used.queued >= 0
@@ -114,7 +114,7 @@ def test_figures_hold_together_whatever_the_clocks_say(many: list[dict[str, Any]
 
 
 @given(pods, st.floats(0, 1000))
-def test_time_only_adds(many: list[dict[str, Any]], later: float) -> None:
+def test_usage_never_decreases(many: list[dict[str, Any]], later: float) -> None:
     now, then = usage(many, NOW), usage(many, NOW + timedelta(seconds=later))
     assert then.requested >= now.requested - 1e-6
     assert then.held >= now.held - 1e-6

@@ -115,7 +115,7 @@ def test_the_state_of_the_task_decides(
 def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
     supervisor.states = [TaskInstanceState.RUNNING]
     kill(instance.running)
-    check_killed(instance, "while Airflow has the task as running", deferrable=False, retries=1)
+    check_killed(instance, "while the task was running", deferrable=False, retries=1)
     (before,) = instance.jobs()
     again = instance.execute(number=2, retries=1)
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
