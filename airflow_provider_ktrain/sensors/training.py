@@ -166,13 +166,16 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after the trigger. Airflow's own would fail the task where the trigger could not be loaded."""
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
+
         try:
-            if next_method == compat.TRIGGER_FAILED:
-                reason = compat.trigger_failure(next_kwargs)
-                if reason is None:
-                    raise self._too_late()
-                return self._go_on(context, reason)
-            return super(BaseSensorOperator, self).resume_execution(next_method, next_kwargs, context)
+            with as_airflow_errors():
+                if next_method == compat.TRIGGER_FAILED:
+                    reason = compat.trigger_failure(next_kwargs)
+                    if reason is None:
+                        raise self._too_late()
+                    return self._go_on(context, reason)
+                return super(BaseSensorOperator, self).resume_execution(next_method, next_kwargs, context)
         except AirflowException as e:
             self._give_up(e, context)
 

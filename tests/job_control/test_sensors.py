@@ -19,6 +19,22 @@ from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSen
 from tests.job_control.jobs import Jobs, Object
 from tests.operators.instance import Store
 
+
+class Heard:
+    """A logger that notes when a text is logged."""
+
+    def __init__(self, log: Any, text: str, heard: threading.Event) -> None:
+        self._log, self._text, self._heard = log, text, heard
+
+    def info(self, event: Any, *arguments: Any, **more: Any) -> None:
+        if self._text in str(event):
+            self._heard.set()
+        self._log.info(event, *arguments, **more)
+
+    def warning(self, event: Any, *arguments: Any, **more: Any) -> None:
+        self._log.warning(event, *arguments, **more)
+
+
 FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
 
 
@@ -80,12 +96,26 @@ def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
 
 
 def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -> None:
-    job = jobs.submit()
+    """Once the sensor follows it: one that is not there yet is waited for."""
+    job = jobs.submit(command=["sh", "-c", "while :; do echo step; sleep 0.2; done"])
     jobs.wait(job, "Running")
-    later.append(threading.Timer(0.5, jobs.delete, [job]))
+    followed = threading.Event()
+
+    def delete_once_followed() -> None:
+        assert followed.wait(240)
+        jobs.delete(job)
+
+    class Waits(PyTorchJobSensor):
+        """Its log tells when the first line of the job came."""
+
+        @property
+        def log(self) -> Any:
+            return Heard(super().log, "step", followed)
+
+    later.append(threading.Timer(0, delete_once_followed))
     later[0].start()
     with pytest.raises(AirflowException, match="was deleted by someone else before it ended"):
-        sensor(job).execute({})
+        Waits(task_id="wait", job_name=job["metadata"]["name"], logs="all", deferrable=False, timeout=240).execute({})
 
 
 def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
@@ -250,6 +280,16 @@ def test_soft_fail_covers_a_job_that_failed_while_deferred(jobs: Jobs) -> None:
     waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
     with pytest.raises(AirflowSkipException, match="Master 0 failed"):
         waiting.resume_execution("execute_complete", {"event": event}, context(try_number=1, max_tries=1))
+
+
+def test_soft_fail_covers_a_job_that_ended_otherwise_after_a_failed_trigger(jobs: Jobs) -> None:
+    job = jobs.submit(command=["true"])
+    jobs.wait(job, "Succeeded")
+    waiting = Patient(
+        task_id="wait", job_name=job["metadata"]["name"], conditions=["Restarting"], soft_fail=True, timeout=240
+    )
+    with pytest.raises(AirflowSkipException, match="is Succeeded, not Restarting"):
+        waiting.resume_execution(*FAILURES[0], context())
 
 
 def test_a_look_at_a_cluster_that_is_away_is_repeated(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
