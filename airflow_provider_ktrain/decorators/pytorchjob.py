@@ -88,11 +88,14 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
         self.env = {**(self.env or {}), **environment(text)}
         return PyTorchJobOperator.execute(self, context)
 
-    def _finish(self, outcome: Outcome, context: Context) -> Any:
-        """As the operator does; a return value that isn't JSON fails the task for good: a retry would train again."""
+    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+        """As the operator does; a return value that isn't JSON fails the task for good: a retry would train again.
+
+        The outcome of an earlier try ends here as well.
+        """
         from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 
-        returned = super()._finish(outcome, context)
+        returned = super()._conclude(outcome, context, stored=stored)
         if outcome.result is None and (problem := outcome.result_error.partition(NOT_JSON)[2]):
             raise TrainingConfigurationError(
                 f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
