@@ -91,18 +91,19 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         started = time.monotonic()
         self._warm_up()
         try:
-            event = event_of(await self._follow(JobRef.from_dict(self.job)))
+            try:
+                event = event_of(await self._follow(JobRef.from_dict(self.job)))
+            except Exception as e:
+                # never raise: Airflow hands only a traceback to the worker then
+                self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
+                event = event_of(f"{type(e).__name__}: {e}")
+            await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         except asyncio.CancelledError:
             if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nobody is left
                 await self._release(JobRef.from_dict(self.job), timeout=INTERRUPTED, verify=False)
             elif not compat.calls_on_kill():
                 await self.on_kill()
             raise
-        except Exception as e:
-            # never raise: Airflow hands only a traceback to the worker then
-            self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
-            event = event_of(f"{type(e).__name__}: {e}")
-        await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         yield TriggerEvent(clean(event))
 
     async def _follow(self, ref: JobRef) -> Outcome:
@@ -157,7 +158,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         state, action = await self._kill_action()
         if action is not KillAction.RELEASE:
             self.log.warning(
-                "%s is kept: its task is %s. The next try goes on with it, or a reaper takes it", ref, state
+                "%s is kept: its task is %s. Whoever has the task next goes on with it, or the reaper takes it",
+                ref,
+                state,
             )
             return
         self.log.info("The task is %s. Releasing its job %s", state, ref)

@@ -79,7 +79,7 @@ def test_a_kill_asks_whether_there_was_one(
     supervisor.states = states
     asyncio.run(trigger.on_kill())
     assert bool(instance.jobs()) is kept
-    assert ("The next try goes on with it, or a reaper takes it" in capsys.readouterr().out) is kept
+    assert ("Whoever has the task next goes on with it, or the reaper takes it" in capsys.readouterr().out) is kept
 
 
 def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
@@ -98,7 +98,7 @@ def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervi
     async def run_twice() -> list[TriggerEvent]:
         return list(await asyncio.gather(*(anext(aiter(trigger_of(deferred, instance).run())) for _ in range(2))))
 
-    assert all("error" not in event.payload for event in asyncio.run(run_twice()))
+    assert all(event.payload["outcome"]["succeeded"] for event in asyncio.run(run_twice()))
     assert supervisor.asked == 1
 
 
@@ -195,6 +195,31 @@ def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pyte
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
     asyncio.run(stopped(trigger, capsys))
+    assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
+
+
+def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trigger has failed and keeps its event back for some seconds; the job is alive."""
+    trigger = trigger_of(instance.execute(), instance)
+    trigger.task_instance = None
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+
+    async def interrupted() -> None:
+        with monkeypatch.context() as patched:
+            connect(patched, kube_config=json.dumps(config))
+            running = asyncio.ensure_future(anext(aiter(trigger.run())))
+
+            async def failed() -> bool:
+                return "Following" in capsys.readouterr().out
+
+            await until(failed)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(interrupted())
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
