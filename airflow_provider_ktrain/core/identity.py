@@ -164,9 +164,10 @@ def decide(
         return Decision(
             Action.REFUSE, f"it belongs to try {owner.try_number} of this task, and this is {me.try_number}"
         )
-    if (found.get("metadata") or {}).get("deletionTimestamp"):
-        return Decision(Action.WAIT, "it is being deleted")
     phase = phase_of(found)
+    proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
+    if (found.get("metadata") or {}).get("deletionTimestamp") and not proves_success:
+        return Decision(Action.WAIT, "it is being deleted")
     if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # in one run of one Airflow no two tries have it
         theirs = f"it is {phase} and belongs to another try {me.try_number}: another Airflow's with the same [ktrain] "
         theirs += "deployment_id, or one of this run before it was deleted and created again"
