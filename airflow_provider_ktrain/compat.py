@@ -230,7 +230,10 @@ def trigger_log_hint(ti: Any) -> str:
         return ""
     folder = str(conf.get("logging", "remote_base_log_folder", fallback="") or "")
     if folder.startswith("cloudwatch://"):
-        stream = _log_path(ti).replace(":", "_")
+        try:
+            stream = _log_path(ti).replace(":", "_")
+        except Exception:  # the template may name what only Airflow's log handler knows
+            stream = "<path of the task's log>"
         return (
             "Airflow does not show a trigger's log lines from CloudWatch after the trigger has ended "
             "(apache/airflow#70317). They stay in the log stream of this name, with the triggerer's job id:\n"

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core import kills
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import UNSTORABLE
@@ -35,6 +35,8 @@ Object = dict[str, Any]
 PAUSE = 5.0  #: seconds until following is begun again where it could not be done
 KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
 STATE_SECONDS = 1.5  #: of these, for Airflow's answer about the task's state
+WORKED = 1200.0  #: seconds of following after which the next error is another trouble: it bears one for 600 s
+FRESH = 120.0  #: seconds after its creation in which a job has done next to nothing
 
 
 @contextlib.contextmanager
@@ -63,12 +65,17 @@ def _typed_errors() -> Iterator[None]:
 class Submitting(Protocol):
     """What is submitted: `operators.submission.Submission`."""
 
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier try may have left a job."""
+        ...
+
     async def carry_out(self, api: Api, log: Log) -> Submitted:
         """Create or adopt the job."""
         ...
 
-    async def find(self, api: Api) -> JobRef | None:
-        """The job that was created if `carry_out` was cut off."""
+    async def find(self, api: Api, *, created: bool = False) -> JobRef | None:
+        """The job of this task if `carry_out` was cut off; with `created` only one that it has created."""
         ...
 
 
@@ -103,7 +110,7 @@ class WorkerHost:
 
     def __init__(self, hook: TrainingHook, log: Log, task: Try | None = None) -> None:
         self.handover = Handover()
-        self._impatient = False  # of refusals: with a job that was just created
+        self._created_at: float | None = None  # of a job that this host has created; time.monotonic()
         self._hook = hook
         self._log = log
         self._task = task
@@ -124,10 +131,12 @@ class WorkerHost:
         try:
             undecided = error is not None and not isinstance(error, TrainingKilledError)
             if undecided and (self._ref or self._submitting):  # between create and follow, or cut off by a timeout
-                if self._tried_again(error):
+                if not _is_trouble(error):
+                    self._run(self._release_now())
+                elif self._retry_left or not (self._submitting or self._is_fresh):
                     self._keep(f"{type(error).__name__}: {error}")
                 else:
-                    self._run(self._release_now())
+                    self._run(self._release_now(created=True))
         finally:
             self._runner.close()
 
@@ -140,18 +149,24 @@ class WorkerHost:
 
     # the end of a try before the end of its job
 
-    def _tried_again(self, error: BaseException | None) -> bool:
-        """Whether another try follows this error and can go on with the job: an error alone ends no training.
+    @property
+    def _retry_left(self) -> bool:
+        return self._task is not None and self._task.retry_left
 
-        A timeout of Airflow's and Ctrl-C, which are no `Exception`, are ends that somebody set.
-        """
-        final = isinstance(error, AirflowFailException) or (isinstance(error, KtrainError) and error.final)
-        return isinstance(error, Exception) and not final and self._task is not None and self._task.retry_left
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether this host created the job, and so lately that nothing is lost with it."""
+        return self._created_at is not None and time.monotonic() - self._created_at < FRESH
 
     def _keep(self, why: str) -> None:
         ref, self._ref, self._submitting = self._ref, None, None
-        what = str(ref) if ref else "A job that this task may have submitted"
-        self._log.warning(f"{what} is kept for the next try; if none comes, the reaper releases it ({why})")
+        what = str(ref) if ref else "If this task has a job, it"
+        until = (
+            "for the next try; if none comes, the reaper"
+            if self._retry_left
+            else "as it is. No retry is left: the reaper"
+        )
+        self._log.warning(f"{what} is kept {until} releases it ({why})")
 
     def kill(self, reason: str) -> None:
         """End this execution now, and decide over the job: in a signal handler, whatever is going on.
@@ -223,7 +238,7 @@ class WorkerHost:
         submitted: Submitted = self._run(self._submit(submission))
         self.handover.metrics["seconds.submit"] = round(time.monotonic() - began, 3)
         self._ref, self._submitting = submitted.ref, None
-        self._impatient = submitted.created
+        self._created_at = time.monotonic() if submitted.created else None
         self.check()
         return submitted
 
@@ -245,15 +260,22 @@ class WorkerHost:
         assert self._decision is not None
         raise TrainingKilledError(self._decision.reason)
 
-    async def _release_now(self) -> None:
-        """In the seconds that a kill leaves: what this task has created, known or not."""
+    async def _release_now(self, *, created: bool = False) -> None:
+        """In the seconds that a kill leaves: the job of this task, known or not.
+
+        :param created: only a job that this try has created.
+        """
         ref, self._ref = self._ref, None
         submission, self._submitting = self._submitting, None
         seconds = KILL_SECONDS if ref is not None else KILL_SECONDS / 2
         try:
             async with self._hook.api(ref) as api:
                 if ref is None and submission is not None:
-                    ref = await submission.find(api)
+                    ref = await submission.find(api, created=created)
+                    if ref is None and created and submission.is_retry:
+                        self._log.warning(
+                            "A job that an earlier try left is kept. No retry is left: the reaper takes it"
+                        )
                 if ref is not None:
                     done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False, spare_ended=True)
                     self._log.info(done.text)
@@ -278,24 +300,23 @@ class WorkerHost:
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 
-    def follow(
-        self, ref: JobRef, options: Options, until: float | None, *, keep: bool = False, patience: float = 0.0
-    ) -> Outcome | None:
+    def follow(self, ref: JobRef, options: Options, until: float | None, *, patience: float = 0.0) -> Outcome | None:
         """Follow to the end: the outcome. With `until`: None where the job goes on, and `handover` is set.
 
+        A job that cannot be followed is kept, as that proves nothing about its training. The exception is a job that
+        was just created and must not be watched (403), without a retry that might: it has done nothing yet.
+
         :param until: of `time.monotonic`, or None.
-        :param keep: leave the job as it is where it cannot be followed: a retry adopts it. Default: release it.
-        :param patience: seconds for which following is begun again where it cannot be done. Default: 0.
+        :param patience: seconds from the first error for which following is begun again. Default: 0.
         """
         try:
-            ended: Outcome | Handover = self._run(self._follow(ref, options, until, time.monotonic() + patience))
+            ended: Outcome | Handover = self._run(self._follow(ref, options, until, patience))
         except Exception as e:
             self._log.warning(f"{ref} cannot be followed any more: {e}")
             if self._stop.reason is not None:
                 self.check()
-            if keep:
-                self._ref = None
-                self._log.warning(f"{ref} is kept: whoever follows it next goes on with it")
+            if self._retry_left or not (self._is_fresh and isinstance(e, NoRightError)):
+                self._keep("that it cannot be followed says nothing about its training")
                 raise
             try:
                 self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
@@ -311,14 +332,19 @@ class WorkerHost:
         return ended
 
     async def _follow(
-        self, ref: JobRef, options: Options, until: float | None, patient_until: float = 0.0
+        self, ref: JobRef, options: Options, until: float | None, patience: float = 0.0
     ) -> Outcome | Handover:
         stopped = asyncio.Event()
+        give_up: float | None = None
         while True:
+            began = time.monotonic()
             try:
                 return await self._follow_once(ref, options, until)
             except Exception as e:
-                if self._stop.reason is not None or time.monotonic() + PAUSE > patient_until:
+                if give_up is None or time.monotonic() - began > WORKED:
+                    give_up = time.monotonic() + patience
+                never = self._is_fresh and isinstance(e, NoRightError)
+                if never or self._stop.reason is not None or time.monotonic() + PAUSE > give_up:
                     raise
                 self._log.warning(f"{ref} cannot be followed now: {e}. Trying again in {PAUSE:.0f} s")
             self._stop.attach(stopped)
@@ -335,7 +361,7 @@ class WorkerHost:
                 stop=self._stop,
                 handover=self.handover,
                 until=until,
-                impatient=self._impatient or not options.release,
+                impatient=self._created_at is not None or not options.release,
             )
 
     # release
@@ -364,6 +390,15 @@ class WorkerHost:
             return None
 
         return self.call(look)
+
+
+def _is_trouble(error: BaseException | None) -> bool:
+    """Whether this error alone ends no training: another try could go on with its job.
+
+    A timeout of Airflow's and Ctrl-C, which are no `Exception`, are ends that somebody set.
+    """
+    final = isinstance(error, AirflowFailException) or (isinstance(error, KtrainError) and error.final)
+    return isinstance(error, Exception) and not final
 
 
 async def _in_thread(ask: Callable[[], T], seconds: float) -> T:

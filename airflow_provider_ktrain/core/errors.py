@@ -83,6 +83,10 @@ class AccessError(ClusterError):
     """Credentials are refused, or a right is missing: the message names verb, resource and the remedy."""
 
 
+class NoRightError(AccessError):
+    """The API server knows who asks and refuses the right (403): unlike refused credentials, that is its decision."""
+
+
 class OperatorMissingError(ClusterError):
     """The cluster does not serve the job's kind: no operator is installed."""
 

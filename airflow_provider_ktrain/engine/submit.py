@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.errors import (
     ClusterError,
     ForeignJobError,
     ManifestError,
+    NoRightError,
     OperatorMissingError,
     UnreachableError,
 )
@@ -531,7 +532,7 @@ def explain(
         )
     # only writes are admitted, and only Kubernetes gives a reason: what else is refused is a right that is missing
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
-        return AccessError(
+        return NoRightError(
             f"no right to {verb} {resource}{where} (403): {error.message}. Grant it: `ktrain rbac --namespace "
             f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "
             f"{namespace or 'NAMESPACE'} --verb={verb} --resource={resource}"

@@ -64,11 +64,12 @@ class Submission:
                 "another runs the same DAGs on this cluster, set AIRFLOW__KTRAIN__DEPLOYMENT_ID in all parts of each"
             )
         self.version: str | None = None
+        self._submission = ""  # value of the submission label of the job that this try creates
         self._expires = not compat.has_task_state(context) and operator.on_finish_action == "delete_job"
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == self.owner.max_tries
         before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
-        if invalid is not None and (not before or operator.server_dry_run):
+        if invalid is not None and (not {"name", "namespace"} <= before.keys() or operator.server_dry_run):
             raise invalid
         hook.load()
         if invalid is not None or offline is None:
@@ -99,6 +100,11 @@ class Submission:
         life = {"max_tries": self.owner.max_tries, "first_try": self.first_try}
         self._state = {"version": VERSION, **life, "place": place}
         compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self.attempt})
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether an earlier try may have left a job."""
+        return self.owner.try_number > 1
 
     @property
     def attempt(self) -> int:
@@ -147,6 +153,7 @@ class Submission:
 
     def _stamp(self, manifest: Manifest, submission: str, hashed: str) -> Manifest:
         operator = self._operator
+        self._submission = submission
         stamped = operator.stamped(manifest, self.owner, self.name, self.namespace, submission, hashed)
         stamped["metadata"]["annotations"][FINISH_ANNOTATION] = operator.on_finish_action
         return expire(stamped, compat.SUCCEEDED_JOB_TTL) if self._expires else stamped
@@ -173,12 +180,15 @@ class Submission:
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Note the job for later segments of the task; an adopted job is not another attempt."""
+        task_state.write_job(context, submitted.ref)
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
-        task_state.write_job(context, submitted.ref)
 
-    async def find(self, api: Api) -> JobRef | None:
-        """The job of this task that this try has created, or that an earlier one has left; None for any other job."""
+    async def find(self, api: Api, *, created: bool = False) -> JobRef | None:
+        """The job of this task that this try has created, or that an earlier one has left; None for any other job.
+
+        :param created: only one that this try has created. Default: False.
+        """
         kind = self._operator.kind
         version = self.version or await served_version(api, kind)
         try:
@@ -192,9 +202,12 @@ class Submission:
         if owner is None or not (mine or (owner.key == self.owner.key and owner.try_number < self.owner.try_number)):
             return None  # that there is one is no proof that it is ours
         meta = job["metadata"]
+        submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
+        if created and not (mine and submission and submission == self._submission):
+            return None
         return JobRef(
             kind.name, version, self.namespace, self.name, meta["uid"], owner.ti_id,
-            owner.key.deployment, (meta.get("labels") or {}).get(SUBMISSION_LABEL, ""), await api.cluster(),
+            owner.key.deployment, submission, await api.cluster(),
         )  # fmt: skip
 
 

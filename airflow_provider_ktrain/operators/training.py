@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import check, parameters
-from airflow_provider_ktrain.core.errors import KtrainError, ManifestError, ManifestUnreadableError
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError, ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
     MANIFEST_ANNOTATION,
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
+    from airflow_provider_ktrain.engine.submit import Submitted
+    from airflow_provider_ktrain.operators.submission import Submission
     from airflow_provider_ktrain.worker_host import WorkerHost
 
 OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
-PATIENCE = 900.0  #: seconds for which a job that no trigger can follow any more may be out of reach
 KILLED = "the task was asked to stop (SIGTERM) before it had a job"
 
 
@@ -107,6 +108,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     defer_padding: ClassVar[float] = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
     #: seconds for which the worker follows the job after each failed trigger of a try; after the last, to its end
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
+    #: seconds for which a job may be out of reach where no trigger can follow it, or no retry is left
+    patience: ClassVar[float] = 900.0
 
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "workers", "replicas", "gpus",
@@ -313,15 +316,14 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     return None
                 submitted = host.submit(submission, self.on_finish_action)
-                submission.remember(context, submitted)
-                self._tell(context, submitted.ref)
+                self._note(context, submission, submitted)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
-                outcome = host.follow(submitted.ref, options, until, keep=_has_retry(context))
+                patience = 0.0 if _has_retry(context) else self.patience
+                outcome = host.follow(submitted.ref, options, until, patience=patience)
             if outcome is not None:
                 return self._finish(outcome, context)
-            host.hand_over()
-            self._defer(self._deferral(submitted.ref, options, host.handover), context)
+            self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
 
     def _prepared(
         self, context: Context
@@ -333,6 +335,16 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return source, self.build_manifest(source), None
         except ManifestError as invalid:
             return None, None, invalid
+
+    def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
+        """Store and push which job it is, as far as Airflow takes it: the job is found by its name as well."""
+        try:
+            submission.remember(context, submitted)
+            self._tell(context, submitted.ref)
+        except Exception as e:
+            self.log.warning(
+                "Airflow could not store which job it is: %s. %s is followed all the same", e, submitted.ref
+            )
 
     def _tell(self, context: Context, ref: JobRef) -> None:
         """Which job it is, while it is."""
@@ -346,7 +358,11 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
         return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
 
-    def _defer(self, deferral: Deferral, context: Context) -> NoReturn:
+    def _defer(self, deferral: Deferral, context: Context, host: WorkerHost | None = None) -> NoReturn:
+        """Hand the job over to a trigger.
+
+        :param host: that followed it; a kill is its to answer until the trigger is on its way. Default: none did.
+        """
         from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
@@ -356,6 +372,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             self.log.warning("What the triggerer needs to follow %s could not be stored: %s", deferral.job, e)
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
+        if host is not None:
+            host.hand_over()
         self.log.info("%s goes on; the triggerer follows it from here and this worker is free", deferral.job)
         self.defer(
             trigger=TrainingJobTrigger(**deferral.to_dict()),
@@ -417,16 +435,20 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         self.log.warning("The trigger failed: %s. Its job is not touched", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s, then the task defers again"
         self.log.info("Failure %d of a trigger: this worker follows %s %s", deferral.failures, ref, how_long)
-        self._host = host = self._host_of_what_is_left(context)
+        until = None if seconds is None else time.monotonic() + seconds
+        patience = self.patience if seconds is None else seconds
+        try:
+            self._host = host = self._patient_host(context, time.monotonic() + patience)
+        except AccessError:
+            if seconds is None:
+                raise
+            self._defer(deferral, context)
         if self._killed:  # before there was a host
             host.kill(KILLED)
-        until = None if seconds is None else time.monotonic() + seconds
-        keep = seconds is not None or _has_retry(context)
         with host:
             host.take_over(ref, options.on_finish_action, deferral.handover)
             try:
-                patience = PATIENCE if seconds is None else seconds
-                outcome = host.follow(ref, options, until, keep=keep, patience=patience)
+                outcome = host.follow(ref, options, until, patience=patience)
             except Exception:
                 host.check()
                 if seconds is None:
@@ -434,8 +456,24 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 outcome = None
         if outcome is not None:
             return self._finish(outcome, context)
-        host.hand_over()
-        self._defer(replace(deferral, handover=host.handover), context)
+        self._defer(replace(deferral, handover=host.handover), context, host)
+
+    def _patient_host(self, context: Context, until: float) -> WorkerHost:
+        """A host; a connection that cannot be read is read again: a secrets backend may be away.
+
+        :param until: of `time.monotonic`.
+        :raises AccessError: it cannot be read until then.
+        """
+        from airflow_provider_ktrain.worker_host import PAUSE
+
+        while True:
+            try:
+                return self._host_of_what_is_left(context)
+            except AccessError as e:
+                if time.monotonic() + PAUSE > until:
+                    raise
+                self.log.warning("The connection cannot be read now; trying again in %.0f s: %s", PAUSE, e)
+                time.sleep(PAUSE)
 
     def _stored_deferral(self, reason: str, context: Context) -> Deferral:
         """What this try's last trigger was started with.
@@ -553,7 +591,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.operators import task_state
 
         try:
-            ref = JobRef.from_dict(job) if job else task_state.read_job(context)
+            ref = JobRef.from_dict(job) if job else task_state.read_job_of_this_try(context)
             if ref is None:
                 return ""
             with self._host_of_what_is_left(context) as host:
@@ -567,7 +605,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         """Where the deferral timed out: the outcome of this try's job if it has ended, else the job is released."""
         from airflow_provider_ktrain.operators import task_state
 
-        if ref := task_state.read_job(context):
+        if ref := task_state.read_job_of_this_try(context):
             with self._host_of_what_is_left(context) as host:
                 if job := host.ended(ref):
                     return host.follow(ref, self._options(job), None)

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.errors import (
     ForeignJobError,
     ManifestError,
     ManifestUnreadableError,
+    NoRightError,
     UnreachableError,
 )
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
@@ -323,10 +324,10 @@ async def test_no_cluster_there() -> None:
         (
             'pytorchjobs.kubeflow.org is forbidden: User "u" cannot create resource "pytorchjobs" in API group '
             '"kubeflow.org" in the namespace "ns"',
-            AccessError,
+            NoRightError,
             "no right to create .*ktrain rbac --namespace ns",
         ),
-        ('forbidden: User "u" cannot get path "/apis/kubeflow.org"', AccessError, "no right"),
+        ('forbidden: User "u" cannot get path "/apis/kubeflow.org"', NoRightError, "no right"),
         ('admission webhook "policy.example" denied the request: no', ClusterError, "'policy.example' denied"),
         ('admission webhook "vpytorchjob.kb.io" denied the request: queue', ClusterError, "'vpytorchjob.kb.io' denied"),
         (

@@ -20,7 +20,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.instance import Instance, Supervisor, supervised
+from tests.operators.instance import Instance, Store, Supervisor, supervised
 
 Kill = Callable[[Callable[[], object]], None]
 AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
@@ -133,10 +133,17 @@ def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: i
     assert ("No retry is left" in says) is not bool(retries)
 
 
+class Breaks(PyTorchJobOperator):
+    """An error of our own, as the job is followed."""
+
+    def _options(self, _: Any) -> Any:
+        raise ValueError("no options")
+
+
 def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """Airflow takes no XCom: nothing is wrong with the training."""
-    with pytest.raises(ConnectionError):
-        instance.execute(retries=1, refuses="job")
+    """Nothing is wrong with the training."""
+    with pytest.raises(ValueError, match="no options"):
+        instance.execute(retries=1, operator=Breaks)
     (before,) = instance.jobs()
     assert "deletionTimestamp" not in before["metadata"]
     assert "is kept for the next try" in capsys.readouterr().out
@@ -144,9 +151,9 @@ def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
 
 
-def test_an_error_without_a_retry_releases_the_job(instance: Instance) -> None:
-    with pytest.raises(ConnectionError):
-        instance.execute(refuses="job")
+def test_an_error_without_a_retry_releases_a_job_that_was_just_created(instance: Instance) -> None:
+    with pytest.raises(ValueError, match="no options"):
+        instance.execute(operator=Breaks)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
@@ -182,6 +189,41 @@ def test_a_kill_after_the_handover_is_the_triggers(instance: Instance) -> None:
     instance.operator.on_kill()
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
+
+
+def test_a_kill_before_the_trigger_is_on_its_way_releases_the_job(instance: Instance) -> None:
+    """The worker stores what the trigger needs; Airflow does not take the deferral of a task that is over."""
+
+    class Killed(Store):
+        def set(self, key: str, value: Any) -> None:
+            super().set(key, value)
+            if key == "ktrain_deferral" and instance.operator is not None:
+                instance.operator.on_kill()
+
+    instance.store = Killed()
+    with pytest.raises(TrainingKilledError, match="the task was killed"):
+        instance.execute()
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+
+
+@pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.RUNNING, True)])
+def test_while_it_follows_after_a_failed_trigger(
+    instance: Instance, kill: Kill, supervisor: Supervisor, capsys: pytest.CaptureFixture[str],
+    state: TaskInstanceState, kept: bool,
+) -> None:  # fmt: skip
+    instance.execute(retries=1)
+    supervisor.states = [state]
+    capsys.readouterr()
+    said: list[str] = []
+
+    def follows() -> bool:
+        said.append(capsys.readouterr().out)
+        return "is Running" in "".join(said)
+
+    kill(follows)
+    with pytest.raises(TrainingKilledError):
+        instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
+    assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
 
 def test_before_it_has_asked_anybody(instance: Instance) -> None:

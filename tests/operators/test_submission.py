@@ -258,21 +258,6 @@ def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_what_fails_between_create_and_follow_leaves_nothing(instance: Instance) -> None:
-    """Airflow itself, which is told of the job."""
-
-    class Unwell(Store):
-        def set(self, key: str, value: Any) -> None:
-            if key == "ktrain_job":
-                raise OSError("Airflow is unwell")
-            super().set(key, value)
-
-    instance.store = Unwell()
-    with pytest.raises(OSError, match="Airflow is unwell"):
-        instance.execute()
-    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
-
-
 def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance) -> None:
     """And it does not hide why the job failed."""
     instance.execute()

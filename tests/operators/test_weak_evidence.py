@@ -1,0 +1,177 @@
+"""Trouble on the way to the cluster or to Airflow proves nothing about a training: its job is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+
+from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from tests.operators.instance import DefersSoon, Instance, Store
+
+
+class Impatient(PyTorchJobOperator):
+    """Follows a job whose trigger failed to its end, and gives up at once where that cannot be done."""
+
+    seconds_in_worker = ()
+    patience = 0.0
+
+
+def alive(instance: Instance) -> list[str]:
+    return [job["metadata"]["uid"] for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
+
+
+def without_airflow(key: str) -> Store:
+    """A task state that cannot be written."""
+
+    class Unwell(Store):
+        def set(self, name: str, value: Any) -> None:
+            if name == key:
+                raise OSError("Airflow is unwell")
+            super().set(name, value)
+
+    return Unwell()
+
+
+@pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
+def test_airflow_that_takes_no_xcom_ends_no_training(
+    instance: Instance, capsys: pytest.CaptureFixture[str], retries: int
+) -> None:
+    """The XCom tells which job it is, for people; the job is followed without it."""
+    assert isinstance(instance.execute(retries=retries, refuses="job"), TaskDeferred)
+    assert alive(instance)
+    assert "Airflow could not store which job it is: Airflow cannot be told of job" in capsys.readouterr().out
+
+
+def test_airflow_that_does_not_store_the_job_ends_no_training(instance: Instance) -> None:
+    instance.store = without_airflow("ktrain_job")
+    assert isinstance(instance.execute(), TaskDeferred)
+    assert alive(instance)
+
+
+def test_timeout_of_a_deferral_releases_a_job_that_could_not_be_stored(instance: Instance) -> None:
+    """The arguments of the trigger name it as well."""
+    instance.store = without_airflow("ktrain_job")
+    instance.execute()
+    with pytest.raises(TaskDeferralTimeout):
+        instance.fail("Trigger timeout")
+    assert not instance.jobs()
+
+
+class Breaks(PyTorchJobOperator):
+    """Following fails at once, by an error of our own."""
+
+    patience = 0.0
+
+    def _options(self, job: Any) -> Any:
+        return replace(super()._options(job), limits=None)
+
+
+def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """No retry is left: the job goes on, and the reaper takes it if nobody else does."""
+    with pytest.raises(AttributeError):
+        instance.execute(operator=Breaks, deferrable=False)
+    assert alive(instance)
+    assert "No retry is left: the reaper releases it" in capsys.readouterr().out
+
+
+@pytest.mark.embedded
+def test_credentials_refused_at_the_last_adoption_end_no_training(
+    instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are refused (401) while the job of the try before is alive; no retry is left."""
+    instance.execute(number=1, retries=1)
+    (before,) = alive(instance)
+    instance.cluster.admin("status", status=401, verb="patch", path="/pytorchjobs")
+    try:
+        with pytest.raises(TrainingClusterError):
+            instance.execute(number=2, retries=1)
+    finally:
+        instance.cluster.admin("clear")
+    assert alive(instance) == [before]
+    assert "A job that an earlier try left is kept" in capsys.readouterr().out
+
+
+def connection(instance: Instance, **extra: Any) -> str:
+    extra = {"kube_config_path": str(instance.cluster.kubeconfig), "namespace": instance.cluster.namespace, **extra}
+    return json.dumps({"conn_type": "kubernetes", "extra": extra})
+
+
+def test_connection_that_cannot_be_read_is_no_failure_of_the_task(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A secrets backend that is away looks like a connection that does not exist."""
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", connection(instance))
+    first = instance.execute(operator=DefersSoon, kubernetes_conn_id="other")
+    monkeypatch.delenv("AIRFLOW_CONN_OTHER")
+    again = instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
+    assert isinstance(again, TaskDeferred)
+    assert again.trigger.serialize()[1]["job"] == first.trigger.serialize()[1]["job"]
+    assert alive(instance)
+
+
+def elsewhere(instance: Instance) -> str:
+    config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
+    return connection(instance, kube_config=json.dumps(config), kube_config_path=None)
+
+
+def test_last_failure_of_a_trigger_keeps_a_job_that_cannot_be_reached(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No retry is left: nothing is known of the training."""
+    instance.execute(operator=Impatient)
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", elsewhere(instance))
+    with pytest.raises(TrainingClusterError):
+        instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
+    assert alive(instance)
+    said = capsys.readouterr().out
+    assert "the reaper releases it" in said
+    assert "could not be released" not in said, "nothing tries to"
+
+
+# the end of a training
+
+
+def returns_a_set() -> Any:
+    return {1}
+
+
+def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
+    """The worker was lost between the outcome and the failure: the retry does not succeed without a result."""
+    function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns_a_set, "deferrable": False}
+    for number in (1, 2):
+        with pytest.raises(TrainingConfigurationError, match="its return value is not JSON"):
+            instance.execute(number=number, retries=1, **function)
+    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+
+
+def test_template_of_log_files_that_a_task_cannot_fill_in_ends_no_training(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is only needed to name a CloudWatch stream."""
+    monkeypatch.setenv("AIRFLOW__LOGGING__REMOTE_LOGGING", "True")
+    monkeypatch.setenv("AIRFLOW__LOGGING__REMOTE_BASE_LOG_FOLDER", "cloudwatch://group")
+    monkeypatch.setenv("AIRFLOW__LOGGING__LOG_FILENAME_TEMPLATE", "{{ dag_run.logical_date.isoformat() }}.log")
+    assert isinstance(instance.execute(), TaskDeferred)
+
+
+def test_success_of_a_job_that_is_being_deleted_is_not_repeated(instance: Instance) -> None:
+    """Its worker was lost, and somebody deletes the job as the retry begins."""
+    parameters = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
+    command = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]
+    instance.execute(number=1, command=command, **parameters)
+    instance.wait_ended()
+    instance.set_finalizers("ktrain.airflow/test")
+    instance.delete()
+    try:
+        assert instance.execute(number=2, command=command, **parameters) == {"loss": 0.5}
+        assert len(instance.jobs()) == 1
+    finally:
+        instance.set_finalizers()
