@@ -164,6 +164,14 @@ class TestTrainJobs:
         play.wait(1)
         assert play.store.get(r.JOBSET, NAMESPACE, "train")["metadata"]["uid"] != first
 
+    def test_an_orphaned_snapshot_is_told_in_an_event(self) -> None:
+        play = train()
+        play.store.delete(r.TRAINJOB, NAMESPACE, "train", propagation="Orphan")
+        play.settle()
+        play.wait(1)
+        assert play.names(r.TRAINJOB) == []
+        assert any(trainjob.FOREIGN_SNAPSHOT in event for event in play.events("train"))
+
     @pytest.mark.parametrize(
         ("resources", "processes"),
         [({}, "1"), ({"limits": {"cpu": "2500m"}}, "3"), ({"limits": {"nvidia.com/gpu": 4}}, "auto")],

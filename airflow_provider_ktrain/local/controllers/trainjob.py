@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from dataclasses import replace
 
 import yaml
 
@@ -58,7 +59,10 @@ class TrainJobController(ObjectController):
         """Look at the owner: at once, or where something was deleted sometimes only after the garbage collector."""
         if change.type == "DELETED" and change.resource == r.JOBSET:
             self._lag = LATE if random.random() < LATE_SHARE else 0.0
-        for key in controlled_by(r.TRAINJOB)(change):
+        keys = set(controlled_by(r.TRAINJOB)(change))
+        if change.previous:  # an orphan's former owner
+            keys.update(controlled_by(r.TRAINJOB)(replace(change, object=change.previous)))
+        for key in keys:
             self.enqueue(key, self._lag if change.type == "DELETED" else 0.0)
 
     def reconcile(self, key: Key) -> float | None:
