@@ -298,7 +298,7 @@ def test_a_look_at_a_cluster_that_is_away_is_repeated(jobs: Jobs, monkeypatch: p
 
 
 def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
-    for wrong, remedy in (("Done", "; remedy: write it .*"), ("running", "; remedy: did you mean 'Running'\\?")):
+    for wrong, remedy in (("Done", "; remedy: write one of these"), ("running", "; remedy: did you mean 'Running'\\?")):
         expected = rf"^conditions\[0\]: .*found '{wrong}'; expected some of Created, Running, .*Failed{remedy}$"
         with pytest.raises(TrainingConfigurationError, match=expected):
             sensor(jobs.build(), conditions=[wrong]).execute({})
