@@ -16,7 +16,9 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import follower as logs
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget
-from airflow_provider_ktrain.engine.logs.follower import LogFollower, LogLine, Rate, Run, run_of
+from airflow_provider_ktrain.engine.logs.container_run import Run, run_of
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, Rate
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
 from .fakekube import PODS, FakeKube, LogFile, Record, cutter, serving, stamp, until
 

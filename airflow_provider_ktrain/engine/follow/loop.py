@@ -30,8 +30,9 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
-from airflow_provider_ktrain.engine.logs.emitter import Inspect
-from airflow_provider_ktrain.engine.logs.follower import DrainReport, LogFollower, LogLine
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.logs.report import DrainReport
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
 from airflow_provider_ktrain.engine.submit import Log, explain
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub

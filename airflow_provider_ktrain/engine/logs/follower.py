@@ -13,21 +13,18 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay, normal_time
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget, process_budget
+from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of, started_at
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, Lines, LogLine, Outlet, Rate, ignore
-
-__all__ = ["DrainReport", "LogFollower", "LogLine", "Rate", "Run", "Tally", "run_of"]
+from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 
 log = logging.getLogger(__name__)
-
-Pod = Mapping[str, Any]
 
 SILENCE = 300.0  #: seconds without a byte until a followed stream is asked for anew: it may be dead
 NO_LOG = b"unable to retrieve container logs"  #: what a kubelet says, with 200, when it has no such log
@@ -43,129 +40,8 @@ PROOF_BYTES = 4096  #: of what was read last that are kept for it
 REFUSED_SLOWLY = 600.0  #: seconds of refusals (403) after which a container is asked once a minute
 REFUSED_PAUSE = 60.0  #: seconds between these requests
 REFUSED_AT_END = 10.0  #: seconds that a refused log is asked for in the final drain: GPUs wait for it
-KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
 COUNTING = 5.0  #: seconds at the end of a drain in which lines are only counted, at most
 ROTATABLE = 1024 * 1024  #: bytes of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What became of one container's log.
-
-    :param lines, bytes: handed on.
-    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over LINE_LIMIT.
-    :param gaps: where lines may be missing, and why.
-    :param complete: everything that the server had was read.
-    :param late: lines that were read, but not logged, because the time for the final drain was over.
-    """
-
-    lines: int = 0
-    bytes: int = 0
-    dropped: int = 0
-    dropped_bytes: int = 0
-    gaps: tuple[str, ...] = ()
-    complete: bool = False
-    late: int = 0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.lines + other.lines,
-            self.bytes + other.bytes,
-            self.dropped + other.dropped,
-            self.dropped_bytes + other.dropped_bytes,
-            (self.gaps + other.gaps)[:KEPT_GAPS],
-            self.complete and other.complete,
-            self.late + other.late,
-        )
-
-
-@dataclass(frozen=True)
-class DrainReport:
-    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one.
-
-    :param gone: the sum of containers that were read to their end without a gap and whose pods are gone.
-    """
-
-    containers: Mapping[tuple[str, str], Tally]
-    gone: Tally = field(default_factory=Tally)
-
-    @property
-    def lines(self) -> int:
-        return self.gone.lines + sum(tally.lines for tally in self.containers.values())
-
-    @property
-    def bytes(self) -> int:
-        return self.gone.bytes + sum(tally.bytes for tally in self.containers.values())
-
-    @property
-    def dropped(self) -> int:
-        return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
-
-    @property
-    def late(self) -> int:
-        return self.gone.late + sum(tally.late for tally in self.containers.values())
-
-    @property
-    def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        return {key: tally.gaps for key, tally in self.containers.items() if tally.gaps}
-
-    @property
-    def unread(self) -> list[tuple[str, str]]:
-        """Containers whose log was not read to its end."""
-        return [key for key, tally in self.containers.items() if not tally.complete]
-
-
-@dataclass(frozen=True)
-class Run:
-    """The newest run of a container, as its pod's status tells.
-
-    :param restart: the container's restartCount.
-    :param started: there is a log to ask for.
-    :param ended: this run writes no more.
-    :param final: the pod has ended: no other run will come.
-    :param restarting: it has just ended, and another run will come.
-    :param backing_off: the same, somewhat later: it is the previous run already, as it will be when the next has begun.
-    """
-
-    restart: int = 0
-    started: bool = False
-    ended: bool = False
-    final: bool = False
-    restarting: bool = False
-    backing_off: bool = False
-
-
-def run_of(pod: Pod, container: str) -> Run:
-    """The newest run of a container. While it backs off (waiting, with a lastState), that is the one that ended."""
-    status, spec = pod.get("status") or {}, pod.get("spec") or {}
-    final = status.get("phase") in ("Succeeded", "Failed")
-    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
-    state = found.get("state") or {}
-    running, terminated = "running" in state, state.get("terminated")
-    started = running or terminated is not None or bool(found.get("lastState"))
-    policy = spec.get("restartPolicy", "Always")
-    init = any(c.get("name") == container for c in spec.get("initContainers") or ())
-    failed = bool((terminated or {}).get("exitCode"))
-    again = failed if init or policy == "OnFailure" else True
-    return Run(
-        restart=found.get("restartCount") or 0,
-        started=started,
-        ended=final or (started and not running),
-        final=final,
-        restarting=terminated is not None and again and policy != "Never" and not final,
-        backing_off=started and not running and terminated is None,
-    )
-
-
-def started_at(pod: Pod, container: str) -> str:
-    """When the newest run of a container started, as its pod's status says; "" where it doesn't."""
-    status = pod.get("status") or {}
-    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
-    states = found.get("state") or {}
-    state = states.get("running") or states.get("terminated") or (found.get("lastState") or {}).get("terminated") or {}
-    return str(state.get("startedAt") or "")
 
 
 class LogFollower:
@@ -269,8 +145,8 @@ class LogFollower:
     async def drain(self, timeout: float, longest: float | None = None) -> DrainReport:
         """Read what the server still has, and stop following.
 
-        Containers that still run are read up to now. The last seconds, COUNTING or a quarter of all, are for lines for
-        which there is no time: they are inspected and counted, but not handed on.
+        Containers that still run are read up to now. The last seconds, COUNTING or a quarter of all, are for
+        lines for which there is no time: they are inspected and counted, but not handed on.
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.

@@ -1,0 +1,62 @@
+"""What a pod's status says of the newest run of one of its containers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Pod = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The newest run of a container, as its pod's status tells.
+
+    :param restart: the container's restartCount.
+    :param started: there is a log to ask for.
+    :param ended: this run writes no more.
+    :param final: the pod has ended: no other run will come.
+    :param restarting: it has just ended, and another run will come.
+    :param backing_off: the same, somewhat later: it is the previous run already, as it will be when the next has begun.
+    """
+
+    restart: int = 0
+    started: bool = False
+    ended: bool = False
+    final: bool = False
+    restarting: bool = False
+    backing_off: bool = False
+
+
+def run_of(pod: Pod, container: str) -> Run:
+    """The newest run of a container. While it backs off (waiting, with a lastState), that is the one that ended."""
+    status, spec = pod.get("status") or {}, pod.get("spec") or {}
+    final = status.get("phase") in ("Succeeded", "Failed")
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
+    state = found.get("state") or {}
+    running, terminated = "running" in state, state.get("terminated")
+    started = running or terminated is not None or bool(found.get("lastState"))
+    policy = spec.get("restartPolicy", "Always")
+    init = any(c.get("name") == container for c in spec.get("initContainers") or ())
+    failed = bool((terminated or {}).get("exitCode"))
+    again = failed if init or policy == "OnFailure" else True
+    return Run(
+        restart=found.get("restartCount") or 0,
+        started=started,
+        ended=final or (started and not running),
+        final=final,
+        restarting=terminated is not None and again and policy != "Never" and not final,
+        backing_off=started and not running and terminated is None,
+    )
+
+
+def started_at(pod: Pod, container: str) -> str:
+    """When the newest run of a container started, as its pod's status says; "" where it doesn't."""
+    status = pod.get("status") or {}
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
+    states = found.get("state") or {}
+    state = states.get("running") or states.get("terminated") or (found.get("lastState") or {}).get("terminated") or {}
+    return str(state.get("startedAt") or "")

@@ -1,0 +1,75 @@
+"""What became of a job's logs, container by container."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of one container's log.
+
+    :param lines, bytes: handed on.
+    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over LINE_LIMIT.
+    :param gaps: where lines may be missing, and why.
+    :param complete: everything that the server had was read.
+    :param late: lines that were read, but not logged, because the time for the final drain was over.
+    """
+
+    lines: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    gaps: tuple[str, ...] = ()
+    complete: bool = False
+    late: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.lines + other.lines,
+            self.bytes + other.bytes,
+            self.dropped + other.dropped,
+            self.dropped_bytes + other.dropped_bytes,
+            (self.gaps + other.gaps)[:KEPT_GAPS],
+            self.complete and other.complete,
+            self.late + other.late,
+        )
+
+
+@dataclass(frozen=True)
+class DrainReport:
+    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one.
+
+    :param gone: the sum of containers that were read to their end without a gap and whose pods are gone.
+    """
+
+    containers: Mapping[tuple[str, str], Tally]
+    gone: Tally = field(default_factory=Tally)
+
+    @property
+    def lines(self) -> int:
+        return self.gone.lines + sum(tally.lines for tally in self.containers.values())
+
+    @property
+    def bytes(self) -> int:
+        return self.gone.bytes + sum(tally.bytes for tally in self.containers.values())
+
+    @property
+    def dropped(self) -> int:
+        return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
+
+    @property
+    def late(self) -> int:
+        return self.gone.late + sum(tally.late for tally in self.containers.values())
+
+    @property
+    def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        return {key: tally.gaps for key, tally in self.containers.items() if tally.gaps}
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """Containers whose log was not read to its end."""
+        return [key for key, tally in self.containers.items() if not tally.complete]
