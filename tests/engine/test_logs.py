@@ -14,10 +14,10 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.engine.logs import follower as logs
+from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs.container_run import Run, run_of
-from airflow_provider_ktrain.engine.logs.emitter import LogLine, Rate
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
 from .fakekube import PODS, FakeKube, LogFile, Record, cutter, serving, stamp, until
@@ -645,7 +645,7 @@ async def test_a_flood_is_cut_down_and_told_and_leaves_its_neighbour_alone() -> 
     write(kube.log("quiet"), 0, 100)
     for pod in ("flood", "quiet"):
         kube.log(pod).end()
-    async with following(kube, sink, rate=Rate(steady=1000, burst=100_000)) as follower:
+    async with following(kube, sink, rate_limit=RateLimit(bytes_per_second=1000, burst_bytes=100_000)) as follower:
         for pod in ("flood", "quiet"):
             follower.observe(kube.pod(pod, state="terminated", phase="Succeeded"))
         report = await follower.drain(20)
@@ -764,7 +764,7 @@ async def test_a_refused_log_is_asked_for_again_in_the_final_drain() -> None:
 
 
 async def test_a_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "REFUSED_AT_END", 0.5)
+    monkeypatch.setattr(reader, "FORBIDDEN_GRACE_SECONDS", 0.5)
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     kube.refusal = (403, "Forbidden")
@@ -829,8 +829,8 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
 
     write(kube.log("p"), 0, 1000)
     kube.log("p").end()
-    rate = Rate(steady=1, burst=100)
-    async with following(kube, sink, rate=rate, inspector=inspector) as follower:
+    rate_limit = RateLimit(bytes_per_second=1, burst_bytes=100)
+    async with following(kube, sink, rate_limit=rate_limit, inspector=inspector) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
         report = await follower.drain(240)
     assert report.dropped > 900

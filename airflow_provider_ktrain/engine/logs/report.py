@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-KEPT_GAPS = 20  #: gaps that are kept of each container of pods that are gone
+MAX_GAPS = 20  #: gaps that are kept of each container of pods that are gone
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Tally:
     """What became of one container's log.
 
     :param lines, bytes: handed on.
-    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over LINE_LIMIT.
+    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over MAX_LINE_BYTES.
     :param gaps: where lines may be missing, and why.
     :param complete: everything that the server had was read.
     :param late: lines that were read, but not logged, because the time for the final drain was over.
@@ -33,7 +33,7 @@ class Tally:
             self.bytes + other.bytes,
             self.dropped + other.dropped,
             self.dropped_bytes + other.dropped_bytes,
-            (self.gaps + other.gaps)[:KEPT_GAPS],
+            (self.gaps + other.gaps)[:MAX_GAPS],
             self.complete and other.complete,
             self.late + other.late,
         )

@@ -1,0 +1,390 @@
+"""Follows the log of one container, run after run, as a state machine.
+
+The story of one container:
+
+- A container restarts, and each run has its own log. The kubelet keeps two of them: the newest run's, and the one
+  before it as `previous`. So a run must be read to its end before the container restarts twice.
+- While a run writes, its log is followed (FOLLOWING). If the stream is cut, the next request resumes from the position
+  (`core.logs.cursor`), which skips exactly the lines that were emitted before.
+- A stream that ends proves nothing: an API server that loses its kubelet ends a response as if it were complete.
+  When the status says that the run has ended, the rest is read (SETTLING) until one of two proofs shows that nothing is
+  left. The cheap one: the last lines of the log are the last lines that were read (`_tail_is_known`). The other one:
+  a response repeats all known lines and brings no new one (`_is_read_to_end`).
+- The status lags behind the container. If another run may begin at any moment, the current log could be the next
+  run's: then the follower waits (RESTARTING) until the ended run can only be the previous one, and settles it as that
+  (PREVIOUS). If a response doesn't begin with the expected line, nothing of it is emitted before the pod was read
+  again: either there is a new run, or the node rotated the log (`_await_new_run`).
+- A pod of the same name can be another pod. Whenever a request fails, the pod is read and its uid compared.
+- When nothing is left to read, or the final drain has read what there is up to now, the follower is DONE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.logs.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of
+from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.reader import (
+    TAIL_CHECK_BYTES,
+    ForbiddenNotice,
+    LogReader,
+    Response,
+    ResponseEnd,
+    time_of_line,
+)
+from airflow_provider_ktrain.engine.logs.report import Tally
+
+log = logging.getLogger(__name__)
+
+MAX_MISMATCHED_READS = 3  #: responses without the last known lines before we assume that these are gone from the log
+TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that were read
+MIN_RETRY_PAUSE_SECONDS, MAX_RETRY_PAUSE_SECONDS = 0.1, 10.0
+MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: the same in the final drain
+FORBIDDEN_PAUSE_SECONDS = 60.0  #: between requests for a log that has been refused (403) for long
+STATUS_LAG_SECONDS = 5.0  #: for which a status may lag: a log that begins differently may be a new run's until then
+ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
+TIMESTAMP_BYTES = 64  #: enough for the timestamp of a line
+
+
+@dataclass(frozen=True)
+class JobLogs:
+    """What the container followers of one job share.
+
+    :param forget: called when the pod of a container is gone and its log was read.
+    """
+
+    api: Api
+    sink: Callable[[LogLine], None]
+    kind: Kind
+    cursor: Cursor
+    budget: StreamBudget
+    rate_limit: RateLimit
+    inspector: Callable[[LogLine], Inspect]
+    forbidden: ForbiddenNotice
+    forget: Callable[[ContainerFollower], None]
+
+
+class ContainerFollower:
+    """Follows one container of one pod in a task of its own."""
+
+    def __init__(self, job: JobLogs, pod: Pod, name: str) -> None:
+        meta = pod["metadata"]
+        self.pod: str = meta["name"]
+        self.name = name
+        self.uid: str = meta["uid"]
+        self._job = job
+        key = Cursor.key(self.uid, name)
+        job.cursor.names[key] = f"{self.pod}/{name}"
+        known = job.cursor.positions.get(key)
+        self._resumed = known is not None and bool(known.last)  # its run may have ended since
+        self._position = job.cursor.position(self.uid, name)
+        self._progress = RunProgress()
+        self._observed = ObservedContainer()
+        self._news = asyncio.Event()
+        self._path = paths.core(meta["namespace"], "pods", self.pod)
+        role, index = job.kind.pod_role(meta.get("labels") or {})
+        source = LogLine(self.pod, name, role, index, 0, "", "")
+        self._emitter = RateLimitedEmitter(job.sink, job.budget, job.rate_limit, source, job.inspector(source))
+        self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
+        self._failures = 0
+        self._finished = False  # the log is read as far as it goes
+        self._drained = False
+        self._last_peeked = ""  # the time of the last line, as of the last check for silence
+        self._steps = {
+            State.WAITING: self._wait,
+            State.RESUMING: self._resume,
+            State.FOLLOWING: self._follow,
+            State.RESTARTING: self._await_restart,
+            State.SETTLING: self._settle,
+            State.PREVIOUS: self._read_previous,
+        }
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"log of {self.pod}/{name}")
+
+    def observe(self, run: Run, *, deleted: bool = False) -> None:
+        """Take note of the container's newest run, and of the deletion of its pod."""
+        observed = self._observed
+        if run.restart >= observed.run.restart:  # a watch can be behind what was read here
+            observed.run = run
+        observed.deletion_reported = observed.deletion_reported or deleted
+        observed.deleted = observed.deleted or deleted
+        if deleted and (self._finished or self._position.complete):  # nothing is left that another process could read
+            self._job.cursor.forget(self.uid, self.name)
+        self._news.set()
+
+    def drain(self) -> None:
+        """Read what there is up to now, and stop."""
+        self._observed.draining_since = asyncio.get_running_loop().time()
+        self._news.set()
+        if not self._observed.stream_ends_by_itself:
+            self._reader.stop_following()
+
+    def count_only(self) -> None:
+        """From now on inspect and count lines, without emitting them."""
+        self._emitter.count_only = True
+
+    @property
+    def lines_read(self) -> int:
+        """Lines read so far, including repeated ones: the number grows while there is progress."""
+        return self._emitter.read
+
+    def tally(self) -> Tally:
+        """What became of the log so far."""
+        emitter = self._emitter
+        return Tally(
+            emitter.lines,
+            emitter.bytes,
+            emitter.dropped,
+            emitter.dropped_bytes,
+            tuple(emitter.gaps),
+            self._finished or self._position.complete,
+            emitter.late,
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether the container may write, as far as is known."""
+        return self._observed.run.started and not self._observed.stream_ends_by_itself
+
+    async def silent(self) -> bool:
+        """Whether the container certainly wrote nothing since the last line read, or since this was last asked."""
+        known = max(self._position.last, self._last_peeked)
+        last = await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")
+        if not last:
+            return last is not None and not known
+        self._last_peeked = time_of_line(last) or ""
+        return "" < self._last_peeked <= known
+
+    # the states
+
+    async def _run(self) -> None:
+        try:
+            await self._read_runs()
+        finally:
+            self._emitter.report_dropped(self._position)
+        if self._observed.deletion_reported:
+            self._job.forget(self)
+
+    async def _read_runs(self) -> None:
+        try:
+            while (state := self._next_state()) is not State.DONE:
+                await self._steps[state]()  # one request, or one wait
+            await self._finish()
+        except ApiStatusError as error:
+            self._emitter.gap(f"the log can't be read: {error}", self._position)
+        except Exception:
+            log.exception("Following the log of %s/%s failed", self.pod, self.name)
+
+    def _next_state(self) -> State:
+        return next_state(self._observed, self._position, resumed=self._resumed, drained=self._drained)
+
+    async def _wait(self) -> None:
+        await self._wait_for_news(None)
+
+    async def _resume(self) -> None:
+        self._resumed = False
+        await self._read_pod()
+
+    async def _follow(self) -> None:
+        run = self._observed.run
+        response = await self._request(follow="true")
+        self._finished = response.end is ResponseEnd.COMPLETE
+        self._progress.unended_line = response.unended_line if self._finished else None
+        if response.end in (ResponseEnd.COMPLETE, ResponseEnd.NO_LOG):  # it has probably ended
+            await self._expect_change(run, 1)
+
+    async def _await_restart(self) -> None:
+        await self._expect_change(self._observed.run, 5)
+
+    async def _settle(self) -> None:
+        run, position = self._observed.run, self._position
+        query = {"previous": "true"} if run.backing_off else {}
+        if not (run.ended and await self._tail_is_known(**query)):
+            response = await self._request(**query)
+            no_log = response.end is ResponseEnd.NO_LOG
+            if not (no_log or await self._is_read_to_end(response, once=not run.ended, **query)):
+                return
+        self._finished = True
+        position.complete = run.ended
+        self._drained = not run.ended
+
+    async def _read_previous(self) -> None:
+        """The container has restarted: read the rest of the run before the newest one, then begin the newest one."""
+        run, position = self._observed.run, self._position
+        previous = run.restart - 1
+        if position.restart < previous:
+            if not position.complete or position.restart + 1 < previous:
+                self._emitter.gap(
+                    f"of the runs before restart {run.restart}, only the last one's log is kept", position
+                )
+            self._begin(previous)
+        elif position.complete or await self._tail_is_known(previous="true"):
+            self._begin(run.restart)
+        elif run.backing_off:  # `previous` is the newest run already, and the one before it is out of reach
+            self._emitter.gap(f"the log of run {previous} is no longer kept", position)
+            self._begin(run.restart)
+        else:
+            response = await self._request(previous="true")
+            if response.end is ResponseEnd.NO_LOG:
+                self._emitter.gap(f"the log of run {previous} is no longer kept", position)
+                self._begin(run.restart)
+            elif await self._is_read_to_end(response, previous="true"):
+                self._begin(run.restart)
+
+    def _begin(self, restart: int) -> None:
+        self._position = self._job.cursor.begin(self.uid, self.name, restart)
+        self._progress = RunProgress()
+
+    async def _finish(self) -> None:
+        position = self._position
+        if not self._observed.deleted or self._drained:
+            self._finished = True
+        elif self._observed.run.started and not (position.complete or self._finished):
+            self._emitter.gap("the pod was deleted before its log was read to the end", position)
+        elif not position.complete:
+            await self._emit_unended_line()
+
+    # whether a run was read to its end
+
+    async def _tail_is_known(self, **query: str) -> bool:
+        """Whether the last lines of a run that has ended are those that were read last.
+
+        This avoids a second download of what was written in the last seconds, which can be much. It is tried once per
+        COMPLETE response. Last lines that are all the same prove nothing.
+        """
+        progress = self._progress
+        if progress.unended_line is None or not progress.tail:
+            return False
+        known, progress.tail = progress.tail, b""
+        last = await self._reader.peek(TAIL_CHECK_BYTES + 1, tailLines=str(TAIL_CHECK_LINES), **query) or b""
+        lines = last.split(b"\n")
+        if not last or not known.endswith(last):
+            return False
+        if len(lines) > TAIL_CHECK_LINES and len(set(lines[:TAIL_CHECK_LINES])) == 1:
+            return False
+        await self._close_run(**query)
+        return True
+
+    async def _is_read_to_end(self, response: Response, *, once: bool = False, **query: str) -> bool:
+        """Whether a response to a request that was made after the end of a run shows that nothing is left to read.
+
+        A server that loses its kubelet ends a response as if it were complete. So a response counts only if it repeats
+        what is known and brings nothing new.
+
+        :param once: whether any complete response is enough, because the run goes on.
+        """
+        if response.end is not ResponseEnd.COMPLETE:
+            return False
+        progress = self._progress
+        same = response.unended_line == progress.unended_line and not response.new_lines
+        progress.unended_line = response.unended_line
+        progress.reads_without_news = 0 if response.new_lines else progress.reads_without_news + 1
+        confirmed = response.caught_up or progress.reads_without_news > MAX_MISMATCHED_READS
+        if not once and not (same and confirmed):
+            return False
+        await self._close_run(**query)
+        return True
+
+    async def _close_run(self, **query: str) -> None:
+        """Everything was read: emit a last line without a line end, and report where lines may still be missing."""
+        await self._emit_unended_line()
+        position = self._position
+        if self._progress.size < ROTATION_BYTES:
+            return
+        first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")
+        if first is not None and first > position.first:
+            self._emitter.gap(
+                f"lines before {first} may be missing: the node rotated the log while it was followed, and a stream "
+                "goes on with the newest file whether or not it has come to the end of the last one",
+                position,
+            )
+
+    async def _emit_unended_line(self) -> None:
+        if self._progress.unended_line:
+            replay = Replay(self._position)
+            replay.live = True
+            await self._emitter.emit(self._progress.unended_line, replay)
+
+    # requests and waits
+
+    async def _request(self, **query: str) -> Response:
+        """Make one request. If it fails, the pod is read again before this returns."""
+        progress = self._progress
+        any_start, progress.any_start = progress.any_start, False
+        response = await self._reader.read(self._position, query, any_start=any_start)
+        progress.size += response.size
+        if response.new_lines:
+            self._failures = 0
+        if response.end is ResponseEnd.OTHER_LOG:
+            await self._await_new_run()
+            return response
+        progress.tail = response.tail
+        if response.end is ResponseEnd.CUT:
+            self._failures += 1
+            if self._reader.retries_slowly and not self._observed.draining:
+                await self._wait_for_news(FORBIDDEN_PAUSE_SECONDS)
+            elif self._failures > 1:
+                await self._back_off(MAX_DRAIN_RETRY_PAUSE_SECONDS if self._observed.draining else None)
+            await self._read_pod()
+        return response
+
+    async def _back_off(self, longest: float | None = None) -> None:
+        longest = MAX_RETRY_PAUSE_SECONDS if longest is None else longest
+        await asyncio.sleep(pause_after(max(self._failures - 1, 1), MIN_RETRY_PAUSE_SECONDS, longest))
+
+    async def _await_new_run(self) -> None:
+        """Find out why a response doesn't begin with the expected line.
+
+        Either it is the log of another run, which the pod's status doesn't show yet, or the log was rotated, or its
+        end was requested, which is far from what was read. If no other run shows in time, it isn't another run's.
+        """
+        run, loop = self._observed.run, asyncio.get_running_loop()
+        until = loop.time() + STATUS_LAG_SECONDS
+        while self._observed.run == run and not self._observed.deleted and loop.time() < until:
+            await self._read_pod()
+            if self._observed.run == run:
+                await self._wait_for_news(1)
+        self._progress.any_start = self._observed.run == run
+
+    async def _read_pod(self) -> None:
+        """Read the pod: is it still the one that is followed, and which run is its newest?"""
+        while not self._observed.deleted:
+            try:
+                pod = await self._job.api.request("GET", self._path)
+            except ApiStatusError as error:
+                if error.not_found:
+                    self._observed.deleted = True
+                elif not error.transient and error.status != 401:
+                    return  # no right to read pods: the watch must do
+            except ApiUnavailable:
+                pass
+            else:
+                self._observed.deleted = pod["metadata"]["uid"] != self.uid
+                if not self._observed.deleted:
+                    self.observe(run_of(pod, self.name))
+                return
+            self._failures += 1
+            await self._back_off()
+
+    async def _expect_change(self, run: Run, seconds: float) -> None:
+        """Wait for another status of a run that has probably changed; if none is observed in time, read the pod."""
+        if self._observed.run == run:
+            await self._wait_for_news(seconds)
+        if self._observed.run == run:
+            await self._read_pod()
+
+    async def _wait_for_news(self, seconds: float | None) -> None:
+        """Wait until something is observed, at most that many seconds."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()

@@ -1,0 +1,205 @@
+"""Requests for the log of one container, and the lines of their responses emitted.
+
+A reader doesn't decide which request comes next: see `container`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.logs.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
+from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, RateLimitedEmitter
+
+STREAM_SILENCE_SECONDS = 300.0  #: without a byte from a followed stream until it is requested again: it may be dead
+PEEK_TIMEOUT_SECONDS = 10.0  #: without a byte until a request for a few lines is given up
+NO_LOG_TEXT = b"unable to retrieve container logs"  #: a kubelet's answer, with status 200, if it has no such log
+TAIL_CHECK_BYTES = 4096  #: how much of the end of a response is kept for the tail check
+SLOW_RETRY_AFTER_SECONDS = 600.0  #: of refusals (403) until a log is requested only once a minute
+FORBIDDEN_GRACE_SECONDS = 10.0  #: for which a refused log is requested in the final drain: GPUs are held meanwhile
+
+FORBIDDEN = (
+    "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended.\n"
+    "The API server says: {}"
+)
+
+
+class ResponseEnd(enum.Enum):
+    """How the response to a request ended."""
+
+    COMPLETE = "the server ended it"
+    STOPPED = "we ended it, because its turn was over or the final drain began"
+    CUT = "the connection failed, or the request was refused"
+    NO_LOG = "the kubelet has no such log"
+    OTHER_LOG = "it doesn't begin with the expected line, so nothing of it was emitted"
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response to one request.
+
+    :param size: bytes that were read.
+    :param new_lines: lines that were not known before.
+    :param unended_line: what followed the last line end.
+    :param caught_up: whether it repeated all lines that were known from its beginning on.
+    :param tail: the last TAIL_CHECK_BYTES; empty unless it is COMPLETE.
+    """
+
+    end: ResponseEnd
+    size: int = 0
+    new_lines: int = 0
+    unended_line: bytes = b""
+    caught_up: bool = False
+    tail: bytes = b""
+
+
+class ForbiddenNotice:
+    """One warning for all containers of a job, however many of their logs the API server refuses at the same time."""
+
+    def __init__(self) -> None:
+        self._given = False
+
+    def text(self, error: ApiStatusError) -> str:
+        """The warning; "" if it was given since the last accepted request."""
+        given, self._given = self._given, True
+        return "" if given else FORBIDDEN.format(error)
+
+    def reset(self) -> None:
+        """The API server accepted a request for a log."""
+        self._given = False
+
+
+class LogReader:
+    """Makes the requests for the log of one container.
+
+    :param path: of the pod.
+    :param container: its name.
+    :param emitter: takes the lines of the responses.
+    :param observed: what is known of the container; the caller keeps it current.
+    :param forbidden: shared by all containers of the job.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        budget: StreamBudget,
+        path: str,
+        container: str,
+        emitter: RateLimitedEmitter,
+        observed: ObservedContainer,
+        forbidden: ForbiddenNotice,
+    ) -> None:
+        self._api = api
+        self._budget = budget
+        self._path = f"{path}/log"
+        self._container = container
+        self._emitter = emitter
+        self._observed = observed
+        self._forbidden = forbidden
+        self._forbidden_since: float | None = None
+        self._close_stream: Callable[[], None] | None = None  # of the stream that is followed
+
+    def stop_following(self) -> None:
+        """End the stream that is followed, if there is one: in a drain, only the log up to now matters."""
+        if self._close_stream is not None:
+            self._close_stream()
+
+    @property
+    def retries_slowly(self) -> bool:
+        """Whether the log has been refused (403) for so long that requests get rare."""
+        since = self._forbidden_since
+        return since is not None and asyncio.get_running_loop().time() - since >= SLOW_RETRY_AFTER_SECONDS
+
+    async def read(self, position: Position, query: Mapping[str, str], *, any_start: bool) -> Response:
+        """Request the log from a position on, emit the new lines, and move the position.
+
+        ApiStatusError where the API server refuses the log for good.
+
+        :param any_start: whether to accept a response that doesn't begin with the expected line.
+        """
+        query = {"container": self._container, "timestamps": "true", **query}
+        if position.since is not None:
+            query["sinceTime"] = position.since
+        lines, replay, size, new_lines = LineSplitter(), Replay(position), 0, 0
+        end, tail = ResponseEnd.CUT, b""
+        async with self._budget.slot() as slot:
+            try:
+                async with self._api.stream(
+                    self._path, query=query, pool="logs", read_timeout=STREAM_SILENCE_SECONDS
+                ) as response:
+                    self._forbidden_since = None
+                    self._forbidden.reset()
+                    if "follow" in query:
+                        self._close_stream = response.close
+                        slot.on_revoke(response.close)
+                        if self._observed.draining and not self._observed.stream_ends_by_itself:
+                            response.close()
+                    async for chunk in response.content.iter_any():
+                        size += len(chunk)
+                        tail = (tail + chunk if len(chunk) < TAIL_CHECK_BYTES else chunk)[-TAIL_CHECK_BYTES:]
+                        block = lines.feed(chunk)
+                        if block is not None:
+                            any_start = any_start or _begins_as_expected(block, replay)
+                            if not any_start:
+                                return Response(ResponseEnd.OTHER_LOG, size)
+                            new_lines += await self._emitter.emit(block, replay)
+                    no_log = lines.unended_line.startswith(NO_LOG_TEXT)
+                    end = ResponseEnd.NO_LOG if no_log else ResponseEnd.COMPLETE
+            except ApiUnavailable:
+                if slot.revoked or (self._observed.draining and self._close_stream is not None):
+                    end = ResponseEnd.STOPPED
+            except ApiStatusError as error:
+                if error.status == 400:
+                    end = ResponseEnd.NO_LOG  # waiting to start, no previous run, no such container
+                elif error.status == 403:
+                    self._tolerate(error, position)
+                elif error.status not in (401, 404, 410) and not error.transient:
+                    raise
+            finally:
+                self._close_stream = None
+                self._emitter.dropped_bytes += lines.bytes_cut
+        tail = tail if end is ResponseEnd.COMPLETE else b""
+        return Response(end, size, new_lines, lines.unended_line, replay.live, tail)
+
+    async def peek(self, limit_bytes: int, **query: str) -> bytes | None:
+        """Request a few bytes of the log without emitting them; None if they can't be had."""
+        query = {"container": self._container, "timestamps": "true", "limitBytes": str(limit_bytes), **query}
+        try:
+            async with (
+                self._budget.slot(),
+                self._api.stream(self._path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
+            ):
+                return await response.content.read(-1)
+        except (ApiUnavailable, ApiStatusError):
+            return None
+
+    def _tolerate(self, error: ApiStatusError, position: Position) -> None:
+        """Warn about a refusal (403), which may pass; raise it once it has lasted too long for the final drain.
+
+        An API server that restarts refuses everything until it has read the RBAC rules.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._forbidden_since is None:
+            self._forbidden_since = now
+        if text := self._forbidden.text(error):
+            self._emitter.note(text, position)
+        grace = 0.0 if self.retries_slowly else FORBIDDEN_GRACE_SECONDS
+        draining_since = self._observed.draining_since
+        if draining_since is not None and now - max(draining_since, self._forbidden_since) >= grace:
+            raise error
+
+
+def time_of_line(line: bytes) -> str | None:
+    """The timestamp at the beginning of a line; None if there is none."""
+    return normal_time(line.partition(b" ")[0].decode(errors="replace"))
+
+
+def _begins_as_expected(block: bytes, replay: Replay) -> bool:
+    """Whether the first block of a response continues the known log; a line without a timestamp doesn't tell."""
+    time = time_of_line(block)
+    return time is None or replay.follows(time)
