@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 from airflow_provider_ktrain.engine.submit import Log
 
 Object = dict[str, Any]
@@ -146,7 +146,7 @@ class EvidenceCollector:
         )
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
         for line in () if self._cursor.has(uid, container) else lines:  # logged already
-            self._log.info(f"[{role} {index}] {line}", role=role, index=index, pod=name)
+            self._log.info(format_line(line, self._kind, role, index), role=role, index=index, pod=name)
 
 
 def _failed_at(container_status: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.report import DrainReport
 from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
@@ -589,9 +589,13 @@ class _Supervisor:
 
 def log_line(log: Log, kind: Kind, line: LogLine) -> None:
     """Log one line of a container with its replica before it. What the follower itself has to say is a warning."""
-    container = "" if kind.container in (None, line.container) else f" {line.container}"
     say = log.warning if line.note else log.info
-    say(f"[{line.role} {line.index}{container}] {line.text}", role=line.role, index=line.index, pod=line.pod)
+    say(
+        format_line(line.text, kind, line.role, line.index, line.container),
+        role=line.role,
+        index=line.index,
+        pod=line.pod,
+    )
 
 
 def _clock(seconds: float) -> str:
