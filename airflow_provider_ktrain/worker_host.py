@@ -25,8 +25,9 @@ from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
-from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, read, release
-from airflow_provider_ktrain.engine.submit import Log, Submitted
+from airflow_provider_ktrain.engine.jobs import Log, read
+from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
+from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
 

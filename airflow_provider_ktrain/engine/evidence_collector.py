@@ -15,8 +15,8 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.jobs import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
-from airflow_provider_ktrain.engine.submit import Log
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]

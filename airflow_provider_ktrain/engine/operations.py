@@ -13,22 +13,13 @@ from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import (
-    MERGE_PATCH,
-    Mode,
-    Released,
-    is_going,
-    job_pods,
-    patiently,
-    read,
-    release,
-    set_suspended,
-)
-from airflow_provider_ktrain.engine.submit import explain, unreachable
+from airflow_provider_ktrain.engine.errors import explain, patiently, unreachable
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, is_going, job_pods, read, set_suspended
+from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -37,25 +28,6 @@ STALE = (
     "; it has a Master and no elasticPolicy: pods that ran before keep their WORLD_SIZE, and a program that reads it "
     "does not grow or shrink"
 )
-
-
-async def find(
-    api: Api, kind: Kind, version: str, namespace: str, name: str, *, timeout: float = 0
-) -> tuple[JobRef, Object] | None:
-    """The job of that name, whoever submitted it; None where there is none.
-
-    :param timeout: seconds that an API server which is away is asked again.
-    """
-    path = paths.jobs(kind, version, namespace, name)
-    try:
-        job = await patiently(lambda: api.request("GET", path), time.monotonic() + timeout)
-    except ApiStatusError as e:
-        if e.not_found:
-            return None
-        raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from e
-    except ApiUnavailable as e:
-        raise unreachable(e) from e
-    return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
 
 
 async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:

@@ -15,7 +15,8 @@ from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.submit import explain, served_version, unreachable
+from airflow_provider_ktrain.engine.errors import explain, unreachable
+from airflow_provider_ktrain.engine.jobs import served_version
 
 NAME = "ktrain-check"  #: of a job whose manifest has none; nothing of that name is ever made
 KUEUE = "kueue.x-k8s.io"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
@@ -21,16 +21,16 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import patiently
+from airflow_provider_ktrain.engine.jobs import foreground, is_going, job_pods, read, set_suspended
 
 Object = dict[str, Any]
 T = TypeVar("T")
-PAGE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
 NAMED = 5  # pods that an error names
 POLL = 0.5  # seconds between looks at what is going away
 COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
 GRACE_MARGIN = 30.0  # seconds beyond the pods' own grace period in which they must be gone
 HANG = 0.2  # seconds beyond the timeout at which a request without an answer is given up
-MERGE_PATCH = "application/merge-patch+json"
 
 
 class ReleaseError(KtrainError):
@@ -159,24 +159,6 @@ def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> 
     return f"{released}, {unfinished} deleted."
 
 
-def passing(error: ApiUnavailable | ApiStatusError) -> bool:
-    """Whether the same request may well succeed later."""
-    return isinstance(error, ApiUnavailable) or error.transient
-
-
-async def patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
-    """Ask again while the API server is away or overloaded, until `end` of `time.monotonic`."""
-    delay = 0.2
-    while True:
-        try:
-            return await ask()
-        except (ApiUnavailable, ApiStatusError) as e:
-            if not passing(e) or time.monotonic() + delay > end:
-                raise
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 5)
-
-
 async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
     """The job's pods, for the count of what is freed; None where they cannot be read: the deletion must not wait."""
     try:
@@ -184,42 +166,6 @@ async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
             return await job_pods(api, ref)
     except (ApiUnavailable, ApiStatusError, TimeoutError):
         return None
-
-
-async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE) -> list[Object]:
-    """The pods of this very job, ended ones included.
-
-    :param page: how many of them one request asks for. Default: PAGE.
-    """
-    pods: list[Object] = []
-    query = {"labelSelector": ref.pod_selector, "limit": str(page)}
-    while True:
-        try:
-            found = await api.request("GET", paths.core(ref.namespace, "pods"), query=query)
-        except ApiStatusError as e:
-            if not e.gone or "continue" not in query:
-                raise
-            pods, query = [], {"labelSelector": ref.pod_selector}  # the token has expired: all at once, then
-            continue
-        pods += found.get("items") or []
-        if not (token := (found.get("metadata") or {}).get("continue")):
-            break
-        query["continue"] = token
-    return pods if ref.submission else [p for p in pods if belongs(p, ref)]
-
-
-def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
-    """Whether a pod that only the operator labelled is this very job's: mpi-operator's launcher is its Job's."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
-
-
-def is_going(pod: Mapping[str, Any]) -> bool:
-    """Whether its deletion was asked for. A job that is resumed meanwhile fails: operators count it as a failure.
-
-    training-operator 1.9 (`UpdateJobReplicaStatuses`): a pod that is Failed, or Running with a deletionTimestamp.
-    """
-    return "deletionTimestamp" in pod["metadata"]
 
 
 def _held(pods: Iterable[Mapping[str, Any]]) -> int:
@@ -235,23 +181,6 @@ def _grace(pod: Mapping[str, Any]) -> float:
 
 def _ended(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-async def read(api: Api, ref: JobRef) -> Object | None:
-    """The job if it is still this very one (by uid); None where it is gone."""
-    try:
-        found = await api.request("GET", paths.job(ref))
-    except ApiStatusError as e:
-        if e.status == 404:
-            return None
-        raise
-    return found if found["metadata"]["uid"] == ref.uid else None
-
-
-def foreground(job: Mapping[str, Any]) -> Object:
-    """Options of a deletion that is compare-and-swap: adoption keeps the uid, so the uid alone does not fence."""
-    fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    return {"propagationPolicy": "Foreground", "preconditions": fence}
 
 
 async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool) -> tuple[Mode, str] | None:
@@ -298,18 +227,6 @@ def remade(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
     if job is None or not kind_of(ref.kind).recreates_pods(ref.version):
         return False
     return phase_of(job) is Phase.FAILED and not (job.get("status") or {}).get("completionTime")
-
-
-async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
-    """Suspend or resume the job that was read; ApiStatusError 409 where it changed since."""
-    patch = {
-        "metadata": {
-            "resourceVersion": job["metadata"]["resourceVersion"],
-            "annotations": {SUSPENDED_ANNOTATION: (by or None) if suspend else None},
-        },
-        "spec": {"runPolicy": {"suspend": suspend}},
-    }
-    return await api.request("PATCH", paths.job(ref), body=patch, content_type=MERGE_PATCH)
 
 
 async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:

@@ -6,22 +6,15 @@ Runs in workers only, so that no manifest enters trigger kwargs.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import (
-    AccessError,
-    ClusterError,
     ForeignJobError,
     ManifestError,
-    NoRightError,
-    OperatorMissingError,
-    UnreachableError,
 )
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
@@ -38,35 +31,17 @@ from airflow_provider_ktrain.core.identity import (
     decide,
     differences,
 )
-from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import (
-    MERGE_PATCH,
-    Mode,
-    foreground,
-    is_going,
-    job_pods,
-    passing,
-    patiently,
-    pods_before,
-    read,
-    release,
-)
+from airflow_provider_ktrain.engine.deletion import _Old
+from airflow_provider_ktrain.engine.errors import explain, passing
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, foreground
+from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
 DELETION_PATIENCE = 600.0  #: seconds that a job which is being deleted is waited for
-OVERDUE = 30.0  #: seconds after its time at which a pod's node, rather than its grace period, is suspected
-
-
-class Log(Protocol):
-    """What the engine says, and to whom: structlog's and Airflow's loggers fit."""
-
-    def info(self, event: Any, *args: Any, **kw: Any) -> Any: ...
-
-    def warning(self, event: Any, *args: Any, **kw: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -80,38 +55,6 @@ class Submitted:
     ref: JobRef
     job: Object
     created: bool
-
-
-async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
-    """The API version in which this cluster serves the kind: discovered, never guessed.
-
-    :param patience: seconds that an unreachable or overloaded API server is asked again.
-    :raises OperatorMissingError: no version that we know is served.
-    :raises AccessError, UnreachableError, ClusterError: other ends of a request.
-    """
-    end = time.monotonic() + patience
-
-    async def discover(path: str) -> Object:
-        try:
-            return await patiently(lambda: api.request("GET", path), end)
-        except ApiStatusError as e:
-            if e.status == 404:
-                return {}
-            raise explain(e, "GET", path) from e
-        except ApiUnavailable as e:
-            raise unreachable(e) from e
-
-    group = await discover(f"/apis/{kind.group}")
-    offered = [v["version"] for v in group.get("versions") or ()]
-    for version in [v for v in kind.versions if v in offered]:
-        served = await discover(f"/apis/{kind.group}/{version}")
-        if any(r["name"] == kind.plural for r in served.get("resources") or ()):
-            return version
-    raise OperatorMissingError(
-        f"the cluster serves no {kind.name}: expected {' or '.join(kind.api_versions)}, found "
-        f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}. Install "
-        f"{' or '.join(kind.operators)}, or check the connection"
-    )
 
 
 @dataclass(frozen=True)
@@ -344,77 +287,6 @@ def _what_differs(claim: _Claim, found: Object) -> str:
     )
 
 
-class _Old:
-    """The wait for the job before ours, which is being deleted, or for its pods before it is resumed.
-
-    :param patience: seconds, of which each tenth is said.
-    """
-
-    def __init__(self, patience: float, log: Log) -> None:
-        self._patience, self._log = patience, log
-        self._began: float | None = None  # lost connections in between do not begin it anew
-        self._said: float | None = None
-
-    async def gone(self, api: Api, ref: JobRef) -> None:
-        """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
-        while (job := await read(api, ref)) is not None:
-            if self._due():
-                pods = await job_pods(api, ref)
-                self._say(ref, "being deleted", "; ".join(map(_going, pods)) or _finalizers(job), pods)
-            await asyncio.sleep(0.5)
-
-    async def pods_gone(self, api: Api, ref: JobRef) -> None:
-        """Wait until no pod is left that its suspension deletes. ClusterError where one stays."""
-        while pods := [pod for pod in await job_pods(api, ref) if is_going(pod)]:
-            if self._due():
-                self._say(ref, "being suspended", "; ".join(map(_going, pods)), pods)
-            await asyncio.sleep(0.5)
-
-    def _due(self) -> bool:
-        """Whether it is time to say how long this has taken, or to give up."""
-        now = time.monotonic()
-        self._began = self._began or now
-        self._said = self._said or now
-        return now - self._said >= self._patience / 10 or now - self._began >= self._patience
-
-    def _say(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
-        self._said = time.monotonic()
-        seconds = self._said - (self._began or self._said)
-        if seconds >= self._patience:
-            raise ClusterError(_stuck(ref, what, seconds, held, pods))
-        self._log.info(f"{ref} is still {what} after {seconds:.0f} s, held by {held}")
-
-
-def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
-    names = " ".join(p["metadata"]["name"] for p in pods)
-    remedy = (
-        "It goes once they have ended. Where a node is lost for good, and only there: kubectl delete pod -n "
-        f"{ref.namespace} {names} --force --grace-period=0"
-        if pods
-        else f"See kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
-    )
-    return f"{ref} is still {what} after {seconds:.0f} s of waiting, held by {held}. {remedy}"
-
-
-def _going(pod: Mapping[str, Any]) -> str:
-    """What is known of a pod that is to go; its node we have no right to read."""
-    meta, spec = pod["metadata"], pod.get("spec") or {}
-    due = parse_timestamp(meta.get("deletionTimestamp"))  # the grace period is in it
-    grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
-    if due is None:
-        why = "not asked to end yet"
-    elif (datetime.now(UTC) - due).total_seconds() > OVERDUE:
-        why = f"was to end by {due:%H:%M:%S} UTC: is its node ready?"
-    else:
-        why = f"may end until {due:%H:%M:%S} UTC: its grace period is {grace} s"
-    return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
-
-
-def _finalizers(job: Mapping[str, Any]) -> str:
-    names = ", ".join(job["metadata"].get("finalizers") or ())
-    return f"its finalizers: {names}" if names else "nothing that shows"
-
-
 def _annotation(job: Mapping[str, Any], name: str) -> str | None:
     value = (job["metadata"].get("annotations") or {}).get(name)
     return None if value is None else str(value)
@@ -438,110 +310,3 @@ async def _ref(api: Api, kind: Kind, version: str, job: Mapping[str, Any], owner
         submission=(meta.get("labels") or {}).get(SUBMISSION_LABEL, ""),
         cluster=await api.cluster(),
     )
-
-
-async def check_cluster(api: Api, ref: JobRef) -> None:
-    """See that the job is in this cluster: in another one it would look deleted, and a retry would submit it again.
-
-    The same URL and authority are the same cluster. Where they differ, a cluster may have got another address: the
-    job's uid tells.
-
-    :raises AccessError: the connection means another cluster than the one that the job was submitted to.
-    :raises UnreachableError: that cannot be seen.
-    """
-    here = await api.cluster()
-    if ref.cluster in ("", here):
-        return
-    try:
-        if await read(api, ref) is not None:
-            return
-        said = "has no such job"
-    except ApiUnavailable as e:
-        raise unreachable(e) from e
-    except ApiStatusError as e:
-        said = f"says {e}"
-    raise AccessError(
-        f"{ref} was submitted to {ref.cluster}, but the connection means {here} by now, which {said}. Nothing was "
-        f"deleted. Put the connection back; if {ref.cluster} is no more, clear the task"
-    )
-
-
-def unreachable(error: ApiUnavailable) -> UnreachableError:
-    """The error for a cluster that can't be reached."""
-    return UnreachableError(
-        f"the cluster cannot be reached: {error}. Check the `kubernetes` connection (kube_config_path, kube_config, "
-        "in_cluster), or KUBECONFIG, and that the API server answers: kubectl version"
-    )
-
-
-#: how the API server words a missing right, and a refusal by the admission of a ResourceQuota or of a webhook
-_NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
-_QUOTA = re.compile(
-    r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
-)
-_WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL)
-#: webhooks of the job's own operators; another one's rules, such as Kueue's or a policy engine's, may change
-_OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
-#: the denial is about another object, such as the runtime of a TrainJob (recording 55): that may be created
-_OTHER_OBJECT = re.compile(r"\bnot found\b|^spec\.runtimeRef: ", re.IGNORECASE)
-_WRITES = ("create", "patch", "delete")
-
-
-def refuses_manifest(error: ApiStatusError) -> bool:
-    """Whether the answer to a create proves that this manifest is refused for what stands in it.
-
-    Recordings 21, 29 and 55: the schema and validation answer 400 and 422, a webhook of the operator 403 or 400.
-    """
-    if webhook := _WEBHOOK.match(error.message):
-        return webhook["name"].endswith(_OPERATORS_OWN) and not _OTHER_OBJECT.search(webhook["why"])
-    if error.status == 413:  # may come from a proxy, without a reason
-        return True
-    return error.status in (400, 422) and bool(error.reason)
-
-
-def explain(
-    error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
-) -> ManifestError | AccessError | ClusterError:
-    """The error of a refused request: what was expected, what was found, what to do.
-
-    ManifestError, which is final, only where the refusal is about the manifest itself (`refuses_manifest`).
-    """
-    if isinstance(error, ApiUnavailable):
-        return unreachable(error)
-    where = f" in namespace {namespace!r}" if namespace else ""
-    if error.status == 401:
-        return AccessError(
-            f"the API server refused the credentials (401): {error.message}. Expected a valid token or certificate; "
-            "check the connection's kubeconfig, or renew its token"
-        )
-    if error.status == 404 and error.details.get("kind") == "namespaces":
-        return ClusterError(
-            f"namespace: found {namespace!r}, which does not exist in the cluster. Create it: kubectl create namespace "
-            f"{namespace}"
-        )
-    if error.status == 403 and "because it is being terminated" in error.message:
-        return ClusterError(
-            f"namespace: {namespace!r} is being terminated ({error.message}). Create it again once it is gone"
-        )
-    if error.status == 403 and (quota := _QUOTA.search(error.message)):
-        return ClusterError(
-            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403): asked for {quota['asked']}, "
-            f"used {quota['used']}, limit {quota['limit']}. Wait until others are done (the task's `retries`), let a "
-            f"Kueue queue admit the job (`queue_name`), or have the quota raised: kubectl describe quota -n "
-            f"{namespace} {quota['name']}"
-        )
-    # only writes are admitted, and only Kubernetes gives a reason: what else is refused is a right that is missing
-    if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
-        return NoRightError(
-            f"no right to {verb} {resource}{where} (403): {error.message}. Grant it: `ktrain rbac --namespace "
-            f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "
-            f"{namespace or 'NAMESPACE'} --verb={verb} --resource={resource}"
-        )
-    if verb == "create" and refuses_manifest(error):
-        return ManifestError(f"the API server refused the manifest ({error.status} {error.reason}): {error.message}")
-    if webhook := _WEBHOOK.match(error.message):
-        return ClusterError(
-            f"the admission webhook {webhook['name']!r} denied the job ({error.status}): {webhook['why']}. Ask whoever "
-            "runs that webhook, or create the object that it names; the task's `retries` try again"
-        )
-    return ClusterError(f"the API server could not {verb} {resource}{where} ({error.status}): {error.message}")

@@ -96,7 +96,7 @@ class TrainingHook:
         """
         from airflow_provider_ktrain.engine import paths
         from airflow_provider_ktrain.engine.api import Api
-        from airflow_provider_ktrain.engine.submit import check_cluster
+        from airflow_provider_ktrain.engine.jobs import check_cluster
 
         key = (self.conn_id, self.cluster_context, await _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})

@@ -74,8 +74,7 @@ class _JobVerbOperator(StorableLog, BaseOperator):
         return clean(done)
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
-        from airflow_provider_ktrain.engine.operations import find
-        from airflow_provider_ktrain.engine.submit import served_version
+        from airflow_provider_ktrain.engine.jobs import find, served_version
 
         kind = kind_of(self.kind)
         namespace = self.namespace or default_namespace

@@ -179,7 +179,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         """Each job of ours, and how many of its pods have not ended."""
         from airflow_provider_ktrain.core.errors import OperatorMissingError
         from airflow_provider_ktrain.engine import paths
-        from airflow_provider_ktrain.engine.submit import served_version
+        from airflow_provider_ktrain.engine.jobs import served_version
 
         query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
         found = []
@@ -209,7 +209,8 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     But for one whose operator would make them anew.
     """
-    from airflow_provider_ktrain.engine.release import Mode, read, release, remade
+    from airflow_provider_ktrain.engine.jobs import read
+    from airflow_provider_ktrain.engine.release import Mode, release, remade
 
     job = await read(api, ref)
     kept = job is not None and phase_of(job).ended and is_kept(job) and not remade(ref, job)

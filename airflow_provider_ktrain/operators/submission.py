@@ -15,8 +15,9 @@ from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.transform import expire
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.jobs import Log, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
-from airflow_provider_ktrain.engine.submit import Log, Submitted, adopt, served_version, submit
+from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from airflow_provider_ktrain.operators import task_state
 from airflow_provider_ktrain.operators.training import source_hash
 

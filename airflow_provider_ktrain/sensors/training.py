@@ -273,8 +273,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """The job by its name, and the job if it is there; the log says what is waited for."""
-        from airflow_provider_ktrain.engine.operations import find
-        from airflow_provider_ktrain.engine.submit import served_version
+        from airflow_provider_ktrain.engine.jobs import find, served_version
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")

@@ -28,7 +28,8 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
-from airflow_provider_ktrain.engine.release import job_pods, release
+from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster

@@ -14,9 +14,9 @@ import pytest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.errors import patiently
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.release import patiently
 from airflow_provider_ktrain.engine.watch import Listener, by_label, hub
 from tests import clusters
 from tests.clusters import TestCluster

@@ -19,7 +19,8 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, Stop
-from airflow_provider_ktrain.engine.submit import Submitted, served_version, submit
+from airflow_provider_ktrain.engine.jobs import served_version
+from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, api_of

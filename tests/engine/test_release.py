@@ -10,7 +10,8 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
 from airflow_provider_ktrain.engine.api import ApiUnavailable
-from airflow_provider_ktrain.engine.release import Mode, ReleaseError, job_pods, mode_of, release
+from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
 from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, until
 

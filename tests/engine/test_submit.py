@@ -21,8 +21,10 @@ from airflow_provider_ktrain.core.errors import (
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import explain
+from airflow_provider_ktrain.engine.jobs import served_version
 from airflow_provider_ktrain.engine.release import Mode, release
-from airflow_provider_ktrain.engine.submit import Submitted, adopt, explain, served_version, submit
+from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, until
 

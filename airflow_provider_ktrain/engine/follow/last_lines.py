@@ -13,10 +13,10 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import patiently
 from airflow_provider_ktrain.engine.follow.loop import log_line
+from airflow_provider_ktrain.engine.jobs import Log, job_pods, read
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.release import job_pods, patiently, read
-from airflow_provider_ktrain.engine.submit import Log
 
 DRAIN = 5.0  #: seconds that logs may take after the release: the pods are gone by then
 PATIENCE = 300.0  #: seconds that an API server which is away is asked again: a release asks as long

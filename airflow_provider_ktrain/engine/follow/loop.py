@@ -27,14 +27,15 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import explain, passing
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
+from airflow_provider_ktrain.engine.jobs import Log, belongs, job_pods, read
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.report import DrainReport
-from airflow_provider_ktrain.engine.release import ReleaseError, belongs, job_pods, mode_of, passing, read, release
-from airflow_provider_ktrain.engine.submit import Log, explain
+from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
 from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
 
 Object = dict[str, Any]

@@ -1,0 +1,90 @@
+"""Wait for a job that is being deleted, or for pods that its suspension deletes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ClusterError
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.jobs import Log, is_going, job_pods, read
+
+Object = dict[str, Any]
+OVERDUE = 30.0  #: seconds after its time at which a pod's node, rather than its grace period, is suspected
+
+
+class _Old:
+    """The wait for the job before ours, which is being deleted, or for its pods before it is resumed.
+
+    :param patience: seconds, of which each tenth is said.
+    """
+
+    def __init__(self, patience: float, log: Log) -> None:
+        self._patience, self._log = patience, log
+        self._began: float | None = None  # lost connections in between do not begin it anew
+        self._said: float | None = None
+
+    async def gone(self, api: Api, ref: JobRef) -> None:
+        """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
+        while (job := await read(api, ref)) is not None:
+            if self._due():
+                pods = await job_pods(api, ref)
+                self._say(ref, "being deleted", "; ".join(map(_going, pods)) or _finalizers(job), pods)
+            await asyncio.sleep(0.5)
+
+    async def pods_gone(self, api: Api, ref: JobRef) -> None:
+        """Wait until no pod is left that its suspension deletes. ClusterError where one stays."""
+        while pods := [pod for pod in await job_pods(api, ref) if is_going(pod)]:
+            if self._due():
+                self._say(ref, "being suspended", "; ".join(map(_going, pods)), pods)
+            await asyncio.sleep(0.5)
+
+    def _due(self) -> bool:
+        """Whether it is time to say how long this has taken, or to give up."""
+        now = time.monotonic()
+        self._began = self._began or now
+        self._said = self._said or now
+        return now - self._said >= self._patience / 10 or now - self._began >= self._patience
+
+    def _say(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
+        self._said = time.monotonic()
+        seconds = self._said - (self._began or self._said)
+        if seconds >= self._patience:
+            raise ClusterError(_stuck(ref, what, seconds, held, pods))
+        self._log.info(f"{ref} is still {what} after {seconds:.0f} s, held by {held}")
+
+
+def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
+    names = " ".join(p["metadata"]["name"] for p in pods)
+    remedy = (
+        "It goes once they have ended. Where a node is lost for good, and only there: kubectl delete pod -n "
+        f"{ref.namespace} {names} --force --grace-period=0"
+        if pods
+        else f"See kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
+    )
+    return f"{ref} is still {what} after {seconds:.0f} s of waiting, held by {held}. {remedy}"
+
+
+def _going(pod: Mapping[str, Any]) -> str:
+    """What is known of a pod that is to go; its node we have no right to read."""
+    meta, spec = pod["metadata"], pod.get("spec") or {}
+    due = parse_timestamp(meta.get("deletionTimestamp"))  # the grace period is in it
+    grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+    if due is None:
+        why = "not asked to end yet"
+    elif (datetime.now(UTC) - due).total_seconds() > OVERDUE:
+        why = f"was to end by {due:%H:%M:%S} UTC: is its node ready?"
+    else:
+        why = f"may end until {due:%H:%M:%S} UTC: its grace period is {grace} s"
+    return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
+
+
+def _finalizers(job: Mapping[str, Any]) -> str:
+    names = ", ".join(job["metadata"].get("finalizers") or ())
+    return f"its finalizers: {names}" if names else "nothing that shows"
