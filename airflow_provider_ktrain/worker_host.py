@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
-from airflow_provider_ktrain.engine.jobs import Log, read
+from airflow_provider_ktrain.engine.jobs import Log, read_job
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
@@ -362,7 +362,7 @@ class WorkerHost:
                 stop=self._stop,
                 handover=self.handover,
                 until=until,
-                impatient=self._created_at is not None or not options.release,
+                fail_fast_on_forbidden=self._created_at is not None or not options.release,
             )
 
     # release
@@ -377,7 +377,7 @@ class WorkerHost:
         async with self._hook.api(ref) as api:
             phase = Phase.PENDING
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
-                phase = phase_of(await read(api, ref))
+                phase = phase_of(await read_job(api, ref))
             mode = mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
             return await release(api, ref, mode, spare_ended=spare_ended)
 
@@ -386,7 +386,7 @@ class WorkerHost:
 
         async def look(api: Api, _: str) -> Object | None:
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
-                job = await read(api, ref)
+                job = await read_job(api, ref)
                 return job if phase_of(job).ended else None
             return None
 

@@ -131,12 +131,12 @@ async def ours(told: Json) -> Json:
 
     async with (
         follower(to_logger() if told["logger"] else keep) as (follow, pods),
-        pods.listen(key=by_name(told["pod"])) as listener,
+        pods.subscribe(key=by_name(told["pod"])) as subscription,
     ):
         while True:
-            for seen in await listener.changed():
+            for seen in await subscription.changed():
                 follow.observe(seen.object, deleted=seen.type == "DELETED")
-            phases = {pod["status"]["phase"] for pod in listener.objects.values()}
+            phases = {pod["status"]["phase"] for pod in subscription.objects.values()}
             if phases & {"Succeeded", "Failed"}:
                 break
         report = await follow.drain(300)
@@ -149,13 +149,13 @@ async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator
     """A LogFollower and the hub of the namespace's pods, on one Api as in a triggerer."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
-    from airflow_provider_ktrain.engine.watch import hub
+    from airflow_provider_ktrain.engine.watch import shared_informer
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
     async with TrainingHook().api() as api:
         following = LogFollower(api, sink, kind=PYTORCHJOB, **options)
         try:
-            yield following, hub(api, PODS)
+            yield following, shared_informer(api, PODS)
         finally:
             await following.close()
 
@@ -198,12 +198,12 @@ async def flood(told: Json) -> Json:
             flooded += 1
 
     peak = memory()
-    async with follower(sink) as (follow, pods), pods.listen() as listener:
+    async with follower(sink) as (follow, pods), pods.subscribe() as subscription:
         until = time.monotonic() + told["seconds"]
         while time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    for seen in await listener.changed():
+                    for seen in await subscription.changed():
                         follow.observe(seen.object)
             peak = max(peak, memory())
         report = follow.report()
@@ -240,12 +240,12 @@ async def streams(told: Json) -> Json:
             await asyncio.sleep(0.005)
             late.append(time.monotonic() - due)
 
-    async with follower(sink) as (follow, pods), pods.listen() as listener, session(told["cluster"]) as http:
-        while sum(p["status"]["phase"] == "Running" for p in listener.objects.values()) < told["pods"]:
-            await listener.changed()
+    async with follower(sink) as (follow, pods), pods.subscribe() as subscription, session(told["cluster"]) as http:
+        while sum(p["status"]["phase"] == "Running" for p in subscription.objects.values()) < told["pods"]:
+            await subscription.changed()
         copies = [LogFollower(follow.api, sink, kind=PYTORCHJOB) for _ in range(told["copies"])]
         for copy in copies:
-            for pod in listener.objects.values():
+            for pod in subscription.objects.values():
                 copy.observe(pod)
         await asyncio.sleep(3)
         probing = asyncio.create_task(lag())
@@ -256,8 +256,8 @@ async def streams(told: Json) -> Json:
             sent = time.monotonic()
             async with http.post(PODS, json=body) as response:
                 assert response.status == 201, await response.text()
-            while f"probe-{n}" not in {o["metadata"]["name"] for o in listener.objects.values()}:
-                await listener.changed()
+            while f"probe-{n}" not in {o["metadata"]["name"] for o in subscription.objects.values()}:
+                await subscription.changed()
             noticed.append(time.monotonic() - sent)
             sent = time.monotonic()
             await follow.api.request("DELETE", f"{PODS}/probe-{n}")

@@ -188,7 +188,7 @@ def test_every_parameter_is_documented() -> None:
     for cls, known in (
         (training.TrainingJobOperator, elsewhere),
         (sensors.TrainingJobSensor, set()),
-        (job_control._JobVerbOperator, set()),
+        (job_control._JobControlOperator, set()),
         (DeleteTrainingJobOperator, set()),
         (ScaleTrainingJobOperator, set()),
         (ReapTrainingJobsOperator, set()),

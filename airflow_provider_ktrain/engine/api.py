@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
 
-    from airflow_provider_ktrain.engine.watch import Hub
+    from airflow_provider_ktrain.engine.watch import SharedInformer
 
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
-CONNECT_TIMEOUT = 15.0  #: seconds
-REBUILD_AFTER = 3  #: connection attempts that failed in a row after which the client is rebuilt
-REBUILD_PAUSE = 10.0  #: seconds between two rebuilds for that reason
-BUILD_PAUSE = 5.0  #: seconds after a client could not be built until the next attempt: an exec plugin may be expensive
-CHECK_EVERY = 5.0  #: seconds between two checks whether the connection's files have changed
-PROOFS = 10  #: objects that are looked up at most to recognize a cluster
+CONNECT_TIMEOUT_SECONDS = 15.0
+REBUILD_AFTER_FAILURES = 3  #: failed connection attempts in a row after which the client is rebuilt
+REBUILD_PAUSE_SECONDS = 10.0  #: pause between two rebuilds because of failed connection attempts
+FAILED_BUILD_PAUSE_SECONDS = 5.0  #: pause after a client couldn't be built: an exec plugin may be expensive
+FILE_CHECK_SECONDS = 5.0  #: interval of the check whether the connection's files have changed
+MAX_CLUSTER_LOOKUPS = 10  #: known objects that are looked up to recognize a cluster at another address
 
 # why a client is built
 FIRST = "first use"
 REFUSED = "the API server refused its credentials (401)"
-UNREACHABLE = f"{REBUILD_AFTER} connection attempts in a row failed"
+UNREACHABLE = f"{REBUILD_AFTER_FAILURES} connection attempts in a row failed"
 CHANGED = "the files of the connection changed"
 
 
@@ -131,19 +131,21 @@ class Api:
     """One Kubernetes API through one connection, in one event loop.
 
     The client is built on first use. It is rebuilt when the server answers 401 (that request is then repeated once),
-    after `REBUILD_AFTER` connection attempts that failed in a row, and when `changed` says so. A rebuilt client that
-    reaches another address is used only if it is proven to reach the same cluster: it serves an object that
+    after `REBUILD_AFTER_FAILURES` failed connection attempts in a row, and when `changed` returns True. A rebuilt
+    client that reaches another address is used only if it is proven to reach the same cluster: it serves an object that
     `add_known_object` named, or, where none is known, has the same certificate authority.
 
     One build runs at a time. Requests wait for it, each no longer than its own timeout.
 
     :param make_client: builds an authenticated client; called in the loop, in an empty context.
     :param changed: whether what the client was built from, such as a kubeconfig, has changed since; called in the loop
-        before a request, at most every `CHECK_EVERY` seconds. Default: never asked.
+        before a request, at most every `FILE_CHECK_SECONDS` seconds. Default: never asked.
     """
 
     def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
-        self.hubs: dict[tuple[str, str, str], Hub] = {}  #: of `watch.hub`, by path and selectors
+        self.informers: dict[
+            tuple[str, str, str], SharedInformer
+        ] = {}  #: of `watch.shared_informer`, by path and selectors
         self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
         self._make_client = make_client
         self._changed = changed
@@ -182,7 +184,7 @@ class Api:
         """
         import aiohttp
 
-        arguments: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)}
+        arguments: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS)}
         if query:
             arguments["params"] = dict(query)
         if body is not None:
@@ -220,7 +222,7 @@ class Api:
         arguments = {
             "params": dict(query or {}),
             "headers": {"Accept": "application/json, */*", "Accept-Encoding": "identity"},
-            "timeout": aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT, sock_read=read_timeout),
+            "timeout": aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_SECONDS, sock_read=read_timeout),
         }
         async with self._send(pool, "GET", path, arguments) as response:
             try:
@@ -300,10 +302,10 @@ class Api:
         if self._connection is refused:
             return REFUSED
         now = time.monotonic()
-        if self._failures >= REBUILD_AFTER and now >= self._rebuild_at:
+        if self._failures >= REBUILD_AFTER_FAILURES and now >= self._rebuild_at:
             return UNREACHABLE
         if self._changed is not None and now >= self._check_at:
-            self._check_at = now + CHECK_EVERY
+            self._check_at = now + FILE_CHECK_SECONDS
             if await self._changed():
                 return CHANGED
         return None
@@ -312,7 +314,7 @@ class Api:
         if self._building is building:
             self._building = None
         if not building.cancelled() and (error := building.exception()) is not None and isinstance(error, Exception):
-            self._build_error = (time.monotonic() + BUILD_PAUSE, error)
+            self._build_error = (time.monotonic() + FAILED_BUILD_PAUSE_SECONDS, error)
 
     async def _build(self, reason: str) -> None:
         """Build a client, in place of the present one if there is one.
@@ -323,7 +325,7 @@ class Api:
         old = self._connection
         self._failures = 0
         if reason == UNREACHABLE:
-            self._rebuild_at = time.monotonic() + REBUILD_PAUSE
+            self._rebuild_at = time.monotonic() + REBUILD_PAUSE_SECONDS
         try:
             new = await self._new_connection(old)
         except Exception as error:
@@ -366,7 +368,7 @@ class Api:
         known = list(self._known_objects.values())
         if not known:
             return bool(old.authority) and old.authority == new.authority
-        for path, uid in random.sample(known, min(len(known), PROOFS)):
+        for path, uid in random.sample(known, min(len(known), MAX_CLUSTER_LOOKUPS)):
             if await serves(new, path, uid):
                 return True
         return False

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Pool = Literal["requests", "watches", "logs"]
 
 POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
-READ_BUFFER = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
-PROOF_TIMEOUT = 10.0  #: seconds to look for an object that tells which cluster this is
+READ_BUFFER_BYTES = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
+LOOKUP_TIMEOUT_SECONDS = 10.0  #: seconds to look for an object that tells which cluster this is
 
 
 class Connection:
@@ -95,7 +95,7 @@ class Connection:
             connector = aiohttp.TCPConnector(limit=POOL_LIMITS[pool], ssl=self._tls)
             agent = {"User-Agent": "airflow-provider-ktrain"}
             self._sessions[pool] = aiohttp.ClientSession(
-                connector=connector, trust_env=True, read_bufsize=READ_BUFFER, headers=agent
+                connector=connector, trust_env=True, read_bufsize=READ_BUFFER_BYTES, headers=agent
             )
         return self._sessions[pool]
 
@@ -124,7 +124,7 @@ async def serves(connection: Connection, path: str, uid: str) -> bool:
     import aiohttp
 
     try:
-        async with asyncio.timeout(PROOF_TIMEOUT), await connection.send("requests", "GET", path) as response:
+        async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS), await connection.send("requests", "GET", path) as response:
             found = json.loads(await response.read()) if response.status == 200 else {}
     except (aiohttp.ClientError, OSError, ValueError):
         return False

@@ -13,49 +13,52 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.jobs import Log, is_going, job_pods, read
+from airflow_provider_ktrain.engine.jobs import Log, is_terminating, job_pods, read_job
 
 Object = dict[str, Any]
-OVERDUE = 30.0  #: seconds after its time at which a pod's node, rather than its grace period, is suspected
+#: time after the end of a pod's grace period from which messages suspect its node
+NODE_SUSPECTED_AFTER_SECONDS = 30.0
 
 
-class _Old:
+class DeletionWaiter:
     """The wait for the job before ours, which is being deleted, or for its pods before it is resumed.
 
-    :param patience: seconds, of which each tenth is said.
+    :param timeout: seconds, of which each tenth is said.
     """
 
-    def __init__(self, patience: float, log: Log) -> None:
-        self._patience, self._log = patience, log
-        self._began: float | None = None  # lost connections in between do not begin it anew
-        self._said: float | None = None
+    def __init__(self, timeout: float, log: Log) -> None:
+        self._timeout, self._log = timeout, log
+        self._began_at: float | None = None  # lost connections in between do not begin it anew
+        self._reported_at: float | None = None
 
-    async def gone(self, api: Api, ref: JobRef) -> None:
+    async def wait_for_job(self, api: Api, ref: JobRef) -> None:
         """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
-        while (job := await read(api, ref)) is not None:
-            if self._due():
+        while (job := await read_job(api, ref)) is not None:
+            if self._report_is_due():
                 pods = await job_pods(api, ref)
-                self._say(ref, "being deleted", "; ".join(map(_going, pods)) or _finalizers(job), pods)
+                self._report(
+                    ref, "being deleted", "; ".join(map(_describe_terminating, pods)) or _describe_finalizers(job), pods
+                )
             await asyncio.sleep(0.5)
 
-    async def pods_gone(self, api: Api, ref: JobRef) -> None:
+    async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
         """Wait until no pod is left that its suspension deletes. ClusterError where one stays."""
-        while pods := [pod for pod in await job_pods(api, ref) if is_going(pod)]:
-            if self._due():
-                self._say(ref, "being suspended", "; ".join(map(_going, pods)), pods)
+        while pods := [pod for pod in await job_pods(api, ref) if is_terminating(pod)]:
+            if self._report_is_due():
+                self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
             await asyncio.sleep(0.5)
 
-    def _due(self) -> bool:
+    def _report_is_due(self) -> bool:
         """Whether it is time to say how long this has taken, or to give up."""
         now = time.monotonic()
-        self._began = self._began or now
-        self._said = self._said or now
-        return now - self._said >= self._patience / 10 or now - self._began >= self._patience
+        self._began_at = self._began_at or now
+        self._reported_at = self._reported_at or now
+        return now - self._reported_at >= self._timeout / 10 or now - self._began_at >= self._timeout
 
-    def _say(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
-        self._said = time.monotonic()
-        seconds = self._said - (self._began or self._said)
-        if seconds >= self._patience:
+    def _report(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
+        self._reported_at = time.monotonic()
+        seconds = self._reported_at - (self._began_at or self._reported_at)
+        if seconds >= self._timeout:
             raise ClusterError(_stuck(ref, what, seconds, held, pods))
         self._log.info(f"{ref} is still {what} after {seconds:.0f} s, held by {held}")
 
@@ -71,20 +74,20 @@ def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Obj
     return f"{ref} is still {what} after {seconds:.0f} s of waiting, held by {held}. {remedy}"
 
 
-def _going(pod: Mapping[str, Any]) -> str:
+def _describe_terminating(pod: Mapping[str, Any]) -> str:
     """What is known of a pod that is to go; its node we have no right to read."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
     due = parse_timestamp(meta.get("deletionTimestamp"))  # the grace period is in it
     grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
     if due is None:
         why = "not asked to end yet"
-    elif (datetime.now(UTC) - due).total_seconds() > OVERDUE:
+    elif (datetime.now(UTC) - due).total_seconds() > NODE_SUSPECTED_AFTER_SECONDS:
         why = f"was to end by {due:%H:%M:%S} UTC: is its node ready?"
     else:
         why = f"may end until {due:%H:%M:%S} UTC: its grace period is {grace} s"
     return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
 
 
-def _finalizers(job: Mapping[str, Any]) -> str:
+def _describe_finalizers(job: Mapping[str, Any]) -> str:
     names = ", ".join(job["metadata"].get("finalizers") or ())
     return f"its finalizers: {names}" if names else "nothing that shows"

@@ -25,19 +25,19 @@ _OTHER_OBJECT = re.compile(r"\bnot found\b|^spec\.runtimeRef: ", re.IGNORECASE)
 _WRITES = ("create", "patch", "delete")
 
 
-def passing(error: ApiUnavailable | ApiStatusError) -> bool:
+def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
     """Whether the same request may well succeed later."""
     return isinstance(error, ApiUnavailable) or error.transient
 
 
-async def patiently(ask: Callable[[], Awaitable[T]], end: float) -> T:
+async def retry_transient(ask: Callable[[], Awaitable[T]], end: float) -> T:
     """Ask again while the API server is away or overloaded, until `end` of `time.monotonic`."""
     delay = 0.2
     while True:
         try:
             return await ask()
         except (ApiUnavailable, ApiStatusError) as e:
-            if not passing(e) or time.monotonic() + delay > end:
+            if not is_transient(e) or time.monotonic() + delay > end:
                 raise
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5)

@@ -11,10 +11,10 @@ from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, patiently, unreachable
+from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
-PAGE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
+PAGE_SIZE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -37,7 +37,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
 
     async def discover(path: str) -> Object:
         try:
-            return await patiently(lambda: api.request("GET", path), end)
+            return await retry_transient(lambda: api.request("GET", path), end)
         except ApiStatusError as e:
             if e.status == 404:
                 return {}
@@ -67,7 +67,7 @@ async def find(
     """
     path = paths.jobs(kind, version, namespace, name)
     try:
-        job = await patiently(lambda: api.request("GET", path), time.monotonic() + timeout)
+        job = await retry_transient(lambda: api.request("GET", path), time.monotonic() + timeout)
     except ApiStatusError as e:
         if e.not_found:
             return None
@@ -77,7 +77,7 @@ async def find(
     return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
 
 
-async def read(api: Api, ref: JobRef) -> Object | None:
+async def read_job(api: Api, ref: JobRef) -> Object | None:
     """The job if it is still this very one (by uid); None where it is gone."""
     try:
         found = await api.request("GET", paths.job(ref))
@@ -88,10 +88,10 @@ async def read(api: Api, ref: JobRef) -> Object | None:
     return found if found["metadata"]["uid"] == ref.uid else None
 
 
-async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE) -> list[Object]:
+async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Object]:
     """The pods of this very job, ended ones included.
 
-    :param page: how many of them one request asks for. Default: PAGE.
+    :param page: how many of them one request asks for. Default: PAGE_SIZE.
     """
     pods: list[Object] = []
     query = {"labelSelector": ref.pod_selector, "limit": str(page)}
@@ -116,7 +116,7 @@ def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
     return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
 
 
-def is_going(pod: Mapping[str, Any]) -> bool:
+def is_terminating(pod: Mapping[str, Any]) -> bool:
     """Whether its deletion was asked for. A job that is resumed meanwhile fails: operators count it as a failure.
 
     training-operator 1.9 (`UpdateJobReplicaStatuses`): a pod that is Failed, or Running with a deletionTimestamp.
@@ -124,10 +124,19 @@ def is_going(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def foreground(job: Mapping[str, Any]) -> Object:
-    """Options of a deletion that is compare-and-swap: adoption keeps the uid, so the uid alone does not fence."""
+async def delete_fenced(api: Api, path: str, job: Mapping[str, Any]) -> None:
+    """Delete the job at `path`, in the foreground, only if it is still as it was read. The one way to delete a job.
+
+    The decision to delete was made on what was read: the owner, the phase. A uid alone does not protect that decision,
+    because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
+    resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
+
+    :param path: path of the job.
+    :param job: the job as it was read.
+    :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
+    """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    return {"propagationPolicy": "Foreground", "preconditions": fence}
+    await api.request("DELETE", path, body={"propagationPolicy": "Foreground", "preconditions": fence})
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
@@ -155,7 +164,7 @@ async def check_cluster(api: Api, ref: JobRef) -> None:
     if ref.cluster in ("", here):
         return
     try:
-        if await read(api, ref) is not None:
+        if await read_job(api, ref) is not None:
             return
         said = "has no such job"
     except ApiUnavailable as e:

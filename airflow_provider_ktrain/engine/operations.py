@@ -17,14 +17,14 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, patiently, unreachable
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, is_going, job_pods, read, set_suspended
+from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, is_terminating, job_pods, read_job, set_suspended
 from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-SUSPENDED = "; it is suspended, they start when it is resumed"
-STALE = (
+STARTS_WHEN_RESUMED = "; it is suspended, they start when it is resumed"
+KEEPS_WORLD_SIZE = (
     "; it has a Master and no elasticPolicy: pods that ran before keep their WORLD_SIZE, and a program that reads it "
     "does not grow or shrink"
 )
@@ -56,24 +56,24 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         if before != workers:
             await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
-            return before, SUSPENDED
-        return before, STALE if before != workers and kind.keeps_world_size(job) else ""
+            return before, STARTS_WHEN_RESUMED
+        return before, KEEPS_WORLD_SIZE if before != workers and kind.keeps_world_size(job) else ""
 
     before, remark = await _fenced(api, ref, write, end)
     done = f"{ref} is scaled from {before} to {workers} Workers{remark}"
-    if remark == SUSPENDED:
+    if remark == STARTS_WHEN_RESUMED:
         return done
 
-    async def there() -> bool:
+    async def scaled() -> bool:
         pods = [p for p in await job_pods(api, ref) if kind.pod_role(p["metadata"]["labels"])[0] == "Worker"]
         running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
         if len(pods) == len(running) == workers:
             return True
-        _require_unended(ref, await read(api, ref), f"seen to run with {workers} Workers")
+        _require_unended(ref, await read_job(api, ref), f"seen to run with {workers} Workers")
         return False
 
-    await _until(
-        there, end, f"{ref} has been scaled to {workers} Workers, but not just these run after {timeout:.0f} s"
+    await _wait_until(
+        scaled, end, f"{ref} has been scaled to {workers} Workers, but not just these run after {timeout:.0f} s"
     )
     return done
 
@@ -91,7 +91,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     async def gone() -> bool:
         return not await job_pods(api, ref)
 
-    await _until(gone, end, f"{ref} is suspended, but pods are still there after {timeout:.0f} s")
+    await _wait_until(gone, end, f"{ref} is suspended, but pods are still there after {timeout:.0f} s")
     return f"{ref} is suspended; its pods are gone"
 
 
@@ -103,9 +103,9 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     end = time.monotonic() + timeout
 
     async def settled() -> bool:
-        return not any(map(is_going, await job_pods(api, ref)))
+        return not any(map(is_terminating, await job_pods(api, ref)))
 
-    await _until(settled, end, f"{ref} is not resumed: pods of it are still being deleted after {timeout:.0f} s")
+    await _wait_until(settled, end, f"{ref} is not resumed: pods of it are still being deleted after {timeout:.0f} s")
 
     async def write(job: Object) -> None:
         _require_unended(ref, job, "resumed")
@@ -114,9 +114,9 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     await _fenced(api, ref, write, end)
 
     async def taken_up() -> bool:
-        return bool(await job_pods(api, ref)) or phase_of(await read(api, ref)).ended
+        return bool(await job_pods(api, ref)) or phase_of(await read_job(api, ref)).ended
 
-    await _until(taken_up, end, f"{ref} is resumed, but no pod of it has appeared after {timeout:.0f} s")
+    await _wait_until(taken_up, end, f"{ref} is resumed, but no pod of it has appeared after {timeout:.0f} s")
     return f"{ref} is resumed"
 
 
@@ -126,7 +126,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     :param force: delete it also where a task of ours owns it and it has not ended.
     :raises KtrainError: such an owner, without `force`.
     """
-    job = await patiently(lambda: read(api, ref), time.monotonic() + timeout)
+    job = await retry_transient(lambda: read_job(api, ref), time.monotonic() + timeout)
     owner = Owner.of(job or {})
     if job is not None and owner is not None and not force and not phase_of(job).ended:
         raise KtrainError(
@@ -151,7 +151,7 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
 
     async def attempt() -> T:
         while True:
-            job = await read(api, ref)
+            job = await read_job(api, ref)
             if job is None:
                 raise KtrainError(f"{ref} (uid {ref.uid}) does not exist any more")
             try:
@@ -161,17 +161,17 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
                     raise
 
     try:
-        return await patiently(attempt, end)
+        return await retry_transient(attempt, end)
     except ApiStatusError as e:
         raise explain(e, "patch", kind_of(ref.kind).plural, ref.namespace) from e
     except ApiUnavailable as e:
         raise unreachable(e) from e
 
 
-async def _until(done: Callable[[], Awaitable[bool]], end: float, problem: str) -> None:
+async def _wait_until(done: Callable[[], Awaitable[bool]], end: float, problem: str) -> None:
     """Look again and again, less and less often, until it is done; KtrainError with the problem at `end`."""
     delay = 0.1
-    while not await patiently(done, end):
+    while not await retry_transient(done, end):
         if time.monotonic() + delay > end:
             raise KtrainError(problem)
         await asyncio.sleep(delay)

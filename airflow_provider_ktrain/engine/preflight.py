@@ -18,8 +18,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.errors import explain, unreachable
 from airflow_provider_ktrain.engine.jobs import served_version
 
-NAME = "ktrain-check"  #: of a job whose manifest has none; nothing of that name is ever made
-KUEUE = "kueue.x-k8s.io"
+PLACEHOLDER_NAME = "ktrain-check"  #: of a job whose manifest has none; nothing of that name is ever made
+KUEUE_GROUP = "kueue.x-k8s.io"
 
 
 async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
@@ -45,22 +45,22 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
         return [*check(manifest), Problem(ERROR, "not-served", e.where, e.message, e.found, e.expected, e.remedy)]
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
-    problems += judge(manifest, await _ask(api, kind, manifest, namespace))
+    problems += judge(manifest, await _read_answers(api, kind, manifest, namespace))
     if rendered and not any(p.level is ERROR for p in problems):
         problems += await _dry_run(api, kind, version, sent, namespace)
     return sorted(problems, key=lambda p: p.level is not ERROR)
 
 
-async def _ask(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:
+async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:
     there, denied = await asyncio.gather(_get(api, f"/api/v1/namespaces/{namespace}"), _denied(api, kind, namespace))
     queue = queue_of(manifest).text
     if not queue:
         return Answers((namespace, there), denied)
-    kueue = await _get(api, f"/apis/{KUEUE}")
+    kueue = await _get(api, f"/apis/{KUEUE_GROUP}")
     version = (kueue.body.get("preferredVersion") or {}).get("version")
     if kueue.status != 200 or not version:
         return Answers((namespace, there), denied, kueue)
-    path = f"/apis/{KUEUE}/{version}/namespaces/{namespace}/localqueues/{queue}"
+    path = f"/apis/{KUEUE_GROUP}/{version}/namespaces/{namespace}/localqueues/{queue}"
     return Answers((namespace, there), denied, kueue, await _get(api, path))
 
 
@@ -109,7 +109,7 @@ async def _may(api: Api, right: Right, namespace: str) -> bool:
 
 
 async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str) -> list[Problem]:
-    name = (manifest.get("metadata") or {}).get("name") or NAME
+    name = (manifest.get("metadata") or {}).get("name") or PLACEHOLDER_NAME
     try:
         await api.request(
             "POST",

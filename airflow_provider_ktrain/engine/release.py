@@ -21,16 +21,16 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import patiently
-from airflow_provider_ktrain.engine.jobs import foreground, is_going, job_pods, read, set_suspended
+from airflow_provider_ktrain.engine.errors import retry_transient
+from airflow_provider_ktrain.engine.jobs import delete_fenced, is_terminating, job_pods, read_job, set_suspended
 
 Object = dict[str, Any]
 T = TypeVar("T")
-NAMED = 5  # pods that an error names
-POLL = 0.5  # seconds between looks at what is going away
-COUNT_PATIENCE = 1.0  # seconds that counting a job's pods may hold up its deletion
-GRACE_MARGIN = 30.0  # seconds beyond the pods' own grace period in which they must be gone
-HANG = 0.2  # seconds beyond the timeout at which a request without an answer is given up
+NAMED_PODS = 5  # pods that an error names
+MAX_POLL_SECONDS = 0.5  # seconds between looks at what is going away
+COUNT_TIMEOUT_SECONDS = 1.0  # seconds that counting a job's pods may hold up its deletion
+GRACE_MARGIN_SECONDS = 30.0  # seconds beyond the pods' own grace period in which they must be gone
+UNANSWERED_REQUEST_SECONDS = 0.2  # seconds beyond the timeout at which a request without an answer is given up
 
 
 class ReleaseError(KtrainError):
@@ -45,7 +45,7 @@ class Mode(enum.Enum):
     DELETE_PODS = "delete pods"  #: keep a finished job and its ended pods; pods that still run go
 
 
-WORDS = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
+_OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ async def release(
     *,
     timeout: float = 60,
     verify: bool = True,
-    margin: float = GRACE_MARGIN,
+    margin: float = GRACE_MARGIN_SECONDS,
     before: list[Object] | None = None,
     spare_ended: bool = False,
 ) -> Released:
@@ -106,18 +106,20 @@ async def release(
     async def count_and_ask() -> tuple[Mode, str] | None:
         nonlocal before
         before = before if before is not None else await pods_before(api, ref)
-        return await _ask(api, ref, mode, before or [], spare_ended)
+        return await _request_release(api, ref, mode, before or [], spare_ended)
 
     try:
-        async with asyncio.timeout(timeout + HANG) as limit:
-            asked = await patiently(count_and_ask, end)
+        async with asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
+            asked = await retry_transient(count_and_ask, end)
             if asked is None:
                 return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
             done, what = asked
             if verify and before:
                 timeout = max(timeout, max(map(_grace, before)) + margin)
                 end = began + timeout
-                limit.reschedule(asyncio.get_running_loop().time() + end - time.monotonic() + HANG)
+                limit.reschedule(
+                    asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
+                )
             left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released: {e}") from e
@@ -129,24 +131,24 @@ async def release(
         ) from e
     seconds = time.monotonic() - began
     if left:
-        names = ", ".join(p["metadata"]["name"] for p in left[:NAMED])
-        more = f" and {len(left) - NAMED:,} more" if len(left) > NAMED else ""
+        names = ", ".join(p["metadata"]["name"] for p in left[:NAMED_PODS])
+        more = f" and {len(left) - NAMED_PODS:,} more" if len(left) > NAMED_PODS else ""
         raise ReleaseError(
-            f"{ref}: {counted(len(left), 'pod')} with {counted(_held(left), 'GPU')} still present "
+            f"{ref}: {counted(len(left), 'pod')} with {counted(_held_gpus(left), 'GPU')} still present "
             f"{seconds:.0f} s after the deletion was requested.\n"
             f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     kept = mode is Mode.DELETE and done is not mode
     pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not _ended(p)]
     text = f"{ref} {what}. {_result(before, pods, verify)} ({seconds:.1f} s)"
-    return Released(True, len(pods), _held(pods), round(seconds, 3), text, kept)
+    return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
 
 
 def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
     """What came of a release: how many GPUs, as far as that is known."""
     if before is None:
         return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
-    gpus, unfinished = _held(pods), counted(sum(not _ended(p) for p in pods), "pod")
+    gpus, unfinished = _held_gpus(pods), counted(sum(not _ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
     if all(map(_ended, pods)):
@@ -162,13 +164,13 @@ def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> 
 async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
     """The job's pods, for the count of what is freed; None where they cannot be read: the deletion must not wait."""
     try:
-        async with asyncio.timeout(COUNT_PATIENCE):
+        async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
             return await job_pods(api, ref)
     except (ApiUnavailable, ApiStatusError, TimeoutError):
         return None
 
 
-def _held(pods: Iterable[Mapping[str, Any]]) -> int:
+def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     """GPUs that pods hold: those that have a node and have not ended."""
     specs = (pod.get("spec") or {} for pod in pods if not _ended(pod))
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
@@ -183,10 +185,12 @@ def _ended(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool) -> tuple[Mode, str] | None:
+async def _request_release(
+    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool
+) -> tuple[Mode, str] | None:
     """Make the request until it is accepted; the mode that fitted the job, in words too; None: another try owns it."""
     while True:
-        job = await read(api, ref)
+        job = await read_job(api, ref)
         if job is None:
             await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
             return Mode.DELETE, "is gone"
@@ -194,12 +198,12 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ende
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
             return None
         if spare_ended and phase_of(job).ended:
-            fitting, what = _fitting(ref, job, Mode.DELETE_PODS)[0], "has ended"
+            fitting, what = _fitting_mode(ref, job, Mode.DELETE_PODS)[0], "has ended"
         else:
-            fitting, what = _fitting(ref, job, mode)
+            fitting, what = _fitting_mode(ref, job, mode)
         try:
             if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
-                await api.request("DELETE", paths.job(ref), body=foreground(job))
+                await delete_fenced(api, paths.job(ref), job)
             elif fitting is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif fitting is Mode.DELETE_PODS:
@@ -211,18 +215,18 @@ async def _ask(api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ende
             # it changed since the read (operators write often): read and decide again
 
 
-def _fitting(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
+def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
     """The mode that frees what the job as it stands holds, and does not let its operator or queue take it again."""
     if mode is Mode.DELETE:
-        return mode, WORDS[mode]
+        return mode, _OUTCOMES[mode]
     if phase_of(job).ended:  # suspending frees nothing where an operator is done with the job, and all where it is not
-        mode = Mode.SUSPEND if remade(ref, job) else Mode.DELETE_PODS
+        mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
     elif mode is Mode.SUSPEND and QUEUE_LABEL in (job["metadata"].get("labels") or {}):
-        return Mode.DELETE, f"{WORDS[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
-    return mode, WORDS[mode]
+        return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
+    return mode, _OUTCOMES[mode]
 
 
-def remade(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
+def recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
     """Whether the operator recreates deleted pods of this ended job."""
     if job is None or not kind_of(ref.kind).recreates_pods(ref.version):
         return False
@@ -243,11 +247,11 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
     delay = 0.05
     while True:
-        pods = await patiently(lambda: job_pods(api, ref), end)
-        left = [p for p in pods if mode is Mode.DELETE or not _ended(p) or is_going(p)]
-        if not left and (mode is not Mode.DELETE or await patiently(lambda: read(api, ref), end) is None):
+        pods = await retry_transient(lambda: job_pods(api, ref), end)
+        left = [p for p in pods if mode is Mode.DELETE or not _ended(p) or is_terminating(p)]
+        if not left and (mode is not Mode.DELETE or await retry_transient(lambda: read_job(api, ref), end) is None):
             return []
         if time.monotonic() + delay > end:
             return left
         await asyncio.sleep(delay)
-        delay = min(delay * 2, POLL)
+        delay = min(delay * 2, MAX_POLL_SECONDS)

@@ -34,14 +34,14 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.deletion import _Old
-from airflow_provider_ktrain.engine.errors import explain, passing
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, foreground
+from airflow_provider_ktrain.engine.deletion import DeletionWaiter
+from airflow_provider_ktrain.engine.errors import explain, is_transient
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, delete_fenced
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-DELETION_PATIENCE = 600.0  #: seconds that a job which is being deleted is waited for
+DELETION_TIMEOUT_SECONDS = 600.0  #: seconds that a job which is being deleted is waited for
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ async def submit(
     *,
     reattach: Reattach = "always",
     patience: float = 120,
-    deletion_patience: float = DELETION_PATIENCE,
+    deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     log: Log,
 ) -> Submitted:
     """Create the job, or adopt, take over, replace or wait for the one that has its name.
@@ -119,13 +119,15 @@ async def submit(
         does not end.
     """
     claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
-    old = _Old(deletion_patience, log)
+    waiter = DeletionWaiter(deletion_patience, log)
     look_first = me.try_number > 1
     while True:
-        if look_first and (taken := await _asking("patch", lambda: _take(api, claim, old, log), claim, patience, log)):
+        if look_first and (
+            taken := await _retry("patch", lambda: _take_existing(api, claim, waiter, log), claim, patience, log)
+        ):
             return taken
         look_first = True
-        if created := await _asking("create", lambda: _create(api, claim), claim, patience, log):
+        if created := await _retry("create", lambda: _create(api, claim), claim, patience, log):
             return created
 
 
@@ -140,7 +142,7 @@ async def adopt(
     reattach: Reattach,
     invalid: ManifestError,
     patience: float = 120,
-    deletion_patience: float = DELETION_PATIENCE,
+    deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     log: Log,
 ) -> Submitted:
     """Take over the job of an earlier try where this try's manifest is invalid, so that none can be created.
@@ -155,21 +157,21 @@ async def adopt(
     claim = _Claim(
         kind, version, {"metadata": metadata}, me, first_try, reattach, invalid=str(invalid), changed=invalid.final
     )
-    old = _Old(deletion_patience, log)
-    while await _asking("get", lambda: _find(api, claim), claim, patience, log) is not None:
-        if taken := await _asking("patch", lambda: _take(api, claim, old, log), claim, patience, log):
+    waiter = DeletionWaiter(deletion_patience, log)
+    while await _retry("get", lambda: _find(api, claim), claim, patience, log) is not None:
+        if taken := await _retry("patch", lambda: _take_existing(api, claim, waiter, log), claim, patience, log):
             return taken
     raise invalid
 
 
-async def _asking(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, patience: float, log: Log) -> T:
+async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, patience: float, log: Log) -> T:
     """What `ask` returns; an API server that is away or overloaded is asked again for `patience` seconds."""
     end, delay = time.monotonic() + patience, 0.5
     while True:
         try:
             return await ask()
         except (ApiStatusError, ApiUnavailable) as e:
-            again = passing(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota that changed meanwhile
+            again = is_transient(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota that changed meanwhile
             if not again or time.monotonic() + delay > end:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from e
             # it may have been carried out all the same: then the next create answers 409
@@ -200,7 +202,7 @@ async def _find(api: Api, claim: _Claim) -> Object | None:
         raise
 
 
-async def _take(api: Api, claim: _Claim, old: _Old, log: Log) -> Submitted | None:
+async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: Log) -> Submitted | None:
     """Decide over the job that has our name and carry it out; None where the name may be free now: look again."""
     found = await _find(api, claim)
     if found is None:
@@ -217,7 +219,7 @@ async def _take(api: Api, claim: _Claim, old: _Old, log: Log) -> Submitted | Non
                 f"-n {claim.namespace} {claim.kind.plural} {claim.name}"
             )
         case Action.WAIT:
-            await old.gone(api, await _ref(api, claim.kind, claim.version, found, claim.me))
+            await waiter.wait_for_job(api, await _ref(api, claim.kind, claim.version, found, claim.me))
             return None
         case Action.REPLACE:
             await _replace(api, claim, found, log)
@@ -228,7 +230,7 @@ async def _take(api: Api, claim: _Claim, old: _Old, log: Log) -> Submitted | Non
                 log.warning(_what_differs(claim, found))
             suspended = adopted and bool(_annotation(found, SUSPENDED_ANNOTATION))
             if suspended:
-                await old.pods_gone(api, await _ref(api, claim.kind, claim.version, found, claim.me))
+                await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
                 log.info(f"{claim} was suspended when an earlier try ended: it is resumed")
             return await _own(api, claim, found, resume=suspended)
 
@@ -238,7 +240,7 @@ async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
     ref = await _ref(api, claim.kind, claim.version, found, Owner.of(found) or claim.me)
     pods = await pods_before(api, ref)
     try:  # what was decided holds for what was read: it may have succeeded since
-        await api.request("DELETE", claim.path, body=foreground(found))
+        await delete_fenced(api, claim.path, found)
     except ApiStatusError as e:
         if e.status in (404, 409):
             return

@@ -1,8 +1,8 @@
 """One list and watch for any number of waiters.
 
-A hub watches one path with one selector and fans out what it sees. It lives in the event loop, not in a listener:
+A hub watches one path with one selector and fans out what it sees. It lives in the event loop, not in a subscription:
 its task has a context of its own (in a triggerer the context decides into which task's log a line goes) and goes on
-when listeners are cancelled.
+when subscriptions are cancelled.
 """
 
 from __future__ import annotations
@@ -28,19 +28,25 @@ Object = dict[str, Any]
 Key = tuple[str, ...]
 
 #: of a pod and its containers what nobody reads here: most of it, and there are thousands
-UNREAD = frozenset({"affinity", "args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
-PAGE = 100  #: objects a list asks for at once: parsing a page must not stall the loop
-RESYNC = 600.0  #: seconds after which everything is listed again, whatever the watch said
-SILENCE = 150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
-LINGER = 10.0  #: seconds that a hub outlives its last listener
-BACKOFF = (0.05, 30.0)  #: seconds: the first and the longest pause
-STEADY = 1.0  #: seconds that a stream has lived for its end not to follow a failure: else what ends at once would spin
-RELIST_AFTER = 5  #: failures in a row after which a watch is not resumed: the server may be another one by now
-UNAUTHORIZED = 3  #: times in a row that 401 is answered until listeners are told
+DROPPED_SPEC_FIELDS = frozenset(
+    {"affinity", "args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"}
+)
+PAGE_SIZE = 100  #: objects a list asks for at once: parsing a page must not stall the loop
+RESYNC_SECONDS = 600.0  #: seconds after which everything is listed again, whatever the watch said
+SILENCE_TIMEOUT_SECONDS = (
+    150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
+)
+LINGER_SECONDS = 10.0  #: seconds that a hub outlives its last subscription
+BACKOFF_SECONDS = (0.05, 30.0)  #: seconds: the first and the longest pause
+STABLE_STREAM_SECONDS = (
+    1.0  #: seconds that a stream has lived for its end not to follow a failure: else what ends at once would spin
+)
+RELIST_AFTER_FAILURES = 5  #: failures in a row after which a watch is not resumed: the server may be another one by now
+MAX_UNAUTHORIZED = 3  #: times in a row that 401 is answered until subscriptions are told
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchEvent:
     """A change of one object. Of several before they are read, the last is told; DELETED has the last seen object."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
@@ -76,7 +82,7 @@ def keys_of(obj: Object) -> frozenset[Key]:
     return frozenset(keys)
 
 
-class Listener:
+class Subscription:
     """What one waiter sees of a hub.
 
     `objects` are the matching objects by uid, as they stand. That one is missing from it is no proof that it does not
@@ -87,18 +93,18 @@ class Listener:
         self.objects: dict[str, Object] = {}
         self.synced = False  #: whether the hub has listed once
         self._match = match
-        self._pending: dict[str, Seen] = {}
+        self._pending: dict[str, WatchEvent] = {}
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._ready = asyncio.Event()
 
-    async def changed(self) -> list[Seen]:
+    async def changed(self) -> list[WatchEvent]:
         """Wait for changes since the last call and return them, one an object; [] where the first list had no match.
 
-        :raises ApiStatusError: where the server refuses the hub. It goes on trying, and so may the listener.
+        :raises ApiStatusError: where the server refuses the hub. It goes on trying, and so may the subscription.
         :raises ApiUnavailable: where the hub has been closed.
         """
-        await self._news.wait()
-        self._news.clear()
+        await self._ready.wait()
+        self._ready.clear()
         self._raise()
         seen = list(self._pending.values())
         self._pending.clear()
@@ -112,10 +118,10 @@ class Listener:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Seen:
+    async def __anext__(self) -> WatchEvent:
         while not self._pending:
-            await self._news.wait()
-            self._news.clear()
+            await self._ready.wait()
+            self._ready.clear()
             self._raise()
         return self._pending.pop(next(iter(self._pending)))
 
@@ -126,31 +132,31 @@ class Listener:
 
     def _fail(self, error: Exception) -> None:
         self._error = error
-        self._news.set()
+        self._ready.set()
 
     def _sync(self) -> None:
         if not self.synced:
             self.synced = True
-            self._news.set()
+            self._ready.set()
 
-    def _tell(self, obj: Object, *, deleted: bool = False) -> None:
+    def _deliver(self, obj: Object, *, deleted: bool = False) -> None:
         uid = obj["metadata"]["uid"]
         held = uid in self.objects
         if not deleted and (self._match is None or self._match(obj)):
             self.objects[uid] = obj
-            untold = uid in self._pending and self._pending[uid].type == "ADDED"
-            self._pending[uid] = Seen("MODIFIED" if held and not untold else "ADDED", obj)
+            undelivered = uid in self._pending and self._pending[uid].type == "ADDED"
+            self._pending[uid] = WatchEvent("MODIFIED" if held and not undelivered else "ADDED", obj)
         elif held:
             del self.objects[uid]
-            self._pending[uid] = Seen("DELETED", obj)
+            self._pending[uid] = WatchEvent("DELETED", obj)
         else:
             return
         if self.synced:  # the first list is told as one
-            self._news.set()
+            self._ready.set()
 
 
-class Hub:
-    """One list and watch of a path, fanned out by key. Get it from `hub()`."""
+class SharedInformer:
+    """One list and watch of a path, fanned out by key. Get it from `shared_informer()`."""
 
     def __init__(
         self,
@@ -159,12 +165,12 @@ class Hub:
         label_selector: str = "",
         field_selector: str = "",
         *,
-        forget: Callable[[], object] = lambda: None,
-        steady: float = STEADY,
-        resync: float = RESYNC,
+        on_stop: Callable[[], object] = lambda: None,
+        stable_after: float = STABLE_STREAM_SECONDS,
+        resync: float = RESYNC_SECONDS,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
-        self.away_since: float | None = None  #: time.monotonic() since which the server has not been reached
+        self.unreachable_since: float | None = None  #: time.monotonic() since which the server has not been reached
         self.failure: Exception | None = None  #: why the server refuses, while it does
         self._api = api
         self._path = path
@@ -173,49 +179,49 @@ class Hub:
         self._objects: dict[str, Object] = {}
         self._keys: dict[str, frozenset[Key]] = {}
         self._uids: dict[Key, set[str]] = {}
-        self._listeners: dict[Key | None, set[Listener]] = {}
+        self._subscriptions: dict[Key | None, set[Subscription]] = {}
         self._synced = False
         self._version = ""  # "" asks for a list
         self._resync_at = 0.0
         self._failures = 0  # in a row
-        self._steady = steady
+        self._stable_after = stable_after
         self._resync = resync
         self._opened: float | None = None  # when the stream that is read began
-        self._told_away = False
+        self._logged_unreachable = False
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._forget = forget  # by those who share it
+        self._on_stop = on_stop  # by those who share it
         self._detach: Callable[[], None] = lambda: None  # from the Api
 
     @contextlib.asynccontextmanager
-    async def listen(
+    async def subscribe(
         self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None
-    ) -> AsyncIterator[Listener]:
-        """A listener, which does not wait for the first list: `changed()` does.
+    ) -> AsyncIterator[Subscription]:
+        """A subscription, which does not wait for the first list: `changed()` does.
 
         :param match: which objects; it is asked at each change. An object that matches no more is told as DELETED.
         :param key: `by_uid`, `by_name`, `by_owner` or `by_label`: only these objects are looked at at all. Always give
-            one where there are many listeners.
+            one where there are many subscriptions.
         """
-        listener = Listener(match)
+        subscription = Subscription(match)
         self._start()
-        self._listeners.setdefault(key, set()).add(listener)
+        self._subscriptions.setdefault(key, set()).add(subscription)
         uids: Iterable[str] = self._objects if key is None else self._uids.get(key, ())
         for uid in uids:
-            listener._tell(self._objects[uid])
+            subscription._deliver(self._objects[uid])
         if self._synced:
-            listener._sync()
+            subscription._sync()
         if self.failure is not None:
-            listener._fail(self.failure)
+            subscription._fail(self.failure)
         try:
-            yield listener
+            yield subscription
         finally:
-            listeners = self._listeners.get(key, set())
-            listeners.discard(listener)
-            if not listeners:
-                self._listeners.pop(key, None)
-            if not self._listeners and self._task is not None:
-                self._lingering = asyncio.get_running_loop().call_later(LINGER, self._stop, context=Context())
+            subscriptions = self._subscriptions.get(key, set())
+            subscriptions.discard(subscription)
+            if not subscriptions:
+                self._subscriptions.pop(key, None)
+            if not self._subscriptions and self._task is not None:
+                self._lingering = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._stop, context=Context())
 
     def _start(self) -> None:
         if self._lingering is not None:
@@ -228,7 +234,7 @@ class Hub:
             self._detach = self._api.at_close(self.close)
 
     async def close(self) -> None:
-        """Stop watching; listeners get ApiUnavailable."""
+        """Stop watching; subscriptions get ApiUnavailable."""
         task = self._task
         self._stop()
         if task is not None:
@@ -239,7 +245,7 @@ class Hub:
             return
         self._task.cancel()
         self._task = None
-        self._forget()
+        self._on_stop()
         self._detach()
         if self._lingering is not None:
             self._lingering.cancel()
@@ -247,7 +253,9 @@ class Hub:
         self._version = ""
         for held in (self._objects, self._keys, self._uids):
             held.clear()
-        self._everyone(lambda listener: listener._fail(ApiUnavailable(f"the watch of {self._path} was closed")))
+        self._broadcast(
+            lambda subscription: subscription._fail(ApiUnavailable(f"the watch of {self._path} was closed"))
+        )
 
     async def _run(self) -> None:
         while True:
@@ -264,58 +272,58 @@ class Hub:
             await self._watch()
             clean = True
         except ApiUnavailable as error:
-            self._away(error)
+            self._note_unreachable(error)
         except ApiStatusError as error:
             wait = error.retry_after
             if error.gone:
                 self._version = ""
                 self.stats["expired"] += 1
             elif error.transient:
-                self._away(error)
-            elif error.status != 401 or self._failures + 1 >= UNAUTHORIZED:
-                self._refused(error)
+                self._note_unreachable(error)
+            elif error.status != 401 or self._failures + 1 >= MAX_UNAUTHORIZED:
+                self._note_refused(error)
         except Exception as error:
             # the client could not be built, or an answer was no Kubernetes object
-            self._refused(error)
-        if self._lived():
+            self._note_refused(error)
+        if self._stream_was_stable():
             self._failures = 0
             if clean:
                 return 0
         self._failures += 1
-        if self._failures >= RELIST_AFTER:
+        if self._failures >= RELIST_AFTER_FAILURES:
             self._version = ""
-        return max(pause_after(self._failures, *BACKOFF), wait or 0)
+        return max(pause_after(self._failures, *BACKOFF_SECONDS), wait or 0)
 
-    def _lived(self) -> bool:
+    def _stream_was_stable(self) -> bool:
         """Whether a stream was read, and not only for a moment."""
-        return self._opened is not None and time.monotonic() - self._opened >= self._steady
+        return self._opened is not None and time.monotonic() - self._opened >= self._stable_after
 
-    def _away(self, error: ApiUnavailable | ApiStatusError) -> None:
+    def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
         """Say so once, and not at all of a cut after which the server is there."""
         self.stats["cuts"] += 1
-        if self.away_since is None:
-            self.away_since = time.monotonic()
-        elif not self._told_away:
-            self._told_away = True
+        if self.unreachable_since is None:
+            self.unreachable_since = time.monotonic()
+        elif not self._logged_unreachable:
+            self._logged_unreachable = True
             log.warning("Watch of %s: %s; trying again", self._path, error)
 
-    def _refused(self, error: Exception) -> None:
+    def _note_refused(self, error: Exception) -> None:
         if self.failure is None:
             log.warning("Watch of %s: %s", self._path, error)
         self.failure = error
-        self._everyone(lambda listener: listener._fail(error))
+        self._broadcast(lambda subscription: subscription._fail(error))
 
-    def _reached(self) -> None:
-        if self.away_since is not None and self._told_away:
-            log.info("Watch of %s: back after %.0f s", self._path, time.monotonic() - self.away_since)
-        self.away_since, self._told_away = None, False
+    def _note_reached(self) -> None:
+        if self.unreachable_since is not None and self._logged_unreachable:
+            log.info("Watch of %s: back after %.0f s", self._path, time.monotonic() - self.unreachable_since)
+        self.unreachable_since, self._logged_unreachable = None, False
         self.failure = None
 
     async def _list(self) -> None:
         """Read everything and tell what differs from what is known, in slices: the loop has others to serve."""
         uids: set[str] = set()
         changed: list[Object] = []
-        query = {**self._selectors, "limit": str(PAGE)}
+        query = {**self._selectors, "limit": str(PAGE_SIZE)}
         while True:
             self.stats["lists"] += 1
             try:
@@ -328,23 +336,23 @@ class Hub:
             kind = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
             for item in page.pop("items", None) or ():
                 uids.add(item["metadata"]["uid"])
-                if not self._known(item):
-                    changed.append({**kind, **_lean(item)})
+                if not self._is_current(item):
+                    changed.append({**kind, **_strip(item)})
             more = page["metadata"].get("continue")
             if not more:
                 break
             query["continue"] = more
         for uid in self._objects.keys() - uids:
-            self._deleted(self._objects[uid])
+            self._remove(self._objects[uid])
         for number, obj in enumerate(changed, 1):
-            self._stands(obj)
-            if not number % PAGE:
+            self._upsert(obj)
+            if not number % PAGE_SIZE:
                 await asyncio.sleep(0)
         self._version = page["metadata"]["resourceVersion"]
         self._resync_at = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
         self._synced = True
-        self._reached()
-        self._everyone(Listener._sync)
+        self._note_reached()
+        self._broadcast(Subscription._sync)
 
     async def _watch(self) -> None:
         """Follow changes until the stream ends, at the latest when a resync is due."""
@@ -356,8 +364,8 @@ class Hub:
             "timeoutSeconds": str(max(1, round(self._resync_at - time.monotonic()))),
         }
         self.stats["watches"] += 1
-        async with self._api.stream(self._path, query=query, read_timeout=SILENCE) as response:
-            self._reached()
+        async with self._api.stream(self._path, query=query, read_timeout=SILENCE_TIMEOUT_SECONDS) as response:
+            self._note_reached()
             self._opened = time.monotonic()
             rest = b""
             async for chunk in response.content.iter_any():
@@ -373,36 +381,36 @@ class Hub:
         self.stats["events"] += 1
         self._version = obj["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
-            self._deleted(_lean(obj))
+            self._remove(_strip(obj))
         elif event["type"] != "BOOKMARK":
-            self._stands(_lean(obj))
+            self._upsert(_strip(obj))
 
-    def _known(self, obj: Object) -> bool:
+    def _is_current(self, obj: Object) -> bool:
         """Whether it stands already as it is."""
         known = self._objects.get(obj["metadata"]["uid"])
         return known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
 
-    def _stands(self, obj: Object) -> None:
-        if self._known(obj):
+    def _upsert(self, obj: Object) -> None:
+        if self._is_current(obj):
             return
         uid = obj["metadata"]["uid"]
         before, keys = self._keys.get(uid, frozenset()), keys_of(obj)
         self._objects[uid] = obj
         if keys != before:
             self._index(uid, before, keys)
-        for listener in self._listening((None, *keys)):
-            listener._tell(obj)
-        for listener in self._listening(before - keys):
-            listener._tell(obj, deleted=True)
+        for subscription in self._subscribed((None, *keys)):
+            subscription._deliver(obj)
+        for subscription in self._subscribed(before - keys):
+            subscription._deliver(obj, deleted=True)
 
-    def _deleted(self, obj: Object) -> None:
+    def _remove(self, obj: Object) -> None:
         uid = obj["metadata"]["uid"]
         if self._objects.pop(uid, None) is None:
             return
         before = self._keys.get(uid, frozenset())
         self._index(uid, before, frozenset())
-        for listener in self._listening((None, *before)):
-            listener._tell(obj, deleted=True)
+        for subscription in self._subscribed((None, *before)):
+            subscription._deliver(obj, deleted=True)
 
     def _index(self, uid: str, before: frozenset[Key], keys: frozenset[Key]) -> None:
         for key in before - keys:
@@ -416,14 +424,14 @@ class Hub:
         else:
             self._keys.pop(uid, None)
 
-    def _listening(self, keys: Iterable[Key | None]) -> Iterator[Listener]:
+    def _subscribed(self, keys: Iterable[Key | None]) -> Iterator[Subscription]:
         for key in keys:
-            yield from self._listeners.get(key, ())
+            yield from self._subscriptions.get(key, ())
 
-    def _everyone(self, tell: Callable[[Listener], None]) -> None:
-        for listeners in self._listeners.values():
-            for listener in listeners:
-                tell(listener)
+    def _broadcast(self, tell: Callable[[Subscription], None]) -> None:
+        for subscriptions in self._subscriptions.values():
+            for subscription in subscriptions:
+                tell(subscription)
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -434,23 +442,25 @@ def _parse(line: bytes) -> dict[str, Any]:
     return event
 
 
-def _lean(obj: Object) -> Object:
+def _strip(obj: Object) -> Object:
     """Without what is often most of an object and nobody's business here."""
     obj["metadata"].pop("managedFields", None)
     spec = obj.get("spec") or {}
     for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        for name in UNREAD & part.keys():
+        for name in DROPPED_SPEC_FIELDS & part.keys():
             del part[name]
     return obj
 
 
-def hub(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> Hub:
+def shared_informer(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> SharedInformer:
     """The hub of that path and selectors for that Api.
 
     It asks nothing of the server until somebody listens, and stops some seconds after the last one left.
     """
     # the Api holds them: a new one for the same connection never meets hubs that are closed with the old one
     key = (path, label_selector, field_selector)
-    if key not in api.hubs:
-        api.hubs[key] = Hub(api, path, label_selector, field_selector, forget=partial(api.hubs.pop, key, None))
-    return api.hubs[key]
+    if key not in api.informers:
+        api.informers[key] = SharedInformer(
+            api, path, label_selector, field_selector, on_stop=partial(api.informers.pop, key, None)
+        )
+    return api.informers[key]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
 
 
-class _JobVerbOperator(StorableLog, BaseOperator):
+class _JobControlOperator(StorableLog, BaseOperator):
     """Base of the verbs: find a job by kind and name, act on it, wait for the effect.
 
     :param job_name: name of the job. Of a job that a task `train` of the same DAG submits: `train.job_name`, which is
@@ -93,14 +93,14 @@ class _JobVerbOperator(StorableLog, BaseOperator):
         raise NotImplementedError
 
 
-class ScaleTrainingJobOperator(_JobVerbOperator):
+class ScaleTrainingJobOperator(_JobControlOperator):
     """Patch the number of Workers of a running job, within its elastic bounds, and wait until that many run.
 
     :param workers: how many. Templated.
     """
 
-    template_fields: Sequence[str] = (*_JobVerbOperator.template_fields, "workers")
-    __doc__ = f"{__doc__}\n{_JobVerbOperator.__doc__}"
+    template_fields: Sequence[str] = (*_JobControlOperator.template_fields, "workers")
+    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -112,10 +112,10 @@ class ScaleTrainingJobOperator(_JobVerbOperator):
         return await scale(api, ref, self.workers, timeout=timeout)
 
 
-class SuspendTrainingJobOperator(_JobVerbOperator):
+class SuspendTrainingJobOperator(_JobControlOperator):
     """Suspend a running job and wait until its pods are gone: its GPUs are free, the job stays."""
 
-    __doc__ = f"{__doc__}\n{_JobVerbOperator.__doc__}"
+    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.operations import suspend
@@ -123,10 +123,10 @@ class SuspendTrainingJobOperator(_JobVerbOperator):
         return await suspend(api, ref, timeout=timeout)
 
 
-class ResumeTrainingJobOperator(_JobVerbOperator):
+class ResumeTrainingJobOperator(_JobControlOperator):
     """Resume a suspended job and wait until its pods appear."""
 
-    __doc__ = f"{__doc__}\n{_JobVerbOperator.__doc__}"
+    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.operations import resume
@@ -134,14 +134,14 @@ class ResumeTrainingJobOperator(_JobVerbOperator):
         return await resume(api, ref, timeout=timeout)
 
 
-class DeleteTrainingJobOperator(_JobVerbOperator):
+class DeleteTrainingJobOperator(_JobControlOperator):
     """Delete a job and wait until its pods are gone.
 
     :param missing_ok: whether a job that does not exist is a success. Default: True.
     :param force: delete it also where a task of ours owns it and it has not ended. Default: False.
     """
 
-    __doc__ = f"{__doc__}\n{_JobVerbOperator.__doc__}"
+    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -65,7 +65,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.namespaces = namespaces
-        self.only_say = dry_run  # `dry_run` is a method of every operator
+        self.dry_run_only = dry_run  # `dry_run` is a method of every operator
         self.max_jobs = max_jobs
         self.confirm_after = confirm_after
         self.kubernetes_conn_id = kubernetes_conn_id
@@ -98,7 +98,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
             for ref, owner in again[: self.max_jobs]:
-                if self.only_say:
+                if self.dry_run_only:
                     self.log.info("Dry run: %s would be released", ref)
                     done.append(str(ref))
                     continue
@@ -191,7 +191,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                 except OperatorMissingError:
                     continue
                 jobs = await api.request("GET", paths.jobs(kind, version, namespace), query=query)
-                found += [_found(kind, version, job, pods) for job in jobs.get("items") or ()]
+                found += [_reference(kind, version, job, pods) for job in jobs.get("items") or ()]
         return found
 
 
@@ -209,16 +209,16 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     But for one whose operator would make them anew.
     """
-    from airflow_provider_ktrain.engine.jobs import read
-    from airflow_provider_ktrain.engine.release import Mode, release, remade
+    from airflow_provider_ktrain.engine.jobs import read_job
+    from airflow_provider_ktrain.engine.release import Mode, recreates_deleted_pods, release
 
-    job = await read(api, ref)
-    kept = job is not None and phase_of(job).ended and is_kept(job) and not remade(ref, job)
+    job = await read_job(api, ref)
+    kept = job is not None and phase_of(job).ended and is_kept(job) and not recreates_deleted_pods(ref, job)
     mode = Mode.DELETE_PODS if kept else Mode.DELETE
     return (await release(api, ref, mode)).text
 
 
-def _found(kind: Kind, version: str, job: Object, pods: Sequence[Object]) -> tuple[JobRef, Object, int]:
+def _reference(kind: Kind, version: str, job: Object, pods: Sequence[Object]) -> tuple[JobRef, Object, int]:
     meta = job["metadata"]
     submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
     owner = Owner.of(job)

@@ -121,7 +121,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 log=self.log,
                 stop=Stop(),
                 handover=handover,
-                impatient=not self.options["release"],
+                fail_fast_on_forbidden=not self.options["release"],
                 shared=True,
                 cursor=self._cursor,
             )

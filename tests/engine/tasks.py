@@ -147,11 +147,11 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
-        handover: Handover | None = None, impatient: bool = False, shared: bool = False, **options: Any,
+        handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
             ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), handover=handover, until=until,
-            impatient=impatient, shared=shared,
+            fail_fast_on_forbidden=fail_fast_on_forbidden, shared=shared,
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:

@@ -15,7 +15,7 @@ import pytest
 from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.engine.api import REBUILD_AFTER, Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.api import REBUILD_AFTER_FAILURES, Api, ApiStatusError, ApiUnavailable
 
 from .fakekube import PODS, FakeKube, clients, serving
 
@@ -166,7 +166,7 @@ async def test_a_server_that_moved_is_followed_after_failed_attempts() -> None:
         api.add_known_object(path, uid)
         before = await api.cluster()
         await move()
-        for _ in range(REBUILD_AFTER):
+        for _ in range(REBUILD_AFTER_FAILURES):
             with pytest.raises(ApiUnavailable):
                 await api.request("GET", path)
         assert await api.request("GET", path)
@@ -226,7 +226,7 @@ async def test_an_unknown_cluster_in_place_of_one_that_is_gone_is_an_error() -> 
         api.add_known_object(f"{PODS}/a", "of-another-job")
         await api.cluster()
         await move()
-        for _ in range(REBUILD_AFTER):
+        for _ in range(REBUILD_AFTER_FAILURES):
             with pytest.raises(ApiUnavailable):
                 await api.request("GET", f"{PODS}/a")
         with pytest.raises(ApiStatusError, match="could not be recognized as the same cluster"):

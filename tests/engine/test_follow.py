@@ -493,7 +493,7 @@ async def test_refusals_end_what_was_just_created(task: Task, cluster: TestClust
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
     try:
         with pytest.raises(AccessError, match="no right to watch"):
-            await task.ended(ref, impatient=True)
+            await task.ended(ref, fail_fast_on_forbidden=True)
     finally:
         cluster.admin("clear")
 

@@ -14,10 +14,10 @@ import pytest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.errors import patiently
+from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.watch import Listener, by_label, hub
+from airflow_provider_ktrain.engine.watch import Subscription, by_label, shared_informer
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import api_of
@@ -106,13 +106,13 @@ class Stage:
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> None:
         now = asyncio.get_running_loop().time()
         try:
-            await patiently(lambda: self.api.request(method, path, body=body), now + 60)
+            await retry_transient(lambda: self.api.request(method, path, body=body), now + 60)
         except ApiStatusError as error:
             if not error.conflict:  # the answer to the first request was cut, and it had been carried out
                 raise
 
-    async def observe(self, listener: Listener) -> None:
-        async for seen in listener:
+    async def observe(self, subscription: Subscription) -> None:
+        async for seen in subscription:
             self.pods[seen.object["metadata"]["name"]] = {} if seen.type == "DELETED" else seen.object
             self.follower.observe(seen.object, deleted=seen.type == "DELETED")
 
@@ -156,9 +156,9 @@ ROLE = {"type": "worker", "index": "0"}
 async def stage(cluster: TestCluster, test: str) -> AsyncIterator[Stage]:
     async with api_of(cluster) as api:
         set_up = Stage(cluster, api, test)
-        pods = hub(api, paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
-        async with pods.listen(key=by_label("test", test)) as listener:
-            observing = asyncio.create_task(set_up.observe(listener))
+        pods = shared_informer(api, paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
+        async with pods.subscribe(key=by_label("test", test)) as subscription:
+            observing = asyncio.create_task(set_up.observe(subscription))
             try:
                 yield set_up
             finally:

@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.jobs import read
+from airflow_provider_ktrain.engine.jobs import read_job
 from airflow_provider_ktrain.engine.release import Mode, mode_of, release
 from airflow_provider_ktrain.engine.submit import submit
 from tests.engine.model_cluster import (
@@ -96,7 +96,7 @@ class World:
             me.ref = submitted.ref
             job: Object | None = submitted.job
             while not phase_of(job).ended:
-                job = await read(api, me.ref)
+                job = await read_job(api, me.ref)
                 owner = Owner.of(job or {})
                 if owner is not None and owner.ti_id != me.name:
                     return  # superseded

@@ -71,7 +71,7 @@ async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program
     log = Lines()
     async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
         submitted = await submit_one(api, cluster.namespace, phase, program, log)
-        outcome = await follow(submitted.ref, api, Options(), log=log, stop=Stop(), impatient=True)
+        outcome = await follow(submitted.ref, api, Options(), log=log, stop=Stop(), fail_fast_on_forbidden=True)
         assert isinstance(outcome, Outcome)
         assert outcome.phase == phase
         assert outcome.released
@@ -95,4 +95,4 @@ async def test_a_missing_right_is_named_with_its_remedy(cluster: TestCluster, ve
             return
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
-            await follow(submitted.ref, api, Options(), log=log, stop=Stop(), impatient=True)
+            await follow(submitted.ref, api, Options(), log=log, stop=Stop(), fail_fast_on_forbidden=True)

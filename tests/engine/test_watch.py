@@ -16,17 +16,17 @@ from kubernetes_asyncio.client import ApiClient
 from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.watch import (
-    BACKOFF,
-    PAGE,
-    RELIST_AFTER,
-    Hub,
-    Listener,
-    Seen,
+    BACKOFF_SECONDS,
+    PAGE_SIZE,
+    RELIST_AFTER_FAILURES,
+    SharedInformer,
+    Subscription,
+    WatchEvent,
     by_label,
     by_name,
     by_owner,
     by_uid,
-    hub,
+    shared_informer,
 )
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
@@ -39,8 +39,8 @@ def versions(objects: dict[str, dict]) -> dict[str, str]:
     return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
 
 
-async def collect(listener: Listener, told: list[Seen]) -> None:
-    async for seen in listener:
+async def collect(subscription: Subscription, told: list[WatchEvent]) -> None:
+    async for seen in subscription:
         told.append(seen)
 
 
@@ -48,35 +48,38 @@ async def test_what_is_there_and_what_changes() -> None:
     kube = FakeKube()
     kube.put("a", OURS)
     kube.put("other", {"app": "x"})
-    async with serving(kube) as api, hub(api, PODS, label_selector="app=ktrain").listen() as listener:
-        assert [(s.type, s.object["metadata"]["name"]) for s in await listener.changed()] == [("ADDED", "a")]
+    async with (
+        serving(kube) as api,
+        shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as subscription,
+    ):
+        assert [(s.type, s.object["metadata"]["name"]) for s in await subscription.changed()] == [("ADDED", "a")]
         kube.put("a", OURS, spec={"x": 1})
-        (seen,) = await listener.changed()
+        (seen,) = await subscription.changed()
         assert (seen.type, seen.object["spec"]) == ("MODIFIED", {"x": 1})
         assert seen.object["kind"] == "Pod"
         assert "managedFields" not in seen.object["metadata"]
         gone = kube.delete("a")
-        (seen,) = await listener.changed()
+        (seen,) = await subscription.changed()
         assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
-        assert listener.objects == {}
+        assert subscription.objects == {}
         assert seen.object["spec"] == {"x": 1}
 
 
 async def test_the_first_list_is_told_even_if_it_is_empty() -> None:
-    async with serving(FakeKube()) as api, hub(api, PODS).listen() as listener:
-        assert not listener.synced
-        assert await listener.changed() == []
-        assert listener.synced
+    async with serving(FakeKube()) as api, shared_informer(api, PODS).subscribe() as subscription:
+        assert not subscription.synced
+        assert await subscription.changed() == []
+        assert subscription.synced
 
 
 async def test_changes_before_they_are_read_are_told_as_one() -> None:
     kube = FakeKube()
-    async with serving(kube) as api, hub(api, PODS).listen() as listener:
-        await listener.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await subscription.changed()
         for n in range(5):
             kube.put("a", spec={"n": n})
-        await until(lambda: any(o["spec"] == {"n": 4} for o in listener.objects.values()))
-        (seen,) = await listener.changed()
+        await until(lambda: any(o["spec"] == {"n": 4} for o in subscription.objects.values()))
+        (seen,) = await subscription.changed()
         assert (seen.type, seen.object["spec"]) == ("ADDED", {"n": 4})
 
 
@@ -85,17 +88,17 @@ async def test_an_object_that_leaves_the_selector_is_told_as_deleted() -> None:
     kube.put("a", OURS)
     async with (
         serving(kube) as api,
-        hub(api, PODS, label_selector="app=ktrain").listen() as by_selector,
-        hub(api, PODS).listen(lambda obj: obj["metadata"]["labels"] == OURS) as by_match,
-        hub(api, PODS).listen(key=by_label("app", "ktrain")) as by_key,
+        shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as by_selector,
+        shared_informer(api, PODS).subscribe(lambda obj: obj["metadata"]["labels"] == OURS) as by_match,
+        shared_informer(api, PODS).subscribe(key=by_label("app", "ktrain")) as by_key,
     ):
-        listeners = (by_selector, by_match, by_key)
-        for listener in listeners:
-            assert [s.type for s in await listener.changed()] == ["ADDED"]
+        subscriptions = (by_selector, by_match, by_key)
+        for subscription in subscriptions:
+            assert [s.type for s in await subscription.changed()] == ["ADDED"]
         kube.put("a", {"app": "x"})
-        for listener in listeners:
-            assert [s.type for s in await listener.changed()] == ["DELETED"]
-            assert listener.objects == {}
+        for subscription in subscriptions:
+            assert [s.type for s in await subscription.changed()] == ["DELETED"]
+            assert subscription.objects == {}
 
 
 async def test_listeners_are_told_of_their_keys_only() -> None:
@@ -104,16 +107,16 @@ async def test_listeners_are_told_of_their_keys_only() -> None:
     uid = a["metadata"]["uid"]
     kube.put("b", {"app": "x"}, metadata={"ownerReferences": [{"uid": uid}]})
     async with serving(kube) as api:
-        pods = hub(api, PODS)
+        pods = shared_informer(api, PODS)
         async with (
-            pods.listen(key=by_uid(uid)) as one,
-            pods.listen(key=by_name("b")) as two,
-            pods.listen(key=by_owner(uid)) as three,
-            pods.listen(key=by_label("app", "x")) as four,
+            pods.subscribe(key=by_uid(uid)) as one,
+            pods.subscribe(key=by_name("b")) as two,
+            pods.subscribe(key=by_owner(uid)) as three,
+            pods.subscribe(key=by_label("app", "x")) as four,
         ):
             await until(lambda: four.synced)
             assert [list(w.objects) for w in (one, two, three, four)] == [["u1"], ["u2"], ["u2"], ["u2"]]
-            async with pods.listen(key=by_owner(uid)) as late:  # from what the hub knows
+            async with pods.subscribe(key=by_owner(uid)) as late:  # from what the hub knows
                 assert late.synced
                 assert list(late.objects) == ["u2"]
         assert kube.requests["list"] == 1
@@ -126,8 +129,8 @@ async def test_a_thousand_listeners_cost_one_watch() -> None:
     async with serving(kube) as api, asyncio.timeout(240):
 
         async def wait_for_end(n: int) -> str:
-            async with hub(api, PODS).listen(key=by_name(f"p{n % 250}")) as listener:
-                async for seen in listener:
+            async with shared_informer(api, PODS).subscribe(key=by_name(f"p{n % 250}")) as subscription:
+                async for seen in subscription:
                     if seen.type == "DELETED":
                         return seen.object["metadata"]["name"]
             raise AssertionError
@@ -142,10 +145,10 @@ async def test_a_thousand_listeners_cost_one_watch() -> None:
 
 async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_all() -> None:
     kube, turns, told_at = FakeKube(), 0, set()
-    for n in range(3 * PAGE):
+    for n in range(3 * PAGE_SIZE):
         kube.put(f"p{n}")
     async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
-        pods, late = hub(api, PODS), asyncio.Event()
+        pods, late = shared_informer(api, PODS), asyncio.Event()
 
         async def take_turns() -> None:
             nonlocal turns
@@ -153,9 +156,9 @@ async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_
                 turns += 1
                 await asyncio.sleep(0)
 
-        async def come_late() -> Listener:
+        async def come_late() -> Subscription:
             await late.wait()
-            return await open_until_the_end.enter_async_context(pods.listen())
+            return await open_until_the_end.enter_async_context(pods.subscribe())
 
         def match(obj: object) -> bool:
             told_at.add(turns)
@@ -163,9 +166,9 @@ async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_
             return True
 
         ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(come_late())
-        async with pods.listen(match) as listener:
-            await until(lambda: listener.synced)
-            assert len((await coming).objects) == 3 * PAGE
+        async with pods.subscribe(match) as subscription:
+            await until(lambda: subscription.synced)
+            assert len((await coming).objects) == 3 * PAGE_SIZE
         ticking.cancel()
     assert len(told_at) > 2
 
@@ -175,24 +178,24 @@ async def test_what_is_held_is_what_is_read_and_a_resync_makes_nothing_anew() ->
     big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     kube.put("a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []})
     async with serving(kube) as api:
-        pods = Hub(api, PODS, resync=0.01)
-        async with pods.listen() as listener:
-            await listener.changed()
-            (held,) = listener.objects.values()
+        pods = SharedInformer(api, PODS, resync=0.01)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
+            (held,) = subscription.objects.values()
             assert held["spec"] == {"nodeName": "n", "containers": [big]}
             await until(lambda: pods.stats["lists"] > 2)
-            assert listener.objects["u1"] is held
+            assert subscription.objects["u1"] is held
             assert gc.isenabled()
 
 
 async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
     kube = FakeKube()
     kube.put("a")
-    async with serving(kube) as api, hub(api, PODS).listen() as listener:
-        await listener.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await subscription.changed()
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
+        assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
         assert kube.requests["list"] == 1
 
         await until(lambda: kube.streams)
@@ -202,9 +205,9 @@ async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
         kube.put("c")
         kube.expire()
         kube.away = False
-        told = await listener.changed()
+        told = await subscription.changed()
         assert sorted((s.type, s.object["metadata"]["name"]) for s in told) == [("ADDED", "c"), ("DELETED", "a")]
-        assert hub(api, PODS).stats["expired"] == 1
+        assert shared_informer(api, PODS).stats["expired"] == 1
         assert kube.requests["list"] == 2
 
 
@@ -221,9 +224,9 @@ async def test_a_list_whose_token_expires_begins_again() -> None:
             return super()._list(query)
 
     kube.__class__ = Expiring
-    async with serving(kube) as api, hub(api, PODS).listen() as listener:
-        await listener.changed()
-        assert len(listener.objects) == 150
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await subscription.changed()
+        assert len(subscription.objects) == 150
     assert kube.requests["list"] == 3
 
 
@@ -232,24 +235,24 @@ async def test_refusal_is_told_at_once_and_outlived() -> None:
     kube.put("a")
     kube.refusal = (403, "Forbidden")
     async with serving(kube) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
             with pytest.raises(ApiStatusError, match="403"):
-                await listener.changed()
-            async with pods.listen() as second:
+                await subscription.changed()
+            async with pods.subscribe() as second:
                 with pytest.raises(ApiStatusError, match="403"):
                     await second.changed()
             kube.refusal = None
-            await until(lambda: listener.synced)
-            assert [s.type for s in await anext_after_errors(listener)] == ["ADDED"]
+            await until(lambda: subscription.synced)
+            assert [s.type for s in await anext_after_errors(subscription)] == ["ADDED"]
             assert pods.failure is None
 
 
-async def anext_after_errors(listener: Listener) -> list[Seen]:
+async def anext_after_errors(subscription: Subscription) -> list[WatchEvent]:
     """The next changes, past refusals that were told meanwhile."""
     while True:
         try:
-            return await listener.changed()
+            return await subscription.changed()
         except ApiStatusError:
             continue
 
@@ -257,12 +260,12 @@ async def anext_after_errors(listener: Listener) -> list[Seen]:
 async def test_credentials_that_expire_cost_nothing() -> None:
     kube = FakeKube()
     kube.put("a")
-    async with serving(kube) as api, hub(api, PODS).listen() as listener:
-        await listener.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await subscription.changed()
         kube.token = "t1"
         kube.cut()
         kube.put("b")
-        assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
+        assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
         assert api.stats["rebuilt"] == 1
 
 
@@ -270,38 +273,38 @@ async def test_a_server_that_is_away_is_waited_for() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
-            await listener.changed()
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             kube.away = True
             kube.cut()
             await until(lambda: pods.stats["cuts"] > 3)
-            assert pods.away_since is not None
-            assert list(listener.objects) == ["u1"]
+            assert pods.unreachable_since is not None
+            assert list(subscription.objects) == ["u1"]
             kube.put("b")
             kube.away = False
-            assert [s.object["metadata"]["name"] for s in await listener.changed()] == ["b"]
-            assert pods.away_since is None
+            assert [s.object["metadata"]["name"] for s in await subscription.changed()] == ["b"]
+            assert pods.unreachable_since is None
 
 
 async def test_a_cancelled_listener_leaves_the_hub_alone() -> None:
     kube = FakeKube()
     async with serving(kube) as api:
-        pods = hub(api, PODS)
+        pods = shared_informer(api, PODS)
 
-        async def listen() -> None:
-            async with pods.listen() as listener:
+        async def subscribe() -> None:
+            async with pods.subscribe() as subscription:
                 while True:
-                    await listener.changed()
+                    await subscription.changed()
 
-        first = asyncio.create_task(listen())
+        first = asyncio.create_task(subscribe())
         await until(lambda: pods.stats["watches"])
         first.cancel()
         await asyncio.wait([first])
-        async with pods.listen() as listener:
-            await listener.changed()
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             kube.put("a")
-            assert len(await listener.changed()) == 1
+            assert len(await subscription.changed()) == 1
         assert kube.requests == {"list": 1, "watch": 1}
 
 
@@ -315,34 +318,34 @@ async def test_the_hub_has_a_context_of_its_own() -> None:
 
     kube = FakeKube()
     kube.put("a")
-    task_of.set("the first listener")
-    async with serving(kube) as api, hub(api, PODS).listen(match) as listener:
-        await listener.changed()
+    task_of.set("the first subscription")
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe(match) as subscription:
+        await subscription.changed()
     assert seen == ["nobody"]
 
 
 async def test_closing_the_api_ends_the_hub_and_tells() -> None:
     async with serving(FakeKube()) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
-            await listener.changed()
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             await api.close()
             with pytest.raises(ApiUnavailable):
-                await listener.changed()
-        assert hub(api, PODS) is not pods
+                await subscription.changed()
+        assert shared_informer(api, PODS) is not pods
 
 
 async def test_a_bookmark_is_where_a_watch_goes_on() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
-            await listener.changed()
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             await until(lambda: kube.streams)
             version = kube.bookmark()
             await until(lambda: pods.stats["events"])
-            assert listener._pending == {}
+            assert subscription._pending == {}
             kube.cut()
             await until(lambda: kube.requests["watch"] == 2)
             assert kube.queries[-1]["resourceVersion"] == version
@@ -352,23 +355,27 @@ async def test_a_bookmark_is_where_a_watch_goes_on() -> None:
 async def test_a_resync_finds_what_the_watch_did_not_tell() -> None:
     kube = FakeKube()
     kube.put("a")
-    async with serving(kube) as api, Hub(api, PODS, resync=0.1).listen() as listener:
-        await listener.changed()
+    async with serving(kube) as api, SharedInformer(api, PODS, resync=0.1).subscribe() as subscription:
+        await subscription.changed()
         gone = kube.forget("a")
-        (seen,) = await listener.changed()
+        (seen,) = await subscription.changed()
         assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
 
 
 async def test_hubs_are_shared_by_what_is_alike_and_by_no_other_connection() -> None:
     async with serving(FakeKube()) as one, serving(FakeKube()) as other:
-        pods = hub(one, PODS, label_selector="a=b")
-        assert hub(one, PODS, label_selector="a=b") is pods
-        different = [hub(other, PODS, label_selector="a=b"), hub(one, PODS), hub(one, PODS + "x", label_selector="a=b")]
+        pods = shared_informer(one, PODS, label_selector="a=b")
+        assert shared_informer(one, PODS, label_selector="a=b") is pods
+        different = [
+            shared_informer(other, PODS, label_selector="a=b"),
+            shared_informer(one, PODS),
+            shared_informer(one, PODS + "x", label_selector="a=b"),
+        ]
         assert len({id(h) for h in [pods, *different]}) == 4
 
 
 async def test_who_comes_while_the_last_one_closes_hears_of_everything() -> None:
-    """The hubs of a connection that is being closed are not given to those who share the next one."""
+    """The informers of a connection that is being closed are not given to those who share the next one."""
     kube = FakeKube()
     async with clients(kube) as make:
 
@@ -379,26 +386,26 @@ async def test_who_comes_while_the_last_one_closes_hears_of_everything() -> None
         selectors = [f"app={n}" for n in range(3)]
         async with contextlib.AsyncExitStack() as after:
 
-            async def come() -> list[Listener]:
+            async def come() -> list[Subscription]:
                 api = await after.enter_async_context(Hook().api())
-                hubs = [hub(api, PODS, label_selector=selector) for selector in selectors]
-                return [await after.enter_async_context(pods.listen()) for pods in hubs]
+                informers = [shared_informer(api, PODS, label_selector=selector) for selector in selectors]
+                return [await after.enter_async_context(pods.subscribe()) for pods in informers]
 
             async def begins_to_close() -> None:
                 coming.append(asyncio.create_task(come()))
                 await asyncio.sleep(0)
 
-            coming: list[asyncio.Task[list[Listener]]] = []
+            coming: list[asyncio.Task[list[Subscription]]] = []
             async with Hook().api() as first:
-                first.at_close(begins_to_close)  # the first: the hubs are yet to be closed
+                first.at_close(begins_to_close)  # the first: the informers are yet to be closed
                 for selector in selectors:
-                    async with hub(first, PODS, label_selector=selector).listen() as listener:
-                        await listener.changed()
-            listeners = await coming[0]
-            for n, listener in enumerate(listeners):
-                assert await listener.changed() == []
+                    async with shared_informer(first, PODS, label_selector=selector).subscribe() as subscription:
+                        await subscription.changed()
+            subscriptions = await coming[0]
+            for n, subscription in enumerate(subscriptions):
+                assert await subscription.changed() == []
                 kube.put(f"p{n}", {"app": str(n)})
-                (seen,) = await listener.changed()
+                (seen,) = await subscription.changed()
                 assert seen.object["metadata"]["name"] == f"p{n}"
 
 
@@ -411,9 +418,9 @@ async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.
     caplog.set_level("INFO", watch.__name__)
     kube = FakeKube()
     async with serving(kube) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
-            await listener.changed()
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             await until(lambda: kube.streams)
             if how == "503":
                 kube.refusal = (503, "ServiceUnavailable")
@@ -423,7 +430,7 @@ async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.
             await until(lambda: pods.stats["cuts"] > 4)
             kube.refusal, kube.away = None, False
             kube.put("a")
-            assert len(await listener.changed()) == 1  # and no error before
+            assert len(await subscription.changed()) == 1  # and no error before
     assert len(said(caplog)) == 2
     assert said(caplog)[0].startswith(f"WARNING Watch of {PODS}: ")
     assert said(caplog)[1].startswith(f"INFO Watch of {PODS}: back after ")
@@ -432,49 +439,49 @@ async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.
 async def test_a_cut_after_which_the_server_is_there_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", watch.__name__)
     kube = FakeKube()
-    async with serving(kube) as api, hub(api, PODS).listen() as listener:
-        await listener.changed()
+    async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
+        await subscription.changed()
         for n in range(3):
             await until(lambda: kube.streams)
             kube.cut()
             kube.put(f"p{n}")
-            assert len(await listener.changed()) == 1
+            assert len(await subscription.changed()) == 1
     assert said(caplog) == []
 
 
-@pytest.mark.parametrize(("steady", "lists"), [(0.0, 1), (60.0, 2)])
-async def test_cuts_of_streams_that_have_lived_are_no_series_of_failures(steady: float, lists: int) -> None:
+@pytest.mark.parametrize(("stable_after", "lists"), [(0.0, 1), (60.0, 2)])
+async def test_cuts_of_streams_that_have_lived_are_no_series_of_failures(stable_after: float, lists: int) -> None:
     """A proxy that cuts every so often must not make a watch ever slower; one that cuts at once must."""
     kube = FakeKube()
-    async with serving(kube) as api, Hub(api, PODS, steady=steady).listen() as listener:
-        await listener.changed()
-        for n in range(1, RELIST_AFTER + 1):
+    async with serving(kube) as api, SharedInformer(api, PODS, stable_after=stable_after).subscribe() as subscription:
+        await subscription.changed()
+        for n in range(1, RELIST_AFTER_FAILURES + 1):
             await until(lambda n=n: kube.streams and kube.requests["watch"] == n)
             kube.cut()
-        await until(lambda: kube.requests["watch"] == RELIST_AFTER + 1)
+        await until(lambda: kube.requests["watch"] == RELIST_AFTER_FAILURES + 1)
     assert kube.requests["list"] == lists
 
 
 async def test_credentials_that_are_refused_for_good_are_told() -> None:
     kube = FakeKube()
     async with serving(kube) as api:
-        pods = hub(api, PODS)
-        async with pods.listen() as listener:
-            await listener.changed()
+        pods = shared_informer(api, PODS)
+        async with pods.subscribe() as subscription:
+            await subscription.changed()
             await until(lambda: kube.streams)
             kube.refusal = (401, "Unauthorized")
             kube.cut()
             with pytest.raises(ApiStatusError, match="401"):
-                await listener.changed()
+                await subscription.changed()
             assert api.stats["rebuilt"] >= 2  # a new client each time
             kube.refusal = None
             kube.put("a")
-            assert len(await anext_after_errors(listener)) == 1
+            assert len(await anext_after_errors(subscription)) == 1
 
 
 @given(st.integers(1, 100), st.randoms(use_true_random=False))
 def test_pauses_grow_to_a_limit_and_differ(failures: int, rng: random.Random) -> None:
-    first, longest = BACKOFF
+    first, longest = BACKOFF_SECONDS
     state = random.getstate()
     random.seed(rng.random())
     pauses = {pause_after(failures, first, longest) for _ in range(20)}
@@ -485,7 +492,7 @@ def test_pauses_grow_to_a_limit_and_differ(failures: int, rng: random.Random) ->
 
 
 class Story:
-    """Random writes to a store, in which the connection suffers; then the listeners are held against the store."""
+    """Random writes to a store, in which the connection suffers; then the subscriptions are held against the store."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -518,9 +525,9 @@ class Story:
 
     async def run(self, actions: int) -> None:
         async with serving(self.kube) as api:
-            ours = hub(api, PODS, label_selector="app=ktrain")
-            async with ours.listen() as everything, ours.listen(key=by_name("p1")) as one:
-                told: list[Seen] = []
+            ours = shared_informer(api, PODS, label_selector="app=ktrain")
+            async with ours.subscribe() as everything, ours.subscribe(key=by_name("p1")) as one:
+                told: list[WatchEvent] = []
                 reading = asyncio.create_task(collect(everything, told))
                 for _ in range(actions):
                     self.rng.choice([self.write, self.write, self.trouble])()
@@ -544,7 +551,7 @@ class Story:
                 assert {s.object["metadata"]["uid"] for s in told if s.type != "DELETED"} >= set(standing())
 
     @staticmethod
-    def check(told: list[Seen]) -> None:
+    def check(told: list[WatchEvent]) -> None:
         """Told in an order that makes sense, each version once, and what was deleted stays so."""
         held: dict[str, int] = {}
         once: set[tuple[str, str, int]] = set()

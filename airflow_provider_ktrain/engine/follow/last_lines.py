@@ -13,9 +13,9 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import patiently
+from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.follow.loop import log_line
-from airflow_provider_ktrain.engine.jobs import Log, job_pods, read
+from airflow_provider_ktrain.engine.jobs import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
 DRAIN = 5.0  #: seconds that logs may take after the release: the pods are gone by then
@@ -41,7 +41,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         nonlocal chosen
         end = time.monotonic() + PATIENCE
         job, pods = await asyncio.gather(
-            patiently(lambda: read(api, ref), end), patiently(lambda: job_pods(api, ref), end)
+            retry_transient(lambda: read_job(api, ref), end), retry_transient(lambda: job_pods(api, ref), end)
         )
         chosen = chooser(logs, kind, job or {})
         for pod in pods:

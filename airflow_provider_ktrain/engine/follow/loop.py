@@ -27,16 +27,16 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, passing
+from airflow_provider_ktrain.engine.errors import explain, is_transient
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
-from airflow_provider_ktrain.engine.jobs import Log, belongs, job_pods, read
+from airflow_provider_ktrain.engine.jobs import Log, belongs, job_pods, read_job
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.report import DrainReport
 from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
-from airflow_provider_ktrain.engine.watch import Listener, Seen, by_label, by_name, by_uid, hub
+from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
 
 Object = dict[str, Any]
 EARLY = 60.0  # seconds within which a right that is missing ends the task: later it may only be away for a while
@@ -60,15 +60,16 @@ async def follow(
     stop: Stop,
     handover: Handover | None = None,
     until: float | None = None,
-    impatient: bool = False,
+    fail_fast_on_forbidden: bool = False,
     shared: bool = False,
     cursor: Cursor | None = None,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or, with `until` (of `time.monotonic`), hand it over then.
 
     :param handover: of the process that followed the job before.
-    :param impatient: a refused watch (401, 403) ends this in the first minute: for a job that was just created, or that
-        is not ours to release. Any other job has lived, and an API server may refuse for a while after its restart.
+    :param fail_fast_on_forbidden: a refused watch (401, 403) ends this in the first minute: for a job that was just
+        created, or that is not ours to release. Any other job has lived, and an API server may refuse for a while
+        after its restart.
     :param shared: one watch for all jobs of the deployment: for a process that follows many.
     :param cursor: where to go on in the logs; moved on in place. Default: the handover's.
 
@@ -76,7 +77,7 @@ async def follow(
     stops is no reason to end a training.
     """
     supervisor = _Supervisor(ref, api, options, log, stop, handover or Handover(), cursor)
-    supervisor.impatient, supervisor.shared = impatient, shared
+    supervisor.fail_fast_on_forbidden, supervisor.shared = fail_fast_on_forbidden, shared
     stop_notices = api.on_notice(log.warning)
     try:
         return await supervisor.run(until)
@@ -111,7 +112,7 @@ class _Supervisor:
         self.metrics = dict(handover.metrics)
         self.watches_before = api.stats["watches"]
         self.result_line = handover.result_line  # the last one of the primary
-        self.impatient = self.shared = False
+        self.fail_fast_on_forbidden = self.shared = False
         self.releasing = False
         self.behind = False  # the watch of the pods, as the job ended
         self.last_line = time.time()
@@ -148,14 +149,14 @@ class _Supervisor:
         pods_path = paths.core(self.ref.namespace, "pods")
         if self.shared and self.ref.submission:
             selector = f"{DEPLOYMENT_LABEL}={label_value(self.ref.deployment)}"
-            jobs_hub = hub(self.api, jobs_path, label_selector=selector)
-            pods_hub = hub(self.api, pods_path, label_selector=selector)
+            jobs_informer = shared_informer(self.api, jobs_path, label_selector=selector)
+            pods_informer = shared_informer(self.api, pods_path, label_selector=selector)
         else:
-            jobs_hub = hub(self.api, jobs_path, field_selector=f"metadata.name={self.ref.name}")
-            pods_hub = hub(self.api, pods_path, label_selector=self.ref.pod_selector)
+            jobs_informer = shared_informer(self.api, jobs_path, field_selector=f"metadata.name={self.ref.name}")
+            pods_informer = shared_informer(self.api, pods_path, label_selector=self.ref.pod_selector)
         async with (
-            jobs_hub.listen(key=by_uid(self.ref.uid) if self.ref.uid else by_name(self.ref.name)) as jobs,
-            pods_hub.listen(key=by_label(*self.ref.pod_selector.split("="))) as pods,
+            jobs_informer.subscribe(key=by_uid(self.ref.uid) if self.ref.uid else by_name(self.ref.name)) as jobs,
+            pods_informer.subscribe(key=by_label(*self.ref.pod_selector.split("="))) as pods,
         ):
             self.look = partial(self._take, jobs, pods)
             while True:
@@ -212,7 +213,7 @@ class _Supervisor:
         cause = await self._overdue() or await self._crash_loop() or await self._hopeless()
         return None if cause is None else await self._failed(cause)
 
-    async def _wait(self, jobs: Listener, pods: Listener, stopped: asyncio.Event, until: float | None) -> None:
+    async def _wait(self, jobs: Subscription, pods: Subscription, stopped: asyncio.Event, until: float | None) -> None:
         """Until something changes, is asked for or is due."""
         due = min((clock.due - time.time() for clock in self._clocks()), default=3600.0)
         if self.phase is None:
@@ -238,15 +239,15 @@ class _Supervisor:
             for wait in waits:
                 wait.cancel()
 
-    def _note(self, changes: asyncio.Future[list[Seen]]) -> None:
-        """What a watch tells that its listener's objects do not: what is deleted, and that it is refused."""
+    def _note(self, changes: asyncio.Future[list[WatchEvent]]) -> None:
+        """What a watch tells that its subscription's objects do not: what is deleted, and that it is refused."""
         error = changes.exception()
         if error is not None:
             now = time.monotonic()
             if self.refused_since is None:
                 self.refused_since = now
                 self.log.warning(f"{self.ref} cannot be watched now: {error}")
-            early = self.impatient and (self.phase is None or now - self.began < EARLY)
+            early = self.fail_fast_on_forbidden and (self.phase is None or now - self.began < EARLY)
             if early or now - self.refused_since > PATIENCE:
                 raise self._explained(error)
             return
@@ -270,7 +271,7 @@ class _Supervisor:
         """Known only once the job is: one that is followed by its name has no uid before."""
         return bool(self.ref.submission) or belongs(pod, self.ref)
 
-    async def _take(self, jobs: Listener, pods: Listener) -> None:
+    async def _take(self, jobs: Subscription, pods: Subscription) -> None:
         """What the watches know becomes what we know."""
         if not self.ref.uid and jobs.objects:  # named only: from now on it is this very job
             self.ref = replace(self.ref, uid=next(iter(jobs.objects)))
@@ -279,10 +280,10 @@ class _Supervisor:
             # a watch that ran before the job was created may not have heard of it; one with a selector tells of a
             # job that lost its label as if it were deleted
             try:
-                job = await read(self.api, self.ref)
+                job = await read_job(self.api, self.ref)
                 self.gone, self.unsure = job is None, job is not None
             except (ApiUnavailable, ApiStatusError) as e:
-                if self.impatient and not passing(e):
+                if self.fail_fast_on_forbidden and not is_transient(e):
                     raise
                 self.unsure = True
         elif job is not None:
@@ -338,7 +339,7 @@ class _Supervisor:
     async def _superseded_indeed(self) -> bool:
         """Asked of the API server: a watch may be behind, and then nobody would follow the job."""
         try:
-            self.job = await read(self.api, self.ref) or self.job
+            self.job = await read_job(self.api, self.ref) or self.job
         except (ApiUnavailable, ApiStatusError):
             self.unsure = True
             return False
