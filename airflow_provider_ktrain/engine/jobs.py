@@ -14,12 +14,12 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
-PAGE_SIZE = 500  # pods that one request asks for: parsing those of thousands at once would stall the loop
+PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
 MERGE_PATCH = "application/merge-patch+json"
 
 
 class Log(Protocol):
-    """What the engine says, and to whom: structlog's and Airflow's loggers fit."""
+    """Where the engine logs: structlog's and Airflow's loggers implement this."""
 
     def info(self, event: Any, *args: Any, **kw: Any) -> Any: ...
 
@@ -27,11 +27,11 @@ class Log(Protocol):
 
 
 async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
-    """The API version in which this cluster serves the kind: discovered, never guessed.
+    """The API version in which this cluster serves the kind, by discovery.
 
-    :param patience: seconds that an unreachable or overloaded API server is asked again.
-    :raises OperatorMissingError: no version that we know is served.
-    :raises AccessError, UnreachableError, ClusterError: other ends of a request.
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :raises OperatorMissingError: the cluster doesn't serve a version that this provider supports.
+    :raises AccessError, UnreachableError, ClusterError: a request fails.
     """
     end = time.monotonic() + patience
 
@@ -41,9 +41,9 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
         except ApiStatusError as e:
             if e.status == 404:
                 return {}
-            raise explain(e, "GET", path) from e
+            raise explain(e, "GET", path) from None
         except ApiUnavailable as e:
-            raise unreachable(e) from e
+            raise unreachable(e) from None
 
     group = await discover(f"/apis/{kind.group}")
     offered = [v["version"] for v in group.get("versions") or ()]
@@ -52,18 +52,18 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
         if any(r["name"] == kind.plural for r in served.get("resources") or ()):
             return version
     raise OperatorMissingError(
-        f"the cluster serves no {kind.name}: expected {' or '.join(kind.api_versions)}, found "
-        f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}. Install "
-        f"{' or '.join(kind.operators)}, or check the connection"
+        f"The cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
+        f"Expected {' or '.join(kind.api_versions)}, found "
+        f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}"
     )
 
 
 async def find(
     api: Api, kind: Kind, version: str, namespace: str, name: str, *, timeout: float = 0
 ) -> tuple[JobRef, Object] | None:
-    """The job of that name, whoever submitted it; None where there is none.
+    """The job of this name, no matter who submitted it. None: it doesn't exist.
 
-    :param timeout: seconds that an API server which is away is asked again.
+    :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
     """
     path = paths.jobs(kind, version, namespace, name)
     try:
@@ -71,14 +71,14 @@ async def find(
     except ApiStatusError as e:
         if e.not_found:
             return None
-        raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from e
+        raise explain(e, "get", f"{kind.plural}.{kind.group}", namespace) from None
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
     return JobRef(kind.name, version, namespace, name, job["metadata"]["uid"]), job
 
 
 async def read_job(api: Api, ref: JobRef) -> Object | None:
-    """The job if it is still this very one (by uid); None where it is gone."""
+    """The job with the uid of `ref`. None: it doesn't exist; a new job of the same name doesn't count."""
     try:
         found = await api.request("GET", paths.job(ref))
     except ApiStatusError as e:
@@ -89,9 +89,9 @@ async def read_job(api: Api, ref: JobRef) -> Object | None:
 
 
 async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Object]:
-    """The pods of this very job, ended ones included.
+    """All pods of this job, ended ones included.
 
-    :param page: how many of them one request asks for. Default: PAGE_SIZE.
+    :param page: how many pods to list per request. Default: PAGE_SIZE.
     """
     pods: list[Object] = []
     query = {"labelSelector": ref.pod_selector, "limit": str(page)}
@@ -101,7 +101,7 @@ async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Obje
         except ApiStatusError as e:
             if not e.gone or "continue" not in query:
                 raise
-            pods, query = [], {"labelSelector": ref.pod_selector}  # the token has expired: all at once, then
+            pods, query = [], {"labelSelector": ref.pod_selector}  # the continue token has expired: list all at once
             continue
         pods += found.get("items") or []
         if not (token := (found.get("metadata") or {}).get("continue")):
@@ -111,15 +111,15 @@ async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Obje
 
 
 def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
-    """Whether a pod that only the operator labelled is this very job's: mpi-operator's launcher is its Job's."""
+    """Whether the job owns the pod, for a job without our labels. mpi-operator's launcher pod is owned by a Job."""
     owners = pod["metadata"].get("ownerReferences") or ()
     return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
 
 
 def is_terminating(pod: Mapping[str, Any]) -> bool:
-    """Whether its deletion was asked for. A job that is resumed meanwhile fails: operators count it as a failure.
+    """Whether the pod is being deleted. Operators count such a pod of a resumed job as failed.
 
-    training-operator 1.9 (`UpdateJobReplicaStatuses`): a pod that is Failed, or Running with a deletionTimestamp.
+    training-operator 1.9 does so in `UpdateJobReplicaStatuses`.
     """
     return "deletionTimestamp" in pod["metadata"]
 
@@ -140,7 +140,11 @@ async def delete_fenced(api: Api, path: str, job: Mapping[str, Any]) -> None:
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
-    """Suspend or resume the job that was read; ApiStatusError 409 where it changed since."""
+    """Suspend or resume the job, only if it hasn't changed since it was read.
+
+    :param by: ti_id of the try that suspends it, so that the next try resumes it. Default: empty, nobody resumes it.
+    :raises ApiStatusError: 409 if the job has changed.
+    """
     patch = {
         "metadata": {
             "resourceVersion": job["metadata"]["resourceVersion"],
@@ -152,13 +156,14 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
 
 
 async def check_cluster(api: Api, ref: JobRef) -> None:
-    """See that the job is in this cluster: in another one it would look deleted, and a retry would submit it again.
+    """Check that the connection leads to the cluster of the job.
 
-    The same URL and authority are the same cluster. Where they differ, a cluster may have got another address: the
-    job's uid tells.
+    In another cluster the job would look deleted, and a retry would submit it a second time. The same URL and
+    certificate authority mean the same cluster. If they differ, the cluster may have a new address: then a job with
+    the same uid proves that it is the same cluster.
 
-    :raises AccessError: the connection means another cluster than the one that the job was submitted to.
-    :raises UnreachableError: that cannot be seen.
+    :raises AccessError: the connection leads to another cluster.
+    :raises UnreachableError: the API server can't be reached, so it is unknown which cluster it is.
     """
     here = await api.cluster()
     if ref.cluster in ("", here):
@@ -166,12 +171,12 @@ async def check_cluster(api: Api, ref: JobRef) -> None:
     try:
         if await read_job(api, ref) is not None:
             return
-        said = "has no such job"
+        response = "that job doesn't exist there"
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
     except ApiStatusError as e:
-        said = f"says {e}"
+        response = f"the API server there answers {e}"
     raise AccessError(
-        f"{ref} was submitted to {ref.cluster}, but the connection means {here} by now, which {said}. Nothing was "
-        f"deleted. Put the connection back; if {ref.cluster} is no more, clear the task"
+        f"{ref} was submitted to {ref.cluster}, but the connection now leads to {here}. Nothing was deleted.\n"
+        f"Restore the connection, or clear the task if {ref.cluster} doesn't exist anymore ({response})"
     )

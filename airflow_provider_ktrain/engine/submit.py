@@ -1,6 +1,16 @@
-"""Submit: create a job, or take over the one that stands where it would be. Create is the lock.
+"""Create a job, or take over the job that already has its name.
 
-Runs in workers only, so that no manifest enters trigger kwargs.
+All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: of two
+tries that race, one create succeeds and the other gets 409 AlreadyExists. The loser reads the job and decides by the
+owner annotation (`core.identity.decide`): it adopts a live job, replaces a failed one, takes the result of one that
+succeeded, waits for one that is being deleted, and refuses one that isn't its own.
+
+A try adopts a job by a patch of the owner annotation. This patch, like every delete, carries the resourceVersion of the
+read that the decision was made on. If the job has changed in between, the API server answers 409, nothing happens, and
+the loop reads and decides again. A try that has lost its job in this way can't delete it: its own requests are
+fenced by the old version and by the owner.
+
+Only workers submit, so that no manifest becomes a part of trigger kwargs.
 """
 
 from __future__ import annotations
@@ -12,10 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.errors import (
-    ForeignJobError,
-    ManifestError,
-)
+from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
@@ -41,15 +48,22 @@ from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-DELETION_TIMEOUT_SECONDS = 600.0  #: seconds that a job which is being deleted is waited for
+_DECISIONS = {
+    Action.WAIT: "Waiting for the previous job's pods to stop.",
+    Action.REPLACE: "Replacing it.",
+    Action.TAKE_RESULT: "Using its result.",
+    Action.ADOPT: "Adopting it.",
+}
+DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
 
 
 @dataclass(frozen=True)
 class Submitted:
     """The job that this try follows from now on.
 
-    :param job: as the API server answered.
-    :param created: False where an earlier try's job was adopted, or its result is taken.
+    :param ref: reference to the job.
+    :param job: the job as the API server returned it.
+    :param created: False if the job of an earlier try was adopted, or if its result is used.
     """
 
     ref: JobRef
@@ -59,11 +73,11 @@ class Submitted:
 
 @dataclass(frozen=True)
 class _Claim:
-    """What one try wants to have under its job's name.
+    """The job that one try wants to own.
 
-    :param manifest: stamped. Of an invalid one only the metadata.
-    :param invalid: why the manifest cannot be submitted; empty where it can.
-    :param changed: whether it counts as changed; None compares it with the job that is found.
+    :param manifest: the stamped manifest. If it is invalid, only its metadata.
+    :param invalid: why the manifest can't be submitted; empty if it can.
+    :param changed: whether the manifest counts as changed. None: compare it with the existing job.
     """
 
     kind: Kind
@@ -104,19 +118,21 @@ async def submit(
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     log: Log,
 ) -> Submitted:
-    """Create the job, or adopt, take over, replace or wait for the one that has its name.
+    """Create the job, or adopt, replace or wait for the job that has its name.
 
-    From the second try on, the job of an earlier try is looked for before a create is tried: an API server that refuses
-    the create (a quota, a manifest that has become invalid) does not say that the name is taken.
+    From the second try on, look for the job of an earlier try before the create: if the API server rejects the create
+    because of a quota or of a manifest that has become invalid, its response doesn't tell that the name is taken.
 
-    :param build: the stamped manifest, given the value of its submission label.
-    :param first_try: of `core.identity.first_try_since_clear`.
-    :param patience: seconds that an unreachable or overloaded API server is asked again.
-    :param deletion_patience: seconds that a job of that name which is being deleted is waited for.
-    :raises ManifestError: the API server or the operator's webhook refuses the manifest for what stands in it.
-    :raises ForeignJobError: the name is taken by a job that is not ours.
-    :raises AccessError, UnreachableError, ClusterError: other ends of a request; ClusterError also for a deletion that
-        does not end.
+    :param build: returns the stamped manifest for the value of its submission label.
+    :param me: this try.
+    :param first_try: first try since the task was cleared, by `core.identity.first_try_since_clear`.
+    :param reattach: whether a live job of an earlier try is adopted. Default: "always".
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
+    :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
+    :param log: where decisions are logged.
+    :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest.
+    :raises ForeignJobError: another task or person owns the job of this name.
+    :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
     claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
     waiter = DeletionWaiter(deletion_patience, log)
@@ -145,13 +161,14 @@ async def adopt(
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     log: Log,
 ) -> Submitted:
-    """Take over the job of an earlier try where this try's manifest is invalid, so that none can be created.
+    """Take over the job of an earlier try although the manifest of this try is invalid, so that it can't create one.
 
-    Under `if_unchanged` an invalid manifest counts as changed, so the job is released; one that only cannot be read now
-    (not `final`) proves no change.
+    With `if_unchanged`, an invalid manifest counts as changed, so the job is released. A manifest that can't be read
+    now (its error isn't `final`) doesn't prove a change.
 
-    :param metadata: of the stamped manifest: namespace, name, annotations.
-    :raises ManifestError: `invalid`, where no job of an earlier try is left.
+    :param metadata: namespace, name and annotations of the stamped manifest.
+    :param invalid: why the manifest can't be submitted.
+    :raises ManifestError: `invalid`, if there is no job of an earlier try.
     :raises ForeignJobError, AccessError, UnreachableError, ClusterError: as `submit`.
     """
     claim = _Claim(
@@ -165,23 +182,23 @@ async def adopt(
 
 
 async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, patience: float, log: Log) -> T:
-    """What `ask` returns; an API server that is away or overloaded is asked again for `patience` seconds."""
+    """Result of `ask`, repeated for `patience` seconds while the API server is unreachable or overloaded."""
     end, delay = time.monotonic() + patience, 0.5
     while True:
         try:
             return await ask()
         except (ApiStatusError, ApiUnavailable) as e:
-            again = is_transient(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota that changed meanwhile
+            again = is_transient(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota was updated at the same time
             if not again or time.monotonic() + delay > end:
-                raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from e
-            # it may have been carried out all the same: then the next create answers 409
-            log.warning(f"The API server cannot take {claim} now ({e}); trying again")
+                raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
+            # The API server may have created the job although its response was lost: the next create then gets 409.
+            log.warning(f"The API server can't process the request for {claim} now; retrying: {e}")
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
 
 async def _create(api: Api, claim: _Claim) -> Submitted | None:
-    """Create the job; None where its name is taken."""
+    """Create the job. None: a job of this name exists."""
     collection = paths.jobs(claim.kind, claim.version, claim.namespace)
     try:
         job = await api.request("POST", collection, body=claim.manifest, query={"fieldValidation": "Strict"})
@@ -193,7 +210,7 @@ async def _create(api: Api, claim: _Claim) -> Submitted | None:
 
 
 async def _find(api: Api, claim: _Claim) -> Object | None:
-    """The job that has the claim's name, whoever it belongs to."""
+    """The job that has the claim's name, no matter who owns it. None: there is no such job."""
     try:
         return await api.request("GET", claim.path)
     except ApiStatusError as e:
@@ -203,20 +220,20 @@ async def _find(api: Api, claim: _Claim) -> Object | None:
 
 
 async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: Log) -> Submitted | None:
-    """Decide over the job that has our name and carry it out; None where the name may be free now: look again."""
+    """Decide what to do with the job that has our name, and do it. None: the name may be free now, so try again."""
     found = await _find(api, claim)
     if found is None:
         return None
     differs = _annotation(found, MANIFEST_ANNOTATION) != _annotation(claim.manifest, MANIFEST_ANNOTATION)
     changed = differs if claim.changed is None else claim.changed
     decision = decide(found, claim.me, claim.first_try, reattach=claim.reattach, changed=changed)
-    log.info(f"{claim} exists: {decision.reason}. Decision: {decision.action.value}")
+    if decision.action is not Action.REFUSE:  # the error says why
+        log.info(f"{claim} exists: {decision.reason}. {_DECISIONS[decision.action]}")
     match decision.action:
         case Action.REFUSE:
             raise ForeignJobError(
-                f"{claim} exists and is not for this try to take: {decision.reason}. Expected: no job of that name, or "
-                f"one of an earlier try of this task. Give this task another `name`, or delete the job: kubectl delete "
-                f"-n {claim.namespace} {claim.kind.plural} {claim.name}"
+                f"{claim} exists, and this try can't use it: {decision.reason}.\nSet another `name` for this task, or "
+                f"delete the job: kubectl delete -n {claim.namespace} {claim.kind.plural} {claim.name}"
             )
         case Action.WAIT:
             await waiter.wait_for_job(api, await _ref(api, claim.kind, claim.version, found, claim.me))
@@ -231,15 +248,15 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
             suspended = adopted and bool(_annotation(found, SUSPENDED_ANNOTATION))
             if suspended:
                 await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
-                log.info(f"{claim} was suspended when an earlier try ended: it is resumed")
+                log.info(f"Resuming {claim}: it was suspended when an earlier try ended.")
             return await _own(api, claim, found, resume=suspended)
 
 
 async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
-    """Release the job that was found, unless it has changed since."""
+    """Release the existing job, unless it has changed since it was read."""
     ref = await _ref(api, claim.kind, claim.version, found, Owner.of(found) or claim.me)
     pods = await pods_before(api, ref)
-    try:  # what was decided holds for what was read: it may have succeeded since
+    try:  # the decision is valid only for the job as it was read: it may have succeeded since
         await delete_fenced(api, claim.path, found)
     except ApiStatusError as e:
         if e.status in (404, 409):
@@ -249,7 +266,10 @@ async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
 
 
 async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submitted | None:
-    """Make this try the owner of the job that was found; None where the job has changed since."""
+    """Adopt the job: make this try its owner. None: the job has changed since it was read.
+
+    From then on, requests of the previous owner are rejected, because the owner and the resourceVersion are different.
+    """
     patch: Object = {
         "metadata": {
             "resourceVersion": found["metadata"]["resourceVersion"],
@@ -261,7 +281,7 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
         }
     }
     if resume:
-        # its time begins anew, as it does for the operator: a resumed job gets another startTime
+        # The operator sets a new startTime when a job is resumed. Its deadline starts again, too.
         patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(claim.manifest, DEADLINE_ANNOTATION)
         patch["spec"] = {"runPolicy": {"suspend": False}}
     try:
@@ -270,22 +290,22 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
         if e.status in (404, 409):
             return None
         raise
-    # the answer to our own create may have been lost
+    # True also if this try created the job and the response to the create was lost
     created = not claim.invalid and _label(found, SUBMISSION_LABEL) == _label(claim.manifest, SUBMISSION_LABEL)
     return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created)
 
 
 def _what_differs(claim: _Claim, found: Object) -> str:
-    """The warning about a job that is adopted although this try's manifest is another, or invalid."""
+    """The warning about a job that is adopted although the manifest of this try is different or invalid."""
     if claim.invalid:
         return (
-            f"The manifest cannot be submitted any more, so {claim} goes on with the one that it was submitted with. "
+            f"The manifest is invalid now. {claim} continues with the manifest that it was submitted with.\n"
             f"A new submission would fail: {claim.invalid}"
         )
     differing = [p for p in differences(claim.manifest["spec"], found.get("spec")) if PREFIX not in p]
     return (
-        f"The manifest has changed since {claim} was submitted; the running job keeps its own. It differs "
-        f"in {', '.join(differing[:20]) or 'its metadata'}. Use reattach='if_unchanged' to replace such a job"
+        f"The manifest has changed, but {claim} keeps the old one. Set reattach='if_unchanged' to replace such a job.\n"
+        f"Changed: {', '.join(differing[:20]) or 'metadata'}"
     )
 
 
