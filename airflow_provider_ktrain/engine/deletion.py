@@ -1,4 +1,9 @@
-"""Wait for a job that is being deleted, or for pods that its suspension deletes."""
+"""Wait for the pods of the previous job to stop, and explain what keeps them.
+
+A name is free only when the job that has it is gone, and a foreground deletion waits for the job's pods, each of which
+has its grace period. A suspended job is resumed only when its old pods are gone, because operators count a pod that is
+being deleted as failed.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +26,19 @@ NODE_SUSPECTED_AFTER_SECONDS = 30.0
 
 
 class DeletionWaiter:
-    """The wait for the job before ours, which is being deleted, or for its pods before it is resumed.
+    """Waits for a job that is being deleted, or for the pods of a job that is being suspended.
 
-    :param timeout: seconds, of which each tenth is said.
+    :param timeout: total time to wait, in seconds. Each tenth of it, the log says what is still there.
+    :param log: where that is logged.
     """
 
     def __init__(self, timeout: float, log: Log) -> None:
         self._timeout, self._log = timeout, log
-        self._began_at: float | None = None  # lost connections in between do not begin it anew
+        self._began_at: float | None = None  # a lost connection in between doesn't restart the timeout
         self._reported_at: float | None = None
 
     async def wait_for_job(self, api: Api, ref: JobRef) -> None:
-        """Wait until it is gone. ClusterError where it stays: what holds it, and what to do."""
+        """Wait until the job is gone. At the timeout, raise a ClusterError that names what keeps it and what to do."""
         while (job := await read_job(api, ref)) is not None:
             if self._report_is_due():
                 pods = await job_pods(api, ref)
@@ -42,14 +48,14 @@ class DeletionWaiter:
             await asyncio.sleep(0.5)
 
     async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
-        """Wait until no pod is left that its suspension deletes. ClusterError where one stays."""
+        """Wait until no pod of the job is terminating. At the timeout, raise a ClusterError that names the pods."""
         while pods := [pod for pod in await job_pods(api, ref) if is_terminating(pod)]:
             if self._report_is_due():
                 self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
             await asyncio.sleep(0.5)
 
     def _report_is_due(self) -> bool:
-        """Whether it is time to say how long this has taken, or to give up."""
+        """Whether to log the progress, or to give up."""
         now = time.monotonic()
         self._began_at = self._began_at or now
         self._reported_at = self._reported_at or now
@@ -60,34 +66,34 @@ class DeletionWaiter:
         seconds = self._reported_at - (self._began_at or self._reported_at)
         if seconds >= self._timeout:
             raise ClusterError(_stuck(ref, what, seconds, held, pods))
-        self._log.info(f"{ref} is still {what} after {seconds:.0f} s, held by {held}")
+        self._log.info(f"{ref} is still {what} after {seconds:.0f} s. Waiting for {held}")
 
 
 def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
     names = " ".join(p["metadata"]["name"] for p in pods)
     remedy = (
-        "It goes once they have ended. Where a node is lost for good, and only there: kubectl delete pod -n "
+        "If the node of a pod is lost for good, and only then, run: kubectl delete pod -n "
         f"{ref.namespace} {names} --force --grace-period=0"
         if pods
-        else f"See kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
+        else f"See: kubectl get -n {ref.namespace} {kind_of(ref.kind).plural} {ref.name} -o yaml"
     )
-    return f"{ref} is still {what} after {seconds:.0f} s of waiting, held by {held}. {remedy}"
+    return f"{ref} is still {what} after {seconds:.0f} s; gave up waiting.\nIt waits for {held}.\n{remedy}"
 
 
 def _describe_terminating(pod: Mapping[str, Any]) -> str:
-    """What is known of a pod that is to go; its node we have no right to read."""
+    """Why a pod is still there, as far as the pod shows: we have no right to read its node."""
     meta, spec = pod["metadata"], pod.get("spec") or {}
-    due = parse_timestamp(meta.get("deletionTimestamp"))  # the grace period is in it
+    due = parse_timestamp(meta.get("deletionTimestamp"))  # includes the grace period
     grace = meta.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
     if due is None:
-        why = "not asked to end yet"
+        why = "not being deleted yet"
     elif (datetime.now(UTC) - due).total_seconds() > NODE_SUSPECTED_AFTER_SECONDS:
-        why = f"was to end by {due:%H:%M:%S} UTC: is its node ready?"
+        why = f"its grace period ended at {due:%H:%M:%S} UTC: check that its node is ready"
     else:
-        why = f"may end until {due:%H:%M:%S} UTC: its grace period is {grace} s"
+        why = f"has until {due:%H:%M:%S} UTC: its grace period is {grace} s"
     return f"pod {meta['name']} on {spec.get('nodeName') or 'no node'} ({why})"
 
 
 def _describe_finalizers(job: Mapping[str, Any]) -> str:
     names = ", ".join(job["metadata"].get("finalizers") or ())
-    return f"its finalizers: {names}" if names else "nothing that shows"
+    return f"its finalizers: {names}" if names else "an unknown reason: it has no pods and no finalizers"

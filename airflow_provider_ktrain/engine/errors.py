@@ -12,26 +12,30 @@ from airflow_provider_ktrain.core.errors import AccessError, ClusterError, Manif
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 
 T = TypeVar("T")
-#: how the API server words a missing right, and a refusal by the admission of a ResourceQuota or of a webhook
+# messages of the API server about a missing right, an exceeded ResourceQuota, and a webhook that denied a request
 _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
 )
 _WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL)
-#: webhooks of the job's own operators; another one's rules, such as Kueue's or a policy engine's, may change
+#: webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change
 _OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
-#: the denial is about another object, such as the runtime of a TrainJob (recording 55): that may be created
+#: the webhook misses another object, such as the runtime of a TrainJob (recording 55), which may be created later
 _OTHER_OBJECT = re.compile(r"\bnot found\b|^spec\.runtimeRef: ", re.IGNORECASE)
 _WRITES = ("create", "patch", "delete")
 
 
 def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
-    """Whether the same request may well succeed later."""
+    """Whether the same request may succeed later."""
     return isinstance(error, ApiUnavailable) or error.transient
 
 
 async def retry_transient(ask: Callable[[], Awaitable[T]], end: float) -> T:
-    """Ask again while the API server is away or overloaded, until `end` of `time.monotonic`."""
+    """Repeat `ask` while the API server is unreachable or overloaded.
+
+    :param ask: makes the request.
+    :param end: value of `time.monotonic()` from which the error is raised instead.
+    """
     delay = 0.2
     while True:
         try:
@@ -44,17 +48,17 @@ async def retry_transient(ask: Callable[[], Awaitable[T]], end: float) -> T:
 
 
 def unreachable(error: ApiUnavailable) -> UnreachableError:
-    """The error for a cluster that can't be reached."""
+    """The error for an API server that can't be reached."""
     return UnreachableError(
         f"the cluster cannot be reached: {error}. Check the `kubernetes` connection (kube_config_path, kube_config, "
-        "in_cluster), or KUBECONFIG, and that the API server answers: kubectl version"
+        "in_cluster) or KUBECONFIG, and `kubectl version`"
     )
 
 
 def refuses_manifest(error: ApiStatusError) -> bool:
-    """Whether the answer to a create proves that this manifest is refused for what stands in it.
+    """Whether the response to a create proves that the content of the manifest is the reason for the refusal.
 
-    Recordings 21, 29 and 55: the schema and validation answer 400 and 422, a webhook of the operator 403 or 400.
+    Schema and validation respond with 400 and 422, a webhook of the operator with 403 or 400 (recordings 21, 29, 55).
     """
     if webhook := _WEBHOOK.match(error.message):
         return webhook["name"].endswith(_OPERATORS_OWN) and not _OTHER_OBJECT.search(webhook["why"])
@@ -66,46 +70,47 @@ def refuses_manifest(error: ApiStatusError) -> bool:
 def explain(
     error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
 ) -> ManifestError | AccessError | ClusterError:
-    """The error of a refused request: what was expected, what was found, what to do.
+    """The error for a failed request: its first line says what happened and what to do, the next one gives details.
 
-    ManifestError, which is final, only where the refusal is about the manifest itself (`refuses_manifest`).
+    It is a ManifestError, which forbids retries, only if the content of the manifest is the reason.
+
+    :param error: of the request.
+    :param verb: of the request, as in RBAC: create, get, ...
+    :param resource: plural and group, such as pytorchjobs.kubeflow.org.
+    :param namespace: of the request. Default: empty, the request has none.
     """
     if isinstance(error, ApiUnavailable):
         return unreachable(error)
     where = f" in namespace {namespace!r}" if namespace else ""
     if error.status == 401:
         return AccessError(
-            f"the API server refused the credentials (401): {error.message}. Expected a valid token or certificate; "
-            "check the connection's kubeconfig, or renew its token"
+            "the API server refused the credentials (401). Check the connection's kubeconfig, or renew its token.\n"
+            f"The API server answered: {error.message}"
         )
     if error.status == 404 and error.details.get("kind") == "namespaces":
-        return ClusterError(
-            f"namespace: found {namespace!r}, which does not exist in the cluster. Create it: kubectl create namespace "
-            f"{namespace}"
-        )
+        return ClusterError(f"namespace {namespace!r} does not exist. Create it: kubectl create namespace {namespace}")
     if error.status == 403 and "because it is being terminated" in error.message:
         return ClusterError(
-            f"namespace: {namespace!r} is being terminated ({error.message}). Create it again once it is gone"
+            f"namespace {namespace!r} is being terminated. Create it again when its deletion has finished.\n"
+            f"The API server answered: {error.message}"
         )
     if error.status == 403 and (quota := _QUOTA.search(error.message)):
         return ClusterError(
-            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403): asked for {quota['asked']}, "
-            f"used {quota['used']}, limit {quota['limit']}. Wait until others are done (the task's `retries`), let a "
-            f"Kueue queue admit the job (`queue_name`), or have the quota raised: kubectl describe quota -n "
-            f"{namespace} {quota['name']}"
+            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403). Set `retries` to wait, use a "
+            f"Kueue queue (`queue_name`), or raise the quota.\nRequested: {quota['asked']}; used: {quota['used']}; limit: "
+            f"{quota['limit']}. See: kubectl describe quota -n {namespace} {quota['name']}"
         )
-    # only writes are admitted, and only Kubernetes gives a reason: what else is refused is a right that is missing
+    # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
         return NoRightError(
-            f"no right to {verb} {resource}{where} (403): {error.message}. Grant it: `ktrain rbac --namespace "
-            f"{namespace or 'NAMESPACE'}` prints the least Role, or: kubectl create role ktrain-{verb} -n "
-            f"{namespace or 'NAMESPACE'} --verb={verb} --resource={resource}"
+            f"no right to {verb} {resource}{where} (403). `ktrain rbac --namespace {namespace or 'NAMESPACE'}` prints "
+            f"the Role to grant.\nThe API server answered: {error.message}"
         )
     if verb == "create" and refuses_manifest(error):
         return ManifestError(f"the API server refused the manifest ({error.status} {error.reason}): {error.message}")
     if webhook := _WEBHOOK.match(error.message):
         return ClusterError(
-            f"the admission webhook {webhook['name']!r} denied the job ({error.status}): {webhook['why']}. Ask whoever "
-            "runs that webhook, or create the object that it names; the task's `retries` try again"
+            f"the admission webhook {webhook['name']!r} denied the job ({error.status}). Ask its administrator, or "
+            f"create the object that it names; a retry tries again.\nThe webhook answered: {webhook['why']}"
         )
     return ClusterError(f"the API server could not {verb} {resource}{where} ({error.status}): {error.message}")

@@ -52,7 +52,7 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
         if any(r["name"] == kind.plural for r in served.get("resources") or ()):
             return version
     raise OperatorMissingError(
-        f"The cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
+        f"the cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
         f"Expected {' or '.join(kind.api_versions)}, found "
         f"{', '.join(f'{kind.group}/{v}' for v in offered) or f'no version of {kind.group}'}"
     )

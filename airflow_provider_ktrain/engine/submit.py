@@ -188,7 +188,9 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
         try:
             return await ask()
         except (ApiStatusError, ApiUnavailable) as e:
-            again = is_transient(e) or (isinstance(e, ApiStatusError) and e.conflict)  # a quota was updated at the same time
+            again = is_transient(e) or (
+                isinstance(e, ApiStatusError) and e.conflict
+            )  # a quota was updated at the same time
             if not again or time.monotonic() + delay > end:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
             # The API server may have created the job although its response was lost: the next create then gets 409.

@@ -29,7 +29,7 @@ def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, air
     """It had asked, and the API server would not have it."""
     cluster.admin("status", status=503, verb="create", path=JOBS)
     stage = begin("chaos_worker_retries", seconds=5)
-    stage.wait_line("cannot take PyTorchJob")
+    stage.wait_line("can't process the request for PyTorchJob")
     stage.kill_task(signal.SIGKILL)
     stage.wait_state("up_for_retry", "queued", "running")
     stage.wait_try(2)
@@ -60,7 +60,7 @@ def test_worker_lost_while_following(begin: Begin, airflow: Airflow) -> None:
     airflow.kill_worker()
     check_end(stage, "success", try_number=2)
     stage.check_lines(60, try_number=2)
-    assert "Decision: adopt" in stage.log(2)
+    assert "Adopting it." in stage.log(2)
 
 
 def test_worker_lost_for_good(begin: Begin, airflow: Airflow) -> None:

@@ -20,7 +20,7 @@ def check_adopted(stage: Stage, seconds: int) -> None:
     """The retry followed the one job to its end, and nothing was trained again."""
     check_end(stage, "success", try_number=2)
     stage.check_lines(seconds, try_number=2)
-    assert "Decision: adopt" in stage.log(2)
+    assert "Adopting it." in stage.log(2)
 
 
 def answers(airflow: Airflow) -> bool:
