@@ -97,8 +97,8 @@ def explain(
     if error.status == 403 and (quota := _QUOTA.search(error.message)):
         return ClusterError(
             f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403). Set `retries` to wait, use a "
-            f"Kueue queue (`queue_name`), or raise the quota.\nRequested: {quota['asked']}; used: {quota['used']}; limit: "
-            f"{quota['limit']}. See: kubectl describe quota -n {namespace} {quota['name']}"
+            f"Kueue queue (`queue_name`), or raise the quota.\nRequested: {quota['asked']}; used: {quota['used']}; "
+            f"limit: {quota['limit']}. See: kubectl describe quota -n {namespace} {quota['name']}"
         )
     # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):

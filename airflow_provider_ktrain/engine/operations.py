@@ -1,7 +1,7 @@
-"""What people do to running jobs by kubectl: scale, suspend, resume, delete. Fenced, and waited for.
+"""Scale, suspend, resume or delete a running job, and wait for the effect.
 
-Each verb reads the job, decides, and writes with the resourceVersion of that read; where it changed meanwhile, it reads
-and decides again. The owner is left alone.
+Each operation reads the job, decides, and writes with the resourceVersion of that read. If the job has changed in
+between, it reads and decides again. The job's owner doesn't change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-STARTS_WHEN_RESUMED = "; it is suspended, they start when it is resumed"
+STARTS_WHEN_RESUMED = ". The job is suspended: they start when it is resumed"
 KEEPS_WORLD_SIZE = (
-    "; it has a Master and no elasticPolicy: pods that ran before keep their WORLD_SIZE, and a program that reads it "
-    "does not grow or shrink"
+    ". The job has no elasticPolicy: pods that already run keep their WORLD_SIZE, so a program that reads it doesn't "
+    "use the new size"
 )
 
 
 async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
-    """Patch the number of Workers, and wait until that many run and no others are left; returns a line for the log.
+    """Patch the number of Workers, and wait until exactly these run. Returns a line for the log.
 
-    A suspended job is not waited for.
+    It doesn't wait for the Workers of a suspended job.
 
-    :raises KtrainError: the job has ended, or they do not run in time.
-    :raises ManifestError: `workers` is outside its elastic bounds, or it has no Workers.
+    :param workers: the new number.
+    :param timeout: limit for everything, in seconds.
+    :raises KtrainError: the job has ended, or the Workers don't run in time.
+    :raises ManifestError: `workers` is outside the elastic bounds of the job, or the job has no Workers.
     """
     kind = kind_of(ref.kind)
     end = time.monotonic() + timeout
@@ -51,7 +53,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         low, high = kind.worker_bounds(job)
         if workers < low or (high is not None and workers > high):
             expected = f"at least {low}" if high is None else f"{low} to {high}, the elastic bounds of {ref}"
-            raise ManifestError("the job cannot have so many", where="workers", found=str(workers), expected=expected)
+            raise ManifestError("outside the bounds of the job", where="workers", found=str(workers), expected=expected)
         before = kind.count(job, "Worker")
         if before != workers:
             await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
@@ -60,7 +62,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         return before, KEEPS_WORLD_SIZE if before != workers and kind.keeps_world_size(job) else ""
 
     before, remark = await _fenced(api, ref, write, end)
-    done = f"{ref} is scaled from {before} to {workers} Workers{remark}"
+    done = f"{ref} scaled from {before} to {workers} Workers{remark}"
     if remark == STARTS_WHEN_RESUMED:
         return done
 
@@ -69,11 +71,11 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
         if len(pods) == len(running) == workers:
             return True
-        _require_unended(ref, await read_job(api, ref), f"seen to run with {workers} Workers")
+        _require_unended(ref, await read_job(api, ref), "scaled")
         return False
 
     await _wait_until(
-        scaled, end, f"{ref} has been scaled to {workers} Workers, but not just these run after {timeout:.0f} s"
+        scaled, end, f"{ref}: after {timeout:.0f} s, the number of running Workers is still not {workers}"
     )
     return done
 
@@ -91,21 +93,23 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     async def gone() -> bool:
         return not await job_pods(api, ref)
 
-    await _wait_until(gone, end, f"{ref} is suspended, but pods are still there after {timeout:.0f} s")
-    return f"{ref} is suspended; its pods are gone"
+    await _wait_until(gone, end, f"{ref} is suspended, but its pods are still there after {timeout:.0f} s")
+    return f"{ref} is suspended and its pods are gone"
 
 
 async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
-    """Resume a suspended job and wait until its operator has taken it up.
+    """Resume a suspended job and wait until its operator has created pods.
 
-    It is resumed once the pods that its suspension deletes are gone: operators would count them as failures.
+    It first waits until the pods that the suspension deletes are gone: operators would count them as failed.
     """
     end = time.monotonic() + timeout
 
     async def settled() -> bool:
         return not any(map(is_terminating, await job_pods(api, ref)))
 
-    await _wait_until(settled, end, f"{ref} is not resumed: pods of it are still being deleted after {timeout:.0f} s")
+    await _wait_until(
+        settled, end, f"{ref} was not resumed: its old pods are still being deleted after {timeout:.0f} s"
+    )
 
     async def write(job: Object) -> None:
         _require_unended(ref, job, "resumed")
@@ -116,29 +120,30 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
     async def taken_up() -> bool:
         return bool(await job_pods(api, ref)) or phase_of(await read_job(api, ref)).ended
 
-    await _wait_until(taken_up, end, f"{ref} is resumed, but no pod of it has appeared after {timeout:.0f} s")
+    await _wait_until(taken_up, end, f"{ref} was resumed, but it has no pods after {timeout:.0f} s")
     return f"{ref} is resumed"
 
 
 async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Released:
     """Delete the job and wait until its pods are gone.
 
-    :param force: delete it also where a task of ours owns it and it has not ended.
-    :raises KtrainError: such an owner, without `force`.
+    :param force: delete also an unfinished job that a task owns.
+    :param timeout: limit for everything, in seconds.
+    :raises KtrainError: a task owns the unfinished job, and `force` is False.
     """
     job = await retry_transient(lambda: read_job(api, ref), time.monotonic() + timeout)
     owner = Owner.of(job or {})
     if job is not None and owner is not None and not force and not phase_of(job).ended:
         raise KtrainError(
-            f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase_of(job)}: its task would fail. Mark "
-            "that task failed, or pass force=True"
+            f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase_of(job)}. Its task would fail.\n"
+            "Mark that task failed instead, or set force=True"
         )
     return await release(api, ref, Mode.DELETE, timeout=timeout)
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
     if (phase := phase_of(job)).ended:
-        raise KtrainError(f"{ref} is {phase}: it cannot be {what} any more")
+        raise KtrainError(f"{ref} is {phase}: it can't be {what}")
 
 
 async def _patch(api: Api, ref: JobRef, job: Mapping[str, Any], patch: Object) -> None:
@@ -147,13 +152,13 @@ async def _patch(api: Api, ref: JobRef, job: Mapping[str, Any], patch: Object) -
 
 
 async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]], end: float) -> T:
-    """Read, decide and write; again where the job changed between."""
+    """Read the job and call `write`, which decides and writes; repeat if the job has changed in between."""
 
     async def attempt() -> T:
         while True:
             job = await read_job(api, ref)
             if job is None:
-                raise KtrainError(f"{ref} (uid {ref.uid}) does not exist any more")
+                raise KtrainError(f"{ref} (uid {ref.uid}) no longer exists")
             try:
                 return await write(job)
             except ApiStatusError as e:
@@ -163,13 +168,13 @@ async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]]
     try:
         return await retry_transient(attempt, end)
     except ApiStatusError as e:
-        raise explain(e, "patch", kind_of(ref.kind).plural, ref.namespace) from e
+        raise explain(e, "patch", kind_of(ref.kind).plural, ref.namespace) from None
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
 
 
 async def _wait_until(done: Callable[[], Awaitable[bool]], end: float, problem: str) -> None:
-    """Look again and again, less and less often, until it is done; KtrainError with the problem at `end`."""
+    """Poll until `done` returns True. At `end`, raise a KtrainError with the text of `problem`."""
     delay = 0.1
     while not await retry_transient(done, end):
         if time.monotonic() + delay > end:

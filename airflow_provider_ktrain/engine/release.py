@@ -1,6 +1,10 @@
-"""Release: the one function that gives a job's GPUs back, for every way out of a task.
+"""Release the GPUs of a job: `release` is the one function for every way out of a task.
 
-Idempotent, fenced (uid *and* resourceVersion of the read that checked the owner), foreground, verified.
+It may run any number of times, in several processes at once, and while the next try adopts the job. So it reads the
+job, checks its owner, and sends a delete or patch with the uid and resourceVersion of that read. If the job has changed
+in between, the API server answers 409, and the release reads and decides again. If the job has another owner by then,
+the release ends without any change. The deletion is in the foreground, so the job exists until its pods are gone, and
+the release waits for that.
 """
 
 from __future__ import annotations
@@ -26,23 +30,23 @@ from airflow_provider_ktrain.engine.jobs import delete_fenced, is_terminating, j
 
 Object = dict[str, Any]
 T = TypeVar("T")
-NAMED_PODS = 5  # pods that an error names
-MAX_POLL_SECONDS = 0.5  # seconds between looks at what is going away
-COUNT_TIMEOUT_SECONDS = 1.0  # seconds that counting a job's pods may hold up its deletion
-GRACE_MARGIN_SECONDS = 30.0  # seconds beyond the pods' own grace period in which they must be gone
-UNANSWERED_REQUEST_SECONDS = 0.2  # seconds beyond the timeout at which a request without an answer is given up
+NAMED_PODS = 5  #: how many pods an error names
+MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
+COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
+GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
+UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 
 
 class ReleaseError(KtrainError):
-    """The job's pods could not be released, or not be seen to go."""
+    """The job could not be released, or its pods are still there at the timeout."""
 
 
 class Mode(enum.Enum):
     """How a job is released."""
 
-    DELETE = "delete"  #: the job and all that it owns
-    SUSPEND = "suspend"  #: keep an unfinished job, without its pods; one of a Kueue queue is deleted
-    DELETE_PODS = "delete pods"  #: keep a finished job and its ended pods; pods that still run go
+    DELETE = "delete"  #: delete the job and everything that it owns
+    SUSPEND = "suspend"  #: keep an unfinished job without its pods; a job of a Kueue queue is deleted
+    DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
 
 
 _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
@@ -50,14 +54,14 @@ _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS
 
 @dataclass(frozen=True)
 class Released:
-    """What a release did.
+    """Result of a release.
 
-    :param done: False where the job has another owner by now, or none: nothing was touched.
-    :param pods: pods that are gone or have ended.
-    :param gpus: GPUs of those that held some: they had a node and had not ended.
-    :param seconds: from the first request until the last pod was seen to be gone.
+    :param done: False if the job has another owner now, or none. Then nothing was changed.
+    :param pods: number of pods that are gone or have finished.
+    :param gpus: number of GPUs that these pods held: pods on a node that hadn't finished.
+    :param seconds: time from the first request until all pods were gone.
     :param text: one line for the log.
-    :param kept: the job had ended and was spared: it is still there, without running pods.
+    :param kept: True if the job had ended and was kept without running pods. Default: False.
     """
 
     done: bool
@@ -72,7 +76,12 @@ class Released:
 
 
 def mode_of(on_finish_action: str, *, succeeded: bool, ended: bool) -> Mode:
-    """The mode that `on_finish_action` (delete_job, keep_job, delete_succeeded_job) means for a job in this state."""
+    """The mode that `on_finish_action` requires for a job in this state.
+
+    :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+    :param succeeded: whether the job succeeded.
+    :param ended: whether it has ended.
+    """
     if on_finish_action == "delete_job" or (on_finish_action == "delete_succeeded_job" and succeeded):
         return Mode.DELETE
     return Mode.DELETE_PODS if ended else Mode.SUSPEND
@@ -89,16 +98,18 @@ async def release(
     before: list[Object] | None = None,
     spare_ended: bool = False,
 ) -> Released:
-    """Give back what the job holds, and see that it is gone.
+    """Release the job's GPUs, and wait until its pods are gone.
 
-    :param timeout: seconds for all of it; an API server that is away is asked again until then. With `verify` it is at
-        least the longest terminationGracePeriodSeconds of the job's pods plus `margin`: they have a right to it.
-    :param verify: False returns as soon as the API server accepted the request.
-    :param margin: seconds that pods may take beyond their grace period.
-    :param before: the job's pods as they were, where its deletion was asked for already.
-    :param spare_ended: do not delete a job that has ended, only its pods that still run: its status is the one proof of
-        how it ended, until Airflow knows.
-    :raises ReleaseError: pods are still there after that time, or the API server refuses.
+    :param ref: the job.
+    :param mode: how to release it. Default: delete it.
+    :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then.
+        With `verify`, it is at least the longest terminationGracePeriodSeconds of the pods plus `margin`. Default: 60.
+    :param verify: wait until the pods are gone. False: return when the API server has accepted. Default: True.
+    :param margin: time beyond their grace period that pods may take to end, in seconds. Default: 30.
+    :param before: the pods as they were before, if the deletion was already requested. Default: read them.
+    :param spare_ended: keep a job that has ended and delete only its running pods, because its status is the only proof
+        of how it ended until Airflow has stored that. Default: False.
+    :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
     began = time.monotonic()
     end = began + timeout
@@ -122,13 +133,13 @@ async def release(
                 )
             left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
-        raise ReleaseError(f"{ref} could not be released: {e}") from e
+        raise ReleaseError(f"{ref} could not be released: {e}") from None
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
             f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached.\n"
             f"{e or 'It does not answer'}\n"
             f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
-        ) from e
+        ) from None
     seconds = time.monotonic() - began
     if left:
         names = ", ".join(p["metadata"]["name"] for p in left[:NAMED_PODS])
@@ -145,7 +156,7 @@ async def release(
 
 
 def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
-    """What came of a release: how many GPUs, as far as that is known."""
+    """Sentence on the pods and GPUs that were released, as far as they are known."""
     if before is None:
         return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
     gpus, unfinished = _held_gpus(pods), counted(sum(not _ended(p) for p in pods), "pod")
@@ -162,7 +173,7 @@ def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> 
 
 
 async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
-    """The job's pods, for the count of what is freed; None where they cannot be read: the deletion must not wait."""
+    """The job's pods, to count what is released. None: they can't be read in time, and the deletion must not wait."""
     try:
         async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
             return await job_pods(api, ref)
@@ -171,13 +182,13 @@ async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
 
 
 def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
-    """GPUs that pods hold: those that have a node and have not ended."""
+    """Number of GPUs that pods hold: pods on a node that haven't finished."""
     specs = (pod.get("spec") or {} for pod in pods if not _ended(pod))
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
 
 
 def _grace(pod: Mapping[str, Any]) -> float:
-    """Seconds that a pod may take to end."""
+    """Grace period of a pod, in seconds. 0: it has finished."""
     return 0 if _ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
 
 
@@ -188,11 +199,16 @@ def _ended(pod: Mapping[str, Any]) -> bool:
 async def _request_release(
     api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool
 ) -> tuple[Mode, str] | None:
-    """Make the request until it is accepted; the mode that fitted the job, in words too; None: another try owns it."""
+    """Send the request that fits the job as it is, until it is accepted.
+
+    :return: the mode that was used, and its description. None: another try owns the job.
+    """
     while True:
         job = await read_job(api, ref)
         if job is None:
-            await _delete_pods(api, ref, pods or await job_pods(api, ref))  # what an orphaning deletion left
+            await _delete_pods(
+                api, ref, pods or await job_pods(api, ref)
+            )  # pods that a deletion with propagationPolicy Orphan has left
             return Mode.DELETE, "is gone"
         owner = Owner.of(job)
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
@@ -212,14 +228,14 @@ async def _request_release(
         except ApiStatusError as e:
             if e.status not in (404, 409):
                 raise
-            # it changed since the read (operators write often): read and decide again
+            # The job has changed since it was read; operators often write its status. Read and decide again.
 
 
 def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
-    """The mode that frees what the job as it stands holds, and does not let its operator or queue take it again."""
+    """The mode that releases this job for good: neither its operator nor its queue may start pods again."""
     if mode is Mode.DELETE:
         return mode, _OUTCOMES[mode]
-    if phase_of(job).ended:  # suspending frees nothing where an operator is done with the job, and all where it is not
+    if phase_of(job).ended:  # operators ignore `suspend` of an ended job, except those that recreate its pods
         mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
     elif mode is Mode.SUSPEND and QUEUE_LABEL in (job["metadata"].get("labels") or {}):
         return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
@@ -239,12 +255,12 @@ async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:
         try:
             await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
         except ApiStatusError as e:
-            if e.status not in (404, 409):  # gone, or a namesake: not ours
+            if e.status not in (404, 409):  # it is gone, or a new pod has its name
                 raise
 
 
 async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:
-    """Wait until no pod is left that must go (and, where it is deleted, no job); what is left at `end`."""
+    """Wait until the pods that must go are gone and, with Mode.DELETE, the job. Returns the pods left at `end`."""
     delay = 0.05
     while True:
         pods = await retry_transient(lambda: job_pods(api, ref), end)

@@ -194,7 +194,7 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
             if not again or time.monotonic() + delay > end:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
             # The API server may have created the job although its response was lost: the next create then gets 409.
-            log.warning(f"The API server can't process the request for {claim} now; retrying: {e}")
+            log.warning(f"The API server can't process the request for {claim} now; trying again: {e}")
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 

@@ -132,7 +132,7 @@ async def test_finalizers_that_hold_a_job_are_named(task: Task) -> None:
 @pytest.mark.parametrize(
     ("deleted", "says"),
     [
-        (None, "not asked to end yet"),
+        (None, "not being deleted yet"),
         ("2001-01-01T10:00:00Z", "its grace period ended at 10:00:00 UTC: check that its node is ready"),
         ("2999-01-01T10:00:00Z", "has until 10:00:00 UTC: its grace period is 3600 s"),
     ],
