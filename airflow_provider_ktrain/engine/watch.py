@@ -1,8 +1,17 @@
-"""One list and watch for any number of waiters.
+"""Shared informers: one list and watch for any number of subscriptions, as in client-go.
 
-A hub watches one path with one selector and fans out what it sees. It lives in the event loop, not in a subscription:
-its task has a context of its own (in a triggerer the context decides into which task's log a line goes) and goes on
-when subscriptions are cancelled.
+A SharedInformer lists a path once, then follows its watch from the resourceVersion of that list, and passes each change
+to the subscriptions whose key and filter match.
+
+- A stream that is cut resumes at the last resourceVersion that it delivered. Bookmarks, which the API server sends
+  about once a minute, move that version forward while nothing changes, so that it doesn't expire.
+- If the version has expired all the same, the API server answers 410 Gone. Then the informer lists again and compares
+  the list with what it knows: the differences become events, and an object that is missing from the list becomes
+  DELETED. So nothing is missed, and nothing is delivered twice.
+- Every ten minutes it lists again, in case the watch has missed something.
+
+The informer runs in a task of its own, with an empty context, so it isn't canceled with the subscription that started
+it. In a triggerer the context decides to which task's log a line goes.
 """
 
 from __future__ import annotations
@@ -27,54 +36,54 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 Key = tuple[str, ...]
 
-#: of a pod and its containers what nobody reads here: most of it, and there are thousands
+#: fields of pods and containers that nothing here reads, dropped because there may be thousands of pods
 DROPPED_SPEC_FIELDS = frozenset(
     {"affinity", "args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"}
 )
-PAGE_SIZE = 100  #: objects a list asks for at once: parsing a page must not stall the loop
-RESYNC_SECONDS = 600.0  #: seconds after which everything is listed again, whatever the watch said
-SILENCE_TIMEOUT_SECONDS = (
-    150.0  #: seconds without a byte until a watch counts as dead; bookmarks come about once a minute
-)
-LINGER_SECONDS = 10.0  #: seconds that a hub outlives its last subscription
-BACKOFF_SECONDS = (0.05, 30.0)  #: seconds: the first and the longest pause
-STABLE_STREAM_SECONDS = (
-    1.0  #: seconds that a stream has lived for its end not to follow a failure: else what ends at once would spin
-)
-RELIST_AFTER_FAILURES = 5  #: failures in a row after which a watch is not resumed: the server may be another one by now
-MAX_UNAUTHORIZED = 3  #: times in a row that 401 is answered until subscriptions are told
+PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
+RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
+SILENCE_TIMEOUT_SECONDS = 150.0  #: time without a byte after which a watch counts as dead; bookmarks come every minute
+LINGER_SECONDS = 10.0  #: how long an informer runs on without subscriptions
+BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
+STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
+RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
+MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
 
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """A change of one object. Of several before they are read, the last is told; DELETED has the last seen object."""
+    """A change of one object. Changes that are read together are merged into one event.
+
+    :param type: ADDED, MODIFIED or DELETED.
+    :param object: the object after the change; with DELETED, its last known state.
+    """
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Object
 
 
 def by_uid(uid: str) -> Key:
-    """The object of that uid."""
+    """Key of the object with this uid."""
     return ("uid", uid)
 
 
 def by_name(name: str) -> Key:
-    """Objects of that name, one after the other."""
+    """Key of objects with this name; several objects may have it in turn."""
     return ("name", name)
 
 
 def by_owner(uid: str) -> Key:
-    """Objects with an ownerReference to that uid."""
+    """Key of objects with an ownerReference to this uid."""
     return ("owner", uid)
 
 
 def by_label(key: str, value: str) -> Key:
-    """Objects with that label."""
+    """Key of objects with this label."""
     return ("label", key, value)
 
 
 def keys_of(obj: Object) -> frozenset[Key]:
-    """All keys under which an object can be listened for."""
+    """All keys by which an object can be subscribed to."""
     meta = obj["metadata"]
     keys: list[Key] = [by_uid(meta["uid"]), by_name(meta["name"])]
     keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
@@ -83,25 +92,26 @@ def keys_of(obj: Object) -> frozenset[Key]:
 
 
 class Subscription:
-    """What one waiter sees of a hub.
+    """The objects and events of an informer for one subscriber.
 
-    `objects` are the matching objects by uid, as they stand. That one is missing from it is no proof that it does not
-    exist: it may have been created after the hub last heard of the server. DELETED is such a proof.
+    `objects` has the matching objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
+    doesn't exist: it may be newer than the last event. An event DELETED is such a proof.
     """
 
     def __init__(self, match: Callable[[Object], bool] | None = None) -> None:
         self.objects: dict[str, Object] = {}
-        self.synced = False  #: whether the hub has listed once
+        self.synced = False  #: whether the first list is complete
         self._match = match
         self._pending: dict[str, WatchEvent] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
 
     async def changed(self) -> list[WatchEvent]:
-        """Wait for changes since the last call and return them, one an object; [] where the first list had no match.
+        """Wait for changes since the last call. Returns one event per object; [] if the first list has no match.
 
-        :raises ApiStatusError: where the server refuses the hub. It goes on trying, and so may the subscription.
-        :raises ApiUnavailable: where the hub has been closed.
+        :raises ApiStatusError: the API server rejects the list or watch. The informer continues to try, so the caller
+            may call this again.
+        :raises ApiUnavailable: the informer was closed.
         """
         await self._ready.wait()
         self._ready.clear()
@@ -112,7 +122,7 @@ class Subscription:
 
     @property
     def deleted(self) -> list[Object]:
-        """Objects whose deletion the next `changed` will return: they are missing from `objects` already."""
+        """Objects whose DELETED event the next `changed` returns. `objects` no longer has them."""
         return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
 
     def __aiter__(self) -> Self:
@@ -151,12 +161,12 @@ class Subscription:
             self._pending[uid] = WatchEvent("DELETED", obj)
         else:
             return
-        if self.synced:  # the first list is told as one
+        if self.synced:  # the first list is delivered as a whole
             self._ready.set()
 
 
 class SharedInformer:
-    """One list and watch of a path, fanned out by key. Get it from `shared_informer()`."""
+    """One list and watch of a path for many subscriptions. Get it from `shared_informer()`."""
 
     def __init__(
         self,
@@ -170,8 +180,8 @@ class SharedInformer:
         resync: float = RESYNC_SECONDS,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
-        self.unreachable_since: float | None = None  #: time.monotonic() since which the server has not been reached
-        self.failure: Exception | None = None  #: why the server refuses, while it does
+        self.unreachable_since: float | None = None  #: time.monotonic() of the first failure to reach the server
+        self.failure: Exception | None = None  #: why the server rejects requests, while it does
         self._api = api
         self._path = path
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
@@ -181,27 +191,28 @@ class SharedInformer:
         self._uids: dict[Key, set[str]] = {}
         self._subscriptions: dict[Key | None, set[Subscription]] = {}
         self._synced = False
-        self._version = ""  # "" asks for a list
+        self._version = ""  # "": list next
         self._resync_at = 0.0
         self._failures = 0  # in a row
         self._stable_after = stable_after
         self._resync = resync
-        self._opened: float | None = None  # when the stream that is read began
+        self._opened: float | None = None  # time.monotonic() at which the present stream began
         self._logged_unreachable = False
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
-        self._on_stop = on_stop  # by those who share it
-        self._detach: Callable[[], None] = lambda: None  # from the Api
+        self._on_stop = on_stop  # removes it from the shared informers
+        self._detach: Callable[[], None] = lambda: None  # removes the callback from the Api
 
     @contextlib.asynccontextmanager
     async def subscribe(
         self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None
     ) -> AsyncIterator[Subscription]:
-        """A subscription, which does not wait for the first list: `changed()` does.
+        """Subscribe. This doesn't wait for the first list; `changed()` does.
 
-        :param match: which objects; it is asked at each change. An object that matches no more is told as DELETED.
-        :param key: `by_uid`, `by_name`, `by_owner` or `by_label`: only these objects are looked at at all. Always give
-            one where there are many subscriptions.
+        :param match: filter that is called for each change. An object that no longer matches becomes DELETED. Default:
+            all objects match.
+        :param key: `by_uid`, `by_name`, `by_owner` or `by_label`. Only these objects are passed to `match`. Always set
+            it where there are many subscriptions. Default: all objects.
         """
         subscription = Subscription(match)
         self._start()
@@ -263,7 +274,7 @@ class SharedInformer:
             await asyncio.sleep(pause)
 
     async def _cycle(self) -> float:
-        """List where that is due, then watch until the stream ends; returns the seconds to pause before the next."""
+        """List if due, then watch until the stream ends. Returns the pause before the next cycle, in seconds."""
         wait: float | None = None
         clean, self._opened = False, None
         try:
@@ -283,7 +294,7 @@ class SharedInformer:
             elif error.status != 401 or self._failures + 1 >= MAX_UNAUTHORIZED:
                 self._note_refused(error)
         except Exception as error:
-            # the client could not be built, or an answer was no Kubernetes object
+            # the client couldn't be built, or a response isn't a Kubernetes object
             self._note_refused(error)
         if self._stream_was_stable():
             self._failures = 0
@@ -295,32 +306,32 @@ class SharedInformer:
         return max(pause_after(self._failures, *BACKOFF_SECONDS), wait or 0)
 
     def _stream_was_stable(self) -> bool:
-        """Whether a stream was read, and not only for a moment."""
+        """Whether a stream was open long enough that its end isn't a failure."""
         return self._opened is not None and time.monotonic() - self._opened >= self._stable_after
 
     def _note_unreachable(self, error: ApiUnavailable | ApiStatusError) -> None:
-        """Say so once, and not at all of a cut after which the server is there."""
+        """Log an outage once. A cut stream that can be reopened at once isn't logged."""
         self.stats["cuts"] += 1
         if self.unreachable_since is None:
             self.unreachable_since = time.monotonic()
         elif not self._logged_unreachable:
             self._logged_unreachable = True
-            log.warning("Watch of %s: %s; trying again", self._path, error)
+            log.warning("Watch of %s failed; trying again: %s", self._path, error)
 
     def _note_refused(self, error: Exception) -> None:
         if self.failure is None:
-            log.warning("Watch of %s: %s", self._path, error)
+            log.warning("Watch of %s was rejected: %s", self._path, error)
         self.failure = error
         self._broadcast(lambda subscription: subscription._fail(error))
 
     def _note_reached(self) -> None:
         if self.unreachable_since is not None and self._logged_unreachable:
-            log.info("Watch of %s: back after %.0f s", self._path, time.monotonic() - self.unreachable_since)
+            log.info("Watch of %s works again after %.0f s", self._path, time.monotonic() - self.unreachable_since)
         self.unreachable_since, self._logged_unreachable = None, False
         self.failure = None
 
     async def _list(self) -> None:
-        """Read everything and tell what differs from what is known, in slices: the loop has others to serve."""
+        """List all objects and deliver the differences from the known ones, without blocking the event loop."""
         uids: set[str] = set()
         changed: list[Object] = []
         query = {**self._selectors, "limit": str(PAGE_SIZE)}
@@ -331,7 +342,11 @@ class SharedInformer:
             except ApiStatusError as error:
                 if not error.gone or "continue" not in query:
                     raise
-                uids, changed, query = set(), [], dict(self._selectors)  # the token has expired: all at once, then
+                uids, changed, query = (
+                    set(),
+                    [],
+                    dict(self._selectors),
+                )  # the continue token has expired: list all at once
                 continue
             kind = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
             for item in page.pop("items", None) or ():
@@ -355,7 +370,7 @@ class SharedInformer:
         self._broadcast(Subscription._sync)
 
     async def _watch(self) -> None:
-        """Follow changes until the stream ends, at the latest when a resync is due."""
+        """Follow changes until the stream ends, at the latest when the next list is due."""
         query = {
             **self._selectors,
             "watch": "true",
@@ -386,7 +401,7 @@ class SharedInformer:
             self._upsert(_strip(obj))
 
     def _is_current(self, obj: Object) -> bool:
-        """Whether it stands already as it is."""
+        """Whether the object is known in this version."""
         known = self._objects.get(obj["metadata"]["uid"])
         return known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
 
@@ -438,12 +453,12 @@ def _parse(line: bytes) -> dict[str, Any]:
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:
-        raise ApiUnavailable(f"what came is no watch event: {line[:200]!r}") from error
+        raise ApiUnavailable(f"invalid watch event: {line[:200]!r}") from error
     return event
 
 
 def _strip(obj: Object) -> Object:
-    """Without what is often most of an object and nobody's business here."""
+    """Remove large fields that nothing here reads."""
     obj["metadata"].pop("managedFields", None)
     spec = obj.get("spec") or {}
     for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
@@ -453,11 +468,11 @@ def _strip(obj: Object) -> Object:
 
 
 def shared_informer(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> SharedInformer:
-    """The hub of that path and selectors for that Api.
+    """The informer of this path and these selectors for this Api.
 
-    It asks nothing of the server until somebody listens, and stops some seconds after the last one left.
+    It starts with the first subscription and stops some seconds after the last one has ended.
     """
-    # the Api holds them: a new one for the same connection never meets hubs that are closed with the old one
+    # The Api holds them, so a new Api for the same connection never gets an informer that is being closed.
     key = (path, label_selector, field_selector)
     if key not in api.informers:
         api.informers[key] = SharedInformer(

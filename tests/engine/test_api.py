@@ -1,4 +1,4 @@
-"""One client, rebuilt when it is refused, unreachable or outdated; errors that say what the server said."""
+"""The client is rebuilt when it is rejected, unreachable or outdated; errors contain the server's message."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from airflow_provider_ktrain.engine.api import REBUILD_AFTER_FAILURES, Api, ApiS
 from .fakekube import PODS, FakeKube, clients, serving
 
 
-async def test_request_gives_the_object() -> None:
+async def test_request_returns_the_object() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api:
         assert (await api.request("GET", f"{PODS}/a"))["metadata"]["name"] == "a"
 
 
-async def test_a_status_becomes_an_error() -> None:
+async def test_error_status_raises_api_status_error() -> None:
     async with serving(FakeKube()) as api:
         with pytest.raises(ApiStatusError) as caught:
             await api.request("GET", f"{PODS}/nosuch")
@@ -45,7 +45,7 @@ async def test_a_status_becomes_an_error() -> None:
         (409, b'{"reason": "AlreadyExists", "message": "it is there", "details": null}', "it is there"),
     ],
 )
-def test_errors_of_whatever_answers(status: int, body: bytes, message: str) -> None:
+def test_error_message_of_any_response_body(status: int, body: bytes, message: str) -> None:
     error = ApiStatusError.of(status, body, "7")
     assert (error.status, error.message, error.retry_after) == (status, message, 7.0)
     assert error.transient == (status >= 500)
@@ -63,8 +63,8 @@ async def test_401_rebuilds_the_client_and_repeats_the_request() -> None:
         assert api.stats["rebuilt"] == 1
 
 
-async def test_401_after_which_the_connection_means_another_cluster_is_an_error() -> None:
-    """What lives on this Api would find nothing there, and call it deleted."""
+async def test_401_fails_if_the_connection_now_leads_to_another_cluster() -> None:
+    """In another cluster, informers would find no job and report it as deleted."""
     here, there = FakeKube(), FakeKube()
     async with clients(here) as first, clients(there) as second:
         make = iter([first, second, second])
@@ -79,7 +79,7 @@ async def test_401_after_which_the_connection_means_another_cluster_is_an_error(
         await api.close()
 
 
-async def test_401_with_new_credentials_is_an_error() -> None:
+async def test_401_with_new_credentials_fails() -> None:
     kube = FakeKube()
     kube.refusal = (401, "Unauthorized")
     async with serving(kube) as api:
@@ -88,7 +88,7 @@ async def test_401_with_new_credentials_is_an_error() -> None:
         assert api.stats["requests"] == 2
 
 
-async def test_a_stream_outlives_the_client_that_it_came_with() -> None:
+async def test_stream_continues_after_its_client_is_replaced() -> None:
     kube = FakeKube()
     kube.pod("p")
     log = kube.log("p")
@@ -105,7 +105,7 @@ async def test_a_stream_outlives_the_client_that_it_came_with() -> None:
         assert b"still here" in await response.content.read()
 
 
-async def test_no_answer_is_unavailable() -> None:
+async def test_missing_response_raises_api_unavailable() -> None:
     kube = FakeKube()
     kube.away = True
     async with serving(kube) as api:
@@ -113,7 +113,7 @@ async def test_no_answer_is_unavailable() -> None:
             await api.request("GET", f"{PODS}/a")
 
 
-async def test_a_cut_stream_is_unavailable() -> None:
+async def test_cut_stream_raises_api_unavailable() -> None:
     kube = FakeKube()
     kube.pod("p")
     kube.log("p").write("2026-11-21T10:00:00.000000000Z", "x" * 1000)
@@ -124,7 +124,7 @@ async def test_a_cut_stream_is_unavailable() -> None:
                 await response.content.read()
 
 
-async def test_closing_ends_what_lives_on_it() -> None:
+async def test_close_ends_informers_and_streams() -> None:
     ended: list[str] = []
 
     async def end(name: str) -> None:
@@ -144,7 +144,7 @@ async def test_closing_ends_what_lives_on_it() -> None:
 
 @contextlib.asynccontextmanager
 async def moving(kube: FakeKube, **options: Any) -> AsyncIterator[tuple[Api, Callable[[], Awaitable[None]], list[str]]]:
-    """An Api whose server moves to another port when it is asked to, and what it says of that."""
+    """An Api whose server can be moved to another port, and its notices."""
     notices: list[str] = []
     async with contextlib.AsyncExitStack() as first, clients(kube) as second:
         make = [await first.enter_async_context(clients(kube))]
@@ -159,7 +159,7 @@ async def moving(kube: FakeKube, **options: Any) -> AsyncIterator[tuple[Api, Cal
         await api.close()
 
 
-async def test_a_server_that_moved_is_followed_after_failed_attempts() -> None:
+async def test_client_is_rebuilt_after_failed_connection_attempts() -> None:
     kube = FakeKube()
     path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
     async with moving(kube) as (api, move, notices):
@@ -177,7 +177,7 @@ async def test_a_server_that_moved_is_followed_after_failed_attempts() -> None:
     )
 
 
-async def test_a_server_that_moved_is_followed_when_a_file_changes() -> None:
+async def test_client_is_rebuilt_when_a_file_changes() -> None:
     kube, changed = FakeKube(), asyncio.Event()
     path, uid = f"{PODS}/a", kube.put("a")["metadata"]["uid"]
 
@@ -193,8 +193,8 @@ async def test_a_server_that_moved_is_followed_when_a_file_changes() -> None:
     assert "rebuilt: the files of the connection changed; http://127" in notices[0]
 
 
-async def test_a_client_of_another_cluster_is_not_used() -> None:
-    """A file changes, and leads to where the known job is not: the present client still works."""
+async def test_client_of_another_cluster_is_not_used() -> None:
+    """A file changes and leads to a cluster without the known job; the present client continues to work."""
     here, there = FakeKube(), FakeKube()
     uid = here.put("a")["metadata"]["uid"]
     there.put("other")
@@ -218,8 +218,8 @@ async def test_a_client_of_another_cluster_is_not_used() -> None:
     assert "could not be recognized as the same cluster. Nothing was deleted" in notice
 
 
-async def test_an_unknown_cluster_in_place_of_one_that_is_gone_is_an_error() -> None:
-    """Else a job that was moved away with its cluster would be waited for in silence."""
+async def test_unknown_cluster_at_a_new_address_is_an_error() -> None:
+    """Otherwise, a task would wait forever for a job in a cluster that is gone."""
     kube = FakeKube()
     kube.put("a")
     async with moving(kube) as (api, move, _):
@@ -233,7 +233,7 @@ async def test_an_unknown_cluster_in_place_of_one_that_is_gone_is_an_error() -> 
             await api.request("GET", f"{PODS}/a")
 
 
-async def test_a_client_that_takes_long_is_waited_for_no_longer_than_the_request() -> None:
+async def test_slow_client_build_counts_against_the_request_timeout() -> None:
     kube, built, goes_on = FakeKube(), Counter[str](), asyncio.Event()
     kube.put("a")
     async with clients(kube) as make_client:
@@ -253,7 +253,7 @@ async def test_a_client_that_takes_long_is_waited_for_no_longer_than_the_request
         await api.close()
 
 
-async def test_a_client_that_could_not_be_built_is_not_tried_at_each_request() -> None:
+async def test_failed_client_build_is_not_repeated_for_each_request() -> None:
     """An exec plugin may be expensive."""
     tried = Counter[str]()
 
@@ -268,7 +268,7 @@ async def test_a_client_that_could_not_be_built_is_not_tried_at_each_request() -
     assert tried["clients"] == 1
 
 
-async def test_a_retired_client_is_closed_and_forgotten() -> None:
+async def test_retired_client_is_closed() -> None:
     kube = FakeKube()
     kube.put("a")
     made: list[weakref.ref[ApiClient]] = []
@@ -291,8 +291,8 @@ async def test_a_retired_client_is_closed_and_forgotten() -> None:
         await api.close()
 
 
-async def test_a_notice_comes_in_the_context_of_who_wants_it() -> None:
-    """In a triggerer that decides into which task's log a line goes."""
+async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
+    """In a triggerer, the context decides to which task's log a line goes."""
     task: ContextVar[str] = ContextVar("task", default="none")
     kube = FakeKube()
     kube.put("a")
@@ -315,7 +315,7 @@ async def test_a_notice_comes_in_the_context_of_who_wants_it() -> None:
     assert said == [("first", text), ("second", text)]
 
 
-async def test_a_token_that_expired_is_no_news() -> None:
+async def test_expired_token_gives_no_notice() -> None:
     kube = FakeKube()
     kube.put("a")
     notices: list[str] = []

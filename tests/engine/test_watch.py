@@ -1,4 +1,4 @@
-"""The hub: nothing missed, nothing told twice, whatever happens to the connection."""
+"""Shared informers: no event is missed or delivered twice, whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def versions(objects: dict[str, dict]) -> dict[str, str]:
     return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
 
 
-async def collect(subscription: Subscription, told: list[WatchEvent]) -> None:
-    async for seen in subscription:
-        told.append(seen)
+async def collect(subscription: Subscription, received: list[WatchEvent]) -> None:
+    async for event in subscription:
+        received.append(event)
 
 
-async def test_what_is_there_and_what_changes() -> None:
+async def test_subscription_gets_the_list_and_then_changes() -> None:
     kube = FakeKube()
     kube.put("a", OURS)
     kube.put("other", {"app": "x"})
@@ -54,36 +54,36 @@ async def test_what_is_there_and_what_changes() -> None:
     ):
         assert [(s.type, s.object["metadata"]["name"]) for s in await subscription.changed()] == [("ADDED", "a")]
         kube.put("a", OURS, spec={"x": 1})
-        (seen,) = await subscription.changed()
-        assert (seen.type, seen.object["spec"]) == ("MODIFIED", {"x": 1})
-        assert seen.object["kind"] == "Pod"
-        assert "managedFields" not in seen.object["metadata"]
+        (event,) = await subscription.changed()
+        assert (event.type, event.object["spec"]) == ("MODIFIED", {"x": 1})
+        assert event.object["kind"] == "Pod"
+        assert "managedFields" not in event.object["metadata"]
         gone = kube.delete("a")
-        (seen,) = await subscription.changed()
-        assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+        (event,) = await subscription.changed()
+        assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
         assert subscription.objects == {}
-        assert seen.object["spec"] == {"x": 1}
+        assert event.object["spec"] == {"x": 1}
 
 
-async def test_the_first_list_is_told_even_if_it_is_empty() -> None:
+async def test_changed_returns_after_an_empty_first_list() -> None:
     async with serving(FakeKube()) as api, shared_informer(api, PODS).subscribe() as subscription:
         assert not subscription.synced
         assert await subscription.changed() == []
         assert subscription.synced
 
 
-async def test_changes_before_they_are_read_are_told_as_one() -> None:
+async def test_unread_changes_of_an_object_are_merged() -> None:
     kube = FakeKube()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await subscription.changed()
         for n in range(5):
             kube.put("a", spec={"n": n})
         await until(lambda: any(o["spec"] == {"n": 4} for o in subscription.objects.values()))
-        (seen,) = await subscription.changed()
-        assert (seen.type, seen.object["spec"]) == ("ADDED", {"n": 4})
+        (event,) = await subscription.changed()
+        assert (event.type, event.object["spec"]) == ("ADDED", {"n": 4})
 
 
-async def test_an_object_that_leaves_the_selector_is_told_as_deleted() -> None:
+async def test_object_that_no_longer_matches_becomes_deleted() -> None:
     kube = FakeKube()
     kube.put("a", OURS)
     async with (
@@ -101,7 +101,7 @@ async def test_an_object_that_leaves_the_selector_is_told_as_deleted() -> None:
             assert subscription.objects == {}
 
 
-async def test_listeners_are_told_of_their_keys_only() -> None:
+async def test_subscriptions_get_only_objects_of_their_key() -> None:
     kube = FakeKube()
     a = kube.put("a", OURS)
     uid = a["metadata"]["uid"]
@@ -116,13 +116,13 @@ async def test_listeners_are_told_of_their_keys_only() -> None:
         ):
             await until(lambda: four.synced)
             assert [list(w.objects) for w in (one, two, three, four)] == [["u1"], ["u2"], ["u2"], ["u2"]]
-            async with pods.subscribe(key=by_owner(uid)) as late:  # from what the hub knows
+            async with pods.subscribe(key=by_owner(uid)) as late:  # from the known objects
                 assert late.synced
                 assert list(late.objects) == ["u2"]
         assert kube.requests["list"] == 1
 
 
-async def test_a_thousand_listeners_cost_one_watch() -> None:
+async def test_a_thousand_subscriptions_share_one_watch() -> None:
     kube = FakeKube()
     for n in range(250):
         kube.put(f"p{n}", OURS)
@@ -130,9 +130,9 @@ async def test_a_thousand_listeners_cost_one_watch() -> None:
 
         async def wait_for_end(n: int) -> str:
             async with shared_informer(api, PODS).subscribe(key=by_name(f"p{n % 250}")) as subscription:
-                async for seen in subscription:
-                    if seen.type == "DELETED":
-                        return seen.object["metadata"]["name"]
+                async for event in subscription:
+                    if event.type == "DELETED":
+                        return event.object["metadata"]["name"]
             raise AssertionError
 
         waiting = [asyncio.create_task(wait_for_end(n)) for n in range(1000)]
@@ -143,7 +143,7 @@ async def test_a_thousand_listeners_cost_one_watch() -> None:
     assert kube.requests == {"list": 3, "watch": 1}
 
 
-async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_all() -> None:
+async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
     kube, turns, told_at = FakeKube(), 0, set()
     for n in range(3 * PAGE_SIZE):
         kube.put(f"p{n}")
@@ -173,7 +173,7 @@ async def test_a_list_is_told_in_slices_and_whoever_comes_between_them_hears_of_
     assert len(told_at) > 2
 
 
-async def test_what_is_held_is_what_is_read_and_a_resync_makes_nothing_anew() -> None:
+async def test_resync_keeps_unchanged_objects() -> None:
     kube = FakeKube()
     big = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     kube.put("a", spec={"nodeName": "n", "containers": [{**big, "env": [{"name": "A"}], "args": ["x"]}], "volumes": []})
@@ -188,7 +188,7 @@ async def test_what_is_held_is_what_is_read_and_a_resync_makes_nothing_anew() ->
             assert gc.isenabled()
 
 
-async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
+async def test_cut_stream_resumes_and_expired_version_lists_again() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
@@ -205,13 +205,13 @@ async def test_a_cut_resumes_and_an_expired_version_lists_again() -> None:
         kube.put("c")
         kube.expire()
         kube.away = False
-        told = await subscription.changed()
-        assert sorted((s.type, s.object["metadata"]["name"]) for s in told) == [("ADDED", "c"), ("DELETED", "a")]
+        received = await subscription.changed()
+        assert sorted((s.type, s.object["metadata"]["name"]) for s in received) == [("ADDED", "c"), ("DELETED", "a")]
         assert shared_informer(api, PODS).stats["expired"] == 1
         assert kube.requests["list"] == 2
 
 
-async def test_a_list_whose_token_expires_begins_again() -> None:
+async def test_list_restarts_when_its_continue_token_expires() -> None:
     kube = FakeKube()
     for n in range(150):
         kube.put(f"p{n}")
@@ -230,7 +230,7 @@ async def test_a_list_whose_token_expires_begins_again() -> None:
     assert kube.requests["list"] == 3
 
 
-async def test_refusal_is_told_at_once_and_outlived() -> None:
+async def test_rejection_reaches_subscriptions_and_is_retried() -> None:
     kube = FakeKube()
     kube.put("a")
     kube.refusal = (403, "Forbidden")
@@ -249,7 +249,7 @@ async def test_refusal_is_told_at_once_and_outlived() -> None:
 
 
 async def anext_after_errors(subscription: Subscription) -> list[WatchEvent]:
-    """The next changes, past refusals that were told meanwhile."""
+    """The next changes; errors before them are ignored."""
     while True:
         try:
             return await subscription.changed()
@@ -257,7 +257,7 @@ async def anext_after_errors(subscription: Subscription) -> list[WatchEvent]:
             continue
 
 
-async def test_credentials_that_expire_cost_nothing() -> None:
+async def test_expired_credentials_are_renewed_without_an_error() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
@@ -269,7 +269,7 @@ async def test_credentials_that_expire_cost_nothing() -> None:
         assert api.stats["rebuilt"] == 1
 
 
-async def test_a_server_that_is_away_is_waited_for() -> None:
+async def test_informer_retries_until_the_server_is_back() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api:
@@ -287,7 +287,7 @@ async def test_a_server_that_is_away_is_waited_for() -> None:
             assert pods.unreachable_since is None
 
 
-async def test_a_cancelled_listener_leaves_the_hub_alone() -> None:
+async def test_canceled_subscription_does_not_stop_the_informer() -> None:
     kube = FakeKube()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
@@ -308,12 +308,12 @@ async def test_a_cancelled_listener_leaves_the_hub_alone() -> None:
         assert kube.requests == {"list": 1, "watch": 1}
 
 
-async def test_the_hub_has_a_context_of_its_own() -> None:
+async def test_informer_runs_in_its_own_context() -> None:
     task_of = contextvars.ContextVar("task_of", default="nobody")
-    seen: list[str] = []
+    event: list[str] = []
 
     def match(obj: object) -> bool:
-        seen.append(task_of.get())
+        event.append(task_of.get())
         return True
 
     kube = FakeKube()
@@ -321,10 +321,10 @@ async def test_the_hub_has_a_context_of_its_own() -> None:
     task_of.set("the first subscription")
     async with serving(kube) as api, shared_informer(api, PODS).subscribe(match) as subscription:
         await subscription.changed()
-    assert seen == ["nobody"]
+    assert event == ["nobody"]
 
 
-async def test_closing_the_api_ends_the_hub_and_tells() -> None:
+async def test_closing_the_api_ends_subscriptions_with_an_error() -> None:
     async with serving(FakeKube()) as api:
         pods = shared_informer(api, PODS)
         async with pods.subscribe() as subscription:
@@ -335,7 +335,7 @@ async def test_closing_the_api_ends_the_hub_and_tells() -> None:
         assert shared_informer(api, PODS) is not pods
 
 
-async def test_a_bookmark_is_where_a_watch_goes_on() -> None:
+async def test_watch_resumes_at_the_last_bookmark() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api:
@@ -352,17 +352,17 @@ async def test_a_bookmark_is_where_a_watch_goes_on() -> None:
             assert kube.queries[-1]["allowWatchBookmarks"] == "true"
 
 
-async def test_a_resync_finds_what_the_watch_did_not_tell() -> None:
+async def test_resync_finds_changes_that_the_watch_missed() -> None:
     kube = FakeKube()
     kube.put("a")
     async with serving(kube) as api, SharedInformer(api, PODS, resync=0.1).subscribe() as subscription:
         await subscription.changed()
         gone = kube.forget("a")
-        (seen,) = await subscription.changed()
-        assert (seen.type, seen.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
+        (event,) = await subscription.changed()
+        assert (event.type, event.object["metadata"]["uid"]) == ("DELETED", gone["metadata"]["uid"])
 
 
-async def test_hubs_are_shared_by_what_is_alike_and_by_no_other_connection() -> None:
+async def test_informers_are_shared_per_api_path_and_selector() -> None:
     async with serving(FakeKube()) as one, serving(FakeKube()) as other:
         pods = shared_informer(one, PODS, label_selector="a=b")
         assert shared_informer(one, PODS, label_selector="a=b") is pods
@@ -374,8 +374,8 @@ async def test_hubs_are_shared_by_what_is_alike_and_by_no_other_connection() -> 
         assert len({id(h) for h in [pods, *different]}) == 4
 
 
-async def test_who_comes_while_the_last_one_closes_hears_of_everything() -> None:
-    """The informers of a connection that is being closed are not given to those who share the next one."""
+async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
+    """An informer that is being closed is not shared with users of the next Api."""
     kube = FakeKube()
     async with clients(kube) as make:
 
@@ -405,16 +405,16 @@ async def test_who_comes_while_the_last_one_closes_hears_of_everything() -> None
             for n, subscription in enumerate(subscriptions):
                 assert await subscription.changed() == []
                 kube.put(f"p{n}", {"app": str(n)})
-                (seen,) = await subscription.changed()
-                assert seen.object["metadata"]["name"] == f"p{n}"
+                (event,) = await subscription.changed()
+                assert event.object["metadata"]["name"] == f"p{n}"
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == watch.__name__]
 
 
 @pytest.mark.parametrize("how", ["no connection", "503"])
-async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", watch.__name__)
     kube = FakeKube()
     async with serving(kube) as api:
@@ -431,12 +431,12 @@ async def test_an_outage_is_said_once_and_its_end_once(how: str, caplog: pytest.
             kube.refusal, kube.away = None, False
             kube.put("a")
             assert len(await subscription.changed()) == 1  # and no error before
-    assert len(said(caplog)) == 2
-    assert said(caplog)[0].startswith(f"WARNING Watch of {PODS}: ")
-    assert said(caplog)[1].startswith(f"INFO Watch of {PODS}: back after ")
+    assert len(log_lines(caplog)) == 2
+    assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed; trying again: ")
+    assert log_lines(caplog)[1].startswith(f"INFO Watch of {PODS} works again after ")
 
 
-async def test_a_cut_after_which_the_server_is_there_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cut_stream_that_reopens_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", watch.__name__)
     kube = FakeKube()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
@@ -446,12 +446,12 @@ async def test_a_cut_after_which_the_server_is_there_is_not_worth_a_line(caplog:
             kube.cut()
             kube.put(f"p{n}")
             assert len(await subscription.changed()) == 1
-    assert said(caplog) == []
+    assert log_lines(caplog) == []
 
 
 @pytest.mark.parametrize(("stable_after", "lists"), [(0.0, 1), (60.0, 2)])
-async def test_cuts_of_streams_that_have_lived_are_no_series_of_failures(stable_after: float, lists: int) -> None:
-    """A proxy that cuts every so often must not make a watch ever slower; one that cuts at once must."""
+async def test_only_streams_that_end_early_count_as_failures(stable_after: float, lists: int) -> None:
+    """A proxy that cuts streams now and then must not slow the watch down; one that cuts each at once must."""
     kube = FakeKube()
     async with serving(kube) as api, SharedInformer(api, PODS, stable_after=stable_after).subscribe() as subscription:
         await subscription.changed()
@@ -462,7 +462,7 @@ async def test_cuts_of_streams_that_have_lived_are_no_series_of_failures(stable_
     assert kube.requests["list"] == lists
 
 
-async def test_credentials_that_are_refused_for_good_are_told() -> None:
+async def test_subscriptions_get_repeated_401() -> None:
     kube = FakeKube()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
@@ -480,7 +480,7 @@ async def test_credentials_that_are_refused_for_good_are_told() -> None:
 
 
 @given(st.integers(1, 100), st.randoms(use_true_random=False))
-def test_pauses_grow_to_a_limit_and_differ(failures: int, rng: random.Random) -> None:
+def test_pauses_grow_to_a_limit_with_jitter(failures: int, rng: random.Random) -> None:
     first, longest = BACKOFF_SECONDS
     state = random.getstate()
     random.seed(rng.random())
@@ -492,7 +492,7 @@ def test_pauses_grow_to_a_limit_and_differ(failures: int, rng: random.Random) ->
 
 
 class Story:
-    """Random writes to a store, in which the connection suffers; then the subscriptions are held against the store."""
+    """Random writes and connection failures; at the end the subscriptions must equal the store."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -527,8 +527,8 @@ class Story:
         async with serving(self.kube) as api:
             ours = shared_informer(api, PODS, label_selector="app=ktrain")
             async with ours.subscribe() as everything, ours.subscribe(key=by_name("p1")) as one:
-                told: list[WatchEvent] = []
-                reading = asyncio.create_task(collect(everything, told))
+                received: list[WatchEvent] = []
+                reading = asyncio.create_task(collect(everything, received))
                 for _ in range(actions):
                     self.rng.choice([self.write, self.write, self.trouble])()
                     before, turns = ours.stats.total(), self.rng.choice([0, 1, 5, 500])
@@ -547,25 +547,25 @@ class Story:
                 assert versions(one.objects) == standing("p1")
                 await until(lambda: not everything._pending)
                 reading.cancel()
-                self.check(told)
-                assert {s.object["metadata"]["uid"] for s in told if s.type != "DELETED"} >= set(standing())
+                self.check(received)
+                assert {s.object["metadata"]["uid"] for s in received if s.type != "DELETED"} >= set(standing())
 
     @staticmethod
-    def check(told: list[WatchEvent]) -> None:
+    def check(received: list[WatchEvent]) -> None:
         """Told in an order that makes sense, each version once, and what was deleted stays so."""
         held: dict[str, int] = {}
         once: set[tuple[str, str, int]] = set()
-        for seen in told:
-            uid, version = seen.object["metadata"]["uid"], int(seen.object["metadata"]["resourceVersion"])
-            assert (seen.type, uid, version) not in once
-            once.add((seen.type, uid, version))
-            # a deletion that is found by listing has the object as it was last seen
-            assert version > held.get(uid, 0) or (version == held[uid] and seen.type == "DELETED")
+        for event in received:
+            uid, version = event.object["metadata"]["uid"], int(event.object["metadata"]["resourceVersion"])
+            assert (event.type, uid, version) not in once
+            once.add((event.type, uid, version))
+            # a deletion that is found by listing has the object as it was last event
+            assert version > held.get(uid, 0) or (version == held[uid] and event.type == "DELETED")
             held[uid] = version
 
 
 # a seed does not shrink
 @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32), st.integers(1, 40))
-def test_nothing_missed_and_nothing_told_twice(seed: int, actions: int) -> None:
+def test_no_event_is_missed_or_delivered_twice(seed: int, actions: int) -> None:
     asyncio.run(Story(seed).run(actions))
