@@ -95,7 +95,7 @@ def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kub
 
     def reports() -> list[str]:
         logs = [airflow.log("ktrain_reaper", run["dag_run_id"], "reap") for run in airflow.runs("ktrain_reaper")]
-        return [log for log in logs if " deleted. 1 pod had ended" in log]
+        return [log for log in logs if " deleted. 1 GPU released, 1 pod deleted." in log]
 
     (log,) = wait_for("a run tells of it", reports)
     assert "is left over: its task is failed" in log
