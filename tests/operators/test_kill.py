@@ -201,7 +201,7 @@ def test_a_kill_before_the_trigger_is_on_its_way_releases_the_job(instance: Inst
                 instance.operator.on_kill()
 
     instance.store = Killed()
-    with pytest.raises(TrainingKilledError, match="the task was killed"):
+    with pytest.raises(TrainingKilledError, match="The task was killed"):
         instance.execute()
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
