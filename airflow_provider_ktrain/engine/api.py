@@ -1,8 +1,8 @@
 """The Kubernetes API as JSON, through one connection, in one event loop.
 
-Three connection pools, so that nothing waits for what is unlike it: short requests, watches, log streams. The clients
-of kubernetes_asyncio know how to authenticate; requests and streams go through sessions of our own, because theirs
-share one pool and buffer up to 4 MiB a stream.
+Short requests, watches and log streams have a connection pool each, so that none waits for another. The clients of
+kubernetes_asyncio do the authentication. Requests and streams use sessions of our own, because the sessions of these
+clients share one pool and buffer up to 4 MiB per stream.
 """
 
 from __future__ import annotations
@@ -45,15 +45,19 @@ CHANGED = "the files of the connection changed"
 
 
 def pause_after(failures: int, first: float, longest: float) -> float:
-    """Seconds to wait after so many failures in a row (from 1): twice as long each time, at random between a half and
-    the whole of it, so that what lost a server together does not come back together.
+    """Exponential backoff with jitter, in seconds: clients that lost a server together don't return together.
+
+    :param failures: number of failures in a row, from 1.
+    :param first: pause after the first failure, in seconds.
+    :param longest: upper limit, in seconds.
     """
     return random.uniform(0.5, 1) * min(longest, first * 2.0 ** min(failures - 1, 30))
 
 
 def _parse(body: bytes) -> Any:
-    """JSON, with no garbage collection meanwhile: a page of pods is thousands of objects and none of them garbage, but
-    they would soon make the collector go through all that the process holds, which stalls the loop.
+    """Parse JSON with the garbage collector disabled.
+
+    A page of pods makes thousands of objects, which would trigger a full collection, and that blocks the event loop.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -65,15 +69,15 @@ def _parse(body: bytes) -> Any:
 
 
 class ApiUnavailable(ClusterError):
-    """No answer: refused, cut, timed out, no DNS, a TLS handshake that failed. Nothing was retried here."""
+    """No response: connection refused or cut, timeout, DNS or TLS failure. The request wasn't repeated."""
 
 
 class ApiStatusError(ClusterError):
-    """The API server said no.
+    """The API server responded with an error status.
 
     :param status: the HTTP status.
     :param reason: the Status' reason, such as NotFound or AlreadyExists.
-    :param message: what the server said.
+    :param message: the Status' message.
     :param details: the Status' details: name, kind, causes, retryAfterSeconds.
     """
 
@@ -88,14 +92,14 @@ class ApiStatusError(ClusterError):
 
     @classmethod
     def of(cls, status: int, body: bytes, retry_after: str | None = None) -> ApiStatusError:
-        """From an answer's body: a Status object, or whatever a proxy in between has written."""
+        """From the body of a response: a Status object, or the error page of a proxy."""
         try:
             said = json.loads(body)
         except ValueError:
             said = None
         if not isinstance(said, dict):
             said = {"message": body[:500].decode(errors="replace").strip()}
-        said = clean(said)  # a proxy's error page may be binary; messages go to logs and databases
+        said = clean(said)  # an error page of a proxy may be binary, and messages go to logs and databases
         details = dict(said.get("details") or {})
         if retry_after and retry_after.isdigit():
             details.setdefault("retryAfterSeconds", int(retry_after))
@@ -107,22 +111,22 @@ class ApiStatusError(ClusterError):
 
     @property
     def conflict(self) -> bool:
-        """409: it exists already, or it has changed since it was read."""
+        """409: the object exists already, or it has changed since it was read."""
         return self.status == 409
 
     @property
     def gone(self) -> bool:
-        """410: a resource version or a continue token that has expired."""
+        """410: the resourceVersion or the continue token has expired."""
         return self.status == 410
 
     @property
     def transient(self) -> bool:
-        """Whether the same request may well succeed a little later."""
+        """Whether the same request may succeed later."""
         return self.status in (408, 429) or self.status >= 500
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that the server asks to wait, where it says so."""
+        """Pause that the server requires before the next request, in seconds. None: it requires none."""
         seconds = self.details.get("retryAfterSeconds")
         return float(seconds) if isinstance(seconds, int | float) else None
 
@@ -135,11 +139,11 @@ class Api:
     client that reaches another address is used only if it is proven to reach the same cluster: it serves an object that
     `add_known_object` named, or, where none is known, has the same certificate authority.
 
-    One build runs at a time. Requests wait for it, each no longer than its own timeout.
+    One build runs at a time. Requests wait for it, each at most as long as its own timeout.
 
-    :param make_client: builds an authenticated client; called in the loop, in an empty context.
-    :param changed: whether what the client was built from, such as a kubeconfig, has changed since; called in the loop
-        before a request, at most every `FILE_CHECK_SECONDS` seconds. Default: never asked.
+    :param make_client: builds an authenticated client; called in the event loop, in an empty context.
+    :param changed: returns whether the files that the client was built from, such as a kubeconfig, have changed; called
+        before a request, at most every `FILE_CHECK_SECONDS`. Default: they never change.
     """
 
     def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
@@ -151,16 +155,19 @@ class Api:
         self._changed = changed
         self._connection: Connection | None = None
         self._building: asyncio.Task[None] | None = None
-        self._build_error: tuple[float, Exception] = (0.0, KtrainError())  # and until when it is not tried again
-        self._failures = 0  # connection attempts in a row
-        self._last_notice = ""  # since the last answer
-        self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which that is due
+        self._build_error: tuple[float, Exception] = (
+            0.0,
+            KtrainError(),
+        )  # with the time.monotonic() until which no other build starts
+        self._failures = 0  # failed connection attempts in a row
+        self._last_notice = ""  # since the last response
+        self._rebuild_at = self._check_at = 0.0  # time.monotonic() from which a rebuild or check is allowed
         self._known_objects: dict[object, tuple[str, str]] = {}
         self._on_notice: dict[object, tuple[Context, Callable[[str], object]]] = {}
         self._at_close: dict[object, Callable[[], Awaitable[None]]] = {}
 
     async def cluster(self) -> str:
-        """What identifies the cluster, and no secret: the API server's URL, and a hash of its certificate authority."""
+        """Identifies the cluster without secrets: the API server's URL and a hash of its certificate authority."""
         return (await self._connect()).cluster
 
     async def request(
@@ -173,14 +180,16 @@ class Api:
         content_type: str = "application/json",
         timeout: float = 30,
     ) -> dict[str, Any]:
-        """One request and its answer, parsed; {} where there is no JSON object in it.
+        """Send a request and return the parsed response; {} if the response isn't a JSON object.
 
         :param path: absolute, such as /api/v1/namespaces/default/pods/p.
-        :param body: sent as JSON where it is not None.
-        :param timeout: seconds for everything, a client and a connection included.
+        :param query: query parameters. Default: none.
+        :param body: sent as JSON. Default: None, no body.
+        :param content_type: of the body. Default: application/json.
+        :param timeout: limit for everything, including the build of a client, in seconds. Default: 30.
         :raises AccessError: no client can be built.
-        :raises ApiStatusError: for every status from 300 on.
-        :raises ApiUnavailable: where no answer came. Whether the request was carried out is not known then.
+        :raises ApiStatusError: the status is 300 or higher.
+        :raises ApiUnavailable: there was no response. The server may have processed the request.
         """
         import aiohttp
 
@@ -193,12 +202,12 @@ class Api:
         try:
             async with asyncio.timeout(timeout), self._send("requests", method, path, arguments) as response:
                 read = await response.read()
-        except TimeoutError as error:
-            raise ApiUnavailable(f"{method} {path}: no answer within {timeout:g} s") from error
+        except TimeoutError:
+            raise ApiUnavailable(f"{method} {path}: no response within {timeout:g} s") from None
         try:
             answer = _parse(read) if read.lstrip()[:1] == b"{" else {}
-        except ValueError as error:
-            raise ApiUnavailable(f"{method} {path}: the answer is no JSON: {read[:200]!r}") from error
+        except ValueError:
+            raise ApiUnavailable(f"{method} {path}: the response isn't valid JSON: {read[:200]!r}") from None
         return answer if isinstance(answer, dict) else {}
 
     @contextlib.asynccontextmanager
@@ -210,12 +219,14 @@ class Api:
         pool: Pool = "watches",
         read_timeout: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A GET whose answer is read as it comes, by `response.content`.
+        """A GET whose response is read while it arrives, from `response.content`.
 
-        :param pool: "watches" or "logs": each has connections of its own.
-        :param read_timeout: seconds without a byte after which the connection counts as dead; None: for ever.
-        :raises ApiStatusError: where the server refuses.
-        :raises ApiUnavailable: where there is no connection or it is cut, also while the body of the `with` reads.
+        :param path: absolute.
+        :param query: query parameters. Default: none.
+        :param pool: "watches" or "logs": each has its own connections. Default: "watches".
+        :param read_timeout: time without a byte after which the connection counts as dead, in seconds. Default: none.
+        :raises ApiStatusError: the server rejects the request.
+        :raises ApiUnavailable: there is no connection or it is cut, also while the body of the `with` reads.
         """
         import aiohttp
 
@@ -228,7 +239,7 @@ class Api:
             try:
                 yield response
             finally:
-                response.close()  # what is not read to its end cannot go back to the pool
+                response.close()  # a partly read response can't return to the pool
 
     @contextlib.asynccontextmanager
     async def _send(
@@ -254,14 +265,14 @@ class Api:
                         return
                 except (aiohttp.ClientError, OSError) as error:
                     if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                        raise  # the caller's own limit
+                        raise  # the timeout of the caller
                     self.stats["unavailable"] += 1
-                    raise ApiUnavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
+                    raise ApiUnavailable(f"{method} {path}: {type(error).__name__}: {error}") from None
 
     async def _answer(
         self, connection: Connection, pool: Pool, method: str, path: str, arguments: Mapping[str, Any]
     ) -> aiohttp.ClientResponse:
-        """Send a request, and count the attempts that failed before any answer came."""
+        """Send a request, and count attempts that fail without a response."""
         import aiohttp
 
         try:
@@ -277,9 +288,9 @@ class Api:
     # the client
 
     async def _connect(self, refused: Connection | None = None) -> Connection:
-        """The connection to send a request by.
+        """The connection for a request.
 
-        :param refused: the one whose credentials were refused.
+        :param refused: the connection whose credentials were rejected.
         """
         reason = await self._reason_to_build(refused)
         if reason is not None:
@@ -296,7 +307,7 @@ class Api:
         return self._connection
 
     async def _reason_to_build(self, refused: Connection | None) -> str | None:
-        """Why a client is to be built now; None where the present one is used."""
+        """Why a client must be built now. None: the present one is used."""
         if self._connection is None:
             return FIRST
         if self._connection is refused:
@@ -317,10 +328,10 @@ class Api:
             self._build_error = (time.monotonic() + FAILED_BUILD_PAUSE_SECONDS, error)
 
     async def _build(self, reason: str) -> None:
-        """Build a client, in place of the present one if there is one.
+        """Build a client and replace the present one.
 
-        Where none can be built, requests go on with the present one if it may still work. A client that is not proven
-        to reach the same cluster is an error where the present one reaches none.
+        If the build fails, requests continue to use the present client if it may still work. If the present client
+        can't connect, a new client that isn't proven to reach the same cluster is an error.
         """
         old = self._connection
         self._failures = 0
@@ -338,16 +349,16 @@ class Api:
         if old is not None:
             self.stats["rebuilt"] += 1
             moved = "" if old.cluster == new.cluster else f"; {old.cluster} is now {new.cluster}"
-            if moved or reason != REFUSED:  # tokens expire all the time
+            if moved or reason != REFUSED:  # an expired token is normal and needs no notice
                 self._notify(f"The Kubernetes client was rebuilt: {reason}{moved}")
             old.retired = True
             if not old.users:
                 await old.close()
 
     async def _new_connection(self, old: Connection | None) -> Connection:
-        """A connection to the same cluster as the old one's.
+        """A connection to the same cluster as the old connection.
 
-        :raises ApiStatusError: 401: it is not proven to be the same cluster.
+        :raises ApiStatusError: 401: it isn't proven to be the same cluster.
         """
         new = Connection(await self._make_client())
         try:
@@ -374,29 +385,29 @@ class Api:
         return False
 
     def add_known_object(self, path: str, uid: str) -> Callable[[], None]:
-        """Name an object that exists in this cluster, by which the cluster is recognized at another address.
+        """Register an object of this cluster, so that the cluster is recognized at another address.
 
-        :param path: absolute, of the object.
-        :param uid: of the object.
-        :return: what takes that back.
+        :param path: absolute path of the object.
+        :param uid: uid of the object.
+        :return: function that removes the object again.
         """
         handle = object()
         self._known_objects[handle] = (path, uid)
         return lambda: self._known_objects.pop(handle, None) and None
 
     def on_notice(self, callback: Callable[[str], object]) -> Callable[[], None]:
-        """Be called with a sentence for the user when the client was rebuilt or could not be.
+        """Register a callback that gets a message when the client was rebuilt, or when that failed.
 
-        :param callback: called in the loop, in a copy of the present context: in a triggerer that decides into which
-            task's log a line goes.
-        :return: what takes that back.
+        :param callback: called in the event loop, in a copy of the present context: in a triggerer, the context decides
+            to which task's log a line goes.
+        :return: function that removes the callback again.
         """
         handle = object()
         self._on_notice[handle] = (copy_context(), callback)
         return lambda: self._on_notice.pop(handle, None) and None
 
     def _notify(self, text: str) -> None:
-        """Call the callbacks, once while the server does not answer: the client may be rebuilt many times then."""
+        """Call the callbacks, once per outage: the client may be rebuilt many times during one."""
         if text == self._last_notice:
             return
         self._last_notice = text
@@ -414,16 +425,17 @@ class Api:
                 await connection.close()
 
     def at_close(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """Have something that lives on this Api, such as a hub, ended before its connections are closed.
+        """Register a callback that runs before the connections are closed, for example to stop an informer.
 
-        :return: what takes that back.
+        :param callback: awaited by `close`.
+        :return: function that removes the callback again.
         """
         handle = object()
         self._at_close[handle] = callback
         return lambda: self._at_close.pop(handle, None) and None
 
     async def close(self) -> None:
-        """End what lives on this Api and close all connections. A later request builds them anew."""
+        """Run the callbacks of `at_close` and close all connections. A later request opens new ones."""
         for callback in list(self._at_close.values()):
             await callback()
         if self._building is not None:

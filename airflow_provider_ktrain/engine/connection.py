@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 Pool = Literal["requests", "watches", "logs"]
 
-POOL_LIMITS: dict[Pool, int] = {"requests": 32, "watches": 0, "logs": 0}  #: connections; 0: others count (StreamBudget)
-READ_BUFFER_BYTES = 64 * 1024  #: bytes; a stream holds at most twice that before TCP holds the server back
-LOOKUP_TIMEOUT_SECONDS = 10.0  #: seconds to look for an object that tells which cluster this is
+POOL_LIMITS: dict[Pool, int] = {
+    "requests": 32,
+    "watches": 0,
+    "logs": 0,
+}  #: connections; 0: no limit here (StreamBudget limits streams)
+READ_BUFFER_BYTES = 64 * 1024  #: a stream buffers at most twice that before TCP flow control stops the server
+LOOKUP_TIMEOUT_SECONDS = 10.0  #: limit to look up an object that identifies the cluster
 
 
 class Connection:
-    """One client and its sessions. Retired by a rebuild, closed when the last stream that uses it has ended."""
+    """One client and its sessions. A rebuild retires it; it is closed when its last stream has ended."""
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
@@ -40,9 +44,9 @@ class Connection:
 
     @functools.cached_property
     def cluster(self) -> str:
-        """The API server's URL and a short hash of the authority that it is trusted by, where the client names one.
+        """The API server's URL and a short hash of its certificate authority, if the client has one.
 
-        127.0.0.1:6443, the usual end of a tunnel, is many clusters; each has an authority of its own.
+        Many clusters have the URL 127.0.0.1:6443, because it is the usual end of a tunnel. Their authorities differ.
         """
         return f"{self.url} (CA {self.authority})" if self.authority else self.url
 
@@ -53,7 +57,7 @@ class Connection:
 
     @functools.cached_property
     def authority(self) -> str:
-        """A short hash of the certificate authority; an empty string where the client names none."""
+        """A short hash of the certificate authority. Empty: the client has none."""
         try:
             authority = b"".join(Path(self._configuration.ssl_ca_cert or "").read_bytes().split())
         except OSError:
@@ -61,9 +65,9 @@ class Connection:
         return hashlib.sha256(authority).hexdigest()[:10]
 
     async def load(self) -> None:
-        """Read the files of the certificates, in a thread.
+        """Read the certificate files, in a thread.
 
-        :raises AccessError: one of them cannot be read.
+        :raises AccessError: a file can't be read.
         """
 
         def read() -> None:
@@ -76,7 +80,7 @@ class Connection:
             files = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
             raise AccessError(
                 f"The connection's certificates cannot be read: {error}. Check {', '.join(filter(None, files))}"
-            ) from error
+            ) from None
 
     async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json", **arguments.pop("headers", {})}
@@ -100,7 +104,7 @@ class Connection:
         return self._sessions[pool]
 
     def _tls_context(self) -> ssl.SSLContext:
-        """As kubernetes_asyncio builds it."""
+        """The same TLS context that kubernetes_asyncio builds."""
         configuration = self._configuration
         tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
         if configuration.cert_file:
@@ -120,7 +124,7 @@ class Connection:
 
 
 async def serves(connection: Connection, path: str, uid: str) -> bool:
-    """Whether that object is there."""
+    """Whether the server has the object with this path and uid."""
     import aiohttp
 
     try:

@@ -1,4 +1,4 @@
-"""Paths of the Kubernetes API that the engine asks."""
+"""Paths of the Kubernetes API that the engine uses."""
 
 from __future__ import annotations
 

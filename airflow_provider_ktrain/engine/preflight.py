@@ -1,4 +1,4 @@
-"""What a cluster says of a job before there is one: `ktrain check --server`, and the operators' `dry_run`."""
+"""Check a manifest against a cluster without creating the job: `ktrain check --server` and the operators' `dry_run`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.errors import explain, unreachable
 from airflow_provider_ktrain.engine.jobs import served_version
 
-PLACEHOLDER_NAME = "ktrain-check"  #: of a job whose manifest has none; nothing of that name is ever made
+PLACEHOLDER_NAME = (
+    "ktrain-check"  #: name for the dry run of a manifest without one; nothing of this name is ever created
+)
 KUEUE_GROUP = "kueue.x-k8s.io"
 
 
 async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
-    """All that speaks against a job: by our own rules, by the schema that the server publishes, and by its answers.
+    """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
-    Asked are the API version that is served, the namespace, the rights of `ktrain rbac`, the Kueue LocalQueue, and,
-    where nothing else is wrong, a dry run of the create (as it would be sent), which runs the operator's webhook.
+    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, and the Kueue
+    LocalQueue. If there is no error so far, it gets a dry run of the create, which also runs the operator's webhook.
     Nothing is created.
 
-    :param rendered: False where values are still templates: there is no dry run of such a manifest.
-    :raises UnreachableError, AccessError, ClusterError: the cluster cannot be asked.
+    :param manifest: of the job.
+    :param namespace: where it would be created.
+    :param rendered: False if values are still templates: then there is no dry run. Default: True.
+    :raises UnreachableError, AccessError, ClusterError: a request fails.
     """
     kind = KINDS.get(str(manifest.get("kind")))
     if kind is None:
@@ -65,19 +69,19 @@ async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], names
 
 
 async def _get(api: Api, path: str) -> Answer:
-    """What is there, or that there is nothing, or that this connection may not look."""
+    """Response to a GET: the object, 404 not found, or 403 forbidden."""
     try:
         return Answer(200, await api.request("GET", path))
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
     except ApiStatusError as e:
         if e.status not in (403, 404):
-            raise explain(e, "get", path) from e
+            raise explain(e, "get", path) from None
         return Answer(e.status, {})
 
 
 async def _denied(api: Api, kind: Kind, namespace: str) -> tuple[Right, ...] | None:
-    """Those of the rights that we need which this connection has not; None where it may not even ask."""
+    """The rights that the provider needs and this connection lacks. None: it may not check its rights."""
     needed = [
         Right(verb, resource, group)
         for group, resources, verbs in rbac.RULES
@@ -88,11 +92,11 @@ async def _denied(api: Api, kind: Kind, namespace: str) -> tuple[Right, ...] | N
     try:
         allowed = await asyncio.gather(*(_may(api, right, namespace) for right in needed))
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
     except ApiStatusError as e:
         if e.status in (403, 404):
             return None
-        raise explain(e, "create", "selfsubjectaccessreviews.authorization.k8s.io") from e
+        raise explain(e, "create", "selfsubjectaccessreviews.authorization.k8s.io") from None
     return tuple(right for right, may in zip(needed, allowed, strict=True) if not may)
 
 
@@ -118,12 +122,12 @@ async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, An
             query={"fieldValidation": "Strict", "dryRun": "All"},
         )
     except ApiUnavailable as e:
-        raise unreachable(e) from e
+        raise unreachable(e) from None
     except ApiStatusError as e:
-        if e.reason == "AlreadyExists":  # said only of what is valid
+        if e.reason == "AlreadyExists":  # the server reports this only for a valid manifest
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
         if isinstance(error, ManifestError) or e.status == 403:
             return [Problem(ERROR, "refused", "$", str(error))]
-        raise error from e
+        raise error from None
     return []

@@ -245,7 +245,7 @@ async def test_slow_client_build_counts_against_the_request_timeout() -> None:
 
         api = Api(make)
         for _ in range(2):
-            with pytest.raises(ApiUnavailable, match=r"no answer within 0.1 s"):
+            with pytest.raises(ApiUnavailable, match=r"no response within 0.1 s"):
                 await api.request("GET", f"{PODS}/a", timeout=0.1)
         goes_on.set()
         assert await api.request("GET", f"{PODS}/a")
