@@ -23,9 +23,9 @@ from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-STARTS_WHEN_RESUMED = ". The job is suspended: they start when it is resumed"
+STARTS_WHEN_RESUMED = ". It is suspended: they start when it is resumed"
 KEEPS_WORLD_SIZE = (
-    ". The job has no elasticPolicy: pods that already run keep their WORLD_SIZE, so a program that reads it doesn't "
+    ". It has a Master and no elasticPolicy: running pods keep their WORLD_SIZE, so a program that reads it doesn't "
     "use the new size"
 )
 

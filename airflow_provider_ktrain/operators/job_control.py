@@ -1,4 +1,4 @@
-"""Operators for jobs that run: scale, suspend, resume, delete; what people do by `kubectl edit` and `delete`."""
+"""Operators that scale, suspend, resume or delete a training job."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class _JobControlOperator(StorableLog, BaseOperator):
-    """Base of the verbs: find a job by kind and name, act on it, wait for the effect.
+    """Base of the operators that find a job by kind and name, change it and wait for the effect.
 
-    :param job_name: name of the job. Of a job that a task `train` of the same DAG submits: `train.job_name`, which is
-        known before there is a job and makes this task no successor of `train`. Templated.
-    :param kind: PyTorchJob (default) or MPIJob.
-    :param namespace: Default: the connection's, else `default`.
-    :param timeout: how long the effect may take; seconds or timedelta. Default: 5 minutes.
-    :param kubernetes_conn_id: connection of type `kubernetes`.
-    :param cluster_context: context of its kubeconfig. Default: its current one.
-    :raises TrainingJobError: there is no such job, it has ended, or the effect does not show in time.
+    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
+        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingJobError: the job doesn't exist or has ended, or the effect doesn't show in time.
     :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
@@ -59,7 +59,7 @@ class _JobControlOperator(StorableLog, BaseOperator):
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> str:
-        """Returns the line that it logs."""
+        """Change the job. The result, which is also logged, is one line."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
@@ -85,26 +85,34 @@ class _JobControlOperator(StorableLog, BaseOperator):
             missing = f"{kind.name} {namespace}/{self.job_name} does not exist"
             if self.missing_ok:
                 return missing
-            raise KtrainError(f"job_name: {missing}. See: kubectl get {kind.plural} -n {namespace}")
+            raise KtrainError(f"{missing}. See: kubectl get {kind.plural} -n {namespace}")
         return await self.act(api, found[0], seconds)
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
-        """Do it; returns a line for the log."""
+        """Change the job and wait for the effect. Returns a line for the log."""
         raise NotImplementedError
 
 
 class ScaleTrainingJobOperator(_JobControlOperator):
-    """Patch the number of Workers of a running job, within its elastic bounds, and wait until that many run.
+    """Patch the number of Workers of a running job within its elastic bounds, and wait until exactly these run.
 
-    :param workers: how many. Templated.
+    :param workers: new number of Workers. Templated.
+    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
+        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
     template_fields: Sequence[str] = (*_JobControlOperator.template_fields, "workers")
-    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     def __init__(self, *, workers: int | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.workers: Any = workers  # text of a template, until `execute` reads it
+        self.workers: Any = workers  # a rendered template is text until `execute` converts it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.operations import scale
@@ -113,9 +121,18 @@ class ScaleTrainingJobOperator(_JobControlOperator):
 
 
 class SuspendTrainingJobOperator(_JobControlOperator):
-    """Suspend a running job and wait until its pods are gone: its GPUs are free, the job stays."""
+    """Suspend a running job and wait until its pods are gone. Its GPUs are then free; the job remains.
 
-    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
+    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
+        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingJobError: the job doesn't exist or has ended, or its pods aren't gone in time.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.operations import suspend
@@ -124,9 +141,18 @@ class SuspendTrainingJobOperator(_JobControlOperator):
 
 
 class ResumeTrainingJobOperator(_JobControlOperator):
-    """Resume a suspended job and wait until its pods appear."""
+    """Resume a suspended job and wait until its pods appear.
 
-    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
+    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
+        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingJobError: the job doesn't exist or has ended, or no pod appears in time.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
         from airflow_provider_ktrain.engine.operations import resume
@@ -137,11 +163,19 @@ class ResumeTrainingJobOperator(_JobControlOperator):
 class DeleteTrainingJobOperator(_JobControlOperator):
     """Delete a job and wait until its pods are gone.
 
-    :param missing_ok: whether a job that does not exist is a success. Default: True.
-    :param force: delete it also where a task of ours owns it and it has not ended. Default: False.
+    :param missing_ok: succeed if the job doesn't exist. Default: True.
+    :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.
+    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
+        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingJobError: the job doesn't exist and `missing_ok` is False, a task owns it and `force` is False, or
+        its pods aren't gone in time.
+    :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
-
-    __doc__ = f"{__doc__}\n{_JobControlOperator.__doc__}"
 
     def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)

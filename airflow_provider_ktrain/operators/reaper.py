@@ -1,4 +1,4 @@
-"""The reaper: releases what is left over where nobody was left to act."""
+"""The reaper: an operator that releases jobs whose task is over."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Object = dict[str, Any]
 
 
 class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
-    """Release jobs of this deployment whose task is over: success, failed, skipped, removed or gone.
+    """Release jobs of this deployment whose task is over: success, failed, skipped, removed or deleted.
 
-    Every way out of a task releases its job; this is for what had no way out, such as a worker and its node lost
-    together. A job is released only if two looks, `confirm_after` apart, find its task over and its owner unchanged;
-    jobs of tasks that are running, deferred, queued, scheduled, restarting, up for retry or reset by a clear are never
-    touched. A job that has ended is deleted where its task's `on_finish_action` says so, and else stays. Releases are
-    fenced: two reapers at once do no harm. The task's XCom is the list of the jobs that were released (with
-    `dry_run`: that would be).
+    A task releases its job itself, however it ends. The reaper is for the rest, for example if a worker and its node
+    were lost together. It releases a job only if two checks, `confirm_after` apart, find that its task is over and that
+    its owner hasn't changed. It never changes jobs of tasks that are running, deferred, queued, scheduled, restarting,
+    up for retry or cleared. A job that has ended is deleted or kept as the `on_finish_action` of its task requires.
+    Releases are fenced, so two reapers may run at once. The task's XCom is the list of the released jobs; with
+    `dry_run`, of the jobs that would be released.
 
-    :param namespaces: the namespace, or the namespaces, where to look; each must exist. Default: the connection's
-        namespace, else `default`.
-    :param dry_run: only say what would be done. Default: True.
+    :param namespaces: one or several namespaces to check; each must exist. Default: the namespace of the connection,
+        otherwise `default`. Templated.
+    :param dry_run: only log what would be released. Default: True.
     :param max_jobs: how many jobs one run may release. Default: 20.
-    :param confirm_after: between the two looks; seconds or timedelta. Default: five minutes.
-    :param kubernetes_conn_id: connection of type `kubernetes`.
-    :param cluster_context: context of its kubeconfig. Default: its current one.
-    :raises TrainingConfigurationError: `[ktrain] deployment_id` is not set: a default that changes would orphan jobs of
-        tasks that run. A namespace is an empty string.
-    :raises TrainingJobError: a namespace does not exist, or cannot be read.
+    :param confirm_after: time between the two checks, in seconds or as a timedelta. Default: 5 minutes.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
+    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises TrainingConfigurationError: a namespace is an empty string, or `[ktrain] deployment_id` is not set: if the
+        default id changed, jobs of running tasks would look left over.
+    :raises TrainingJobError: a namespace does not exist or can't be read.
     """
 
     template_fields: Sequence[str] = ("namespaces", "kubernetes_conn_id", "cluster_context")
@@ -65,14 +65,14 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.namespaces = namespaces
-        self.dry_run_only = dry_run  # `dry_run` is a method of every operator
+        self.dry_run_only = dry_run  # every operator has a method `dry_run`
         self.max_jobs = max_jobs
         self.confirm_after = confirm_after
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> list[str]:
-        """The first look; the second comes by a trigger that holds no worker."""
+        """First check. A trigger starts the second one later, so that no worker waits."""
         from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 
         candidates = {ref.uid: ref.owner for ref in self._look()}
@@ -80,20 +80,20 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
             return []
         pause = self.confirm_after
         seconds = pause.total_seconds() if isinstance(pause, timedelta) else pause
-        self.log.info("%d jobs look left over; a second look follows after %.0f s", len(candidates), seconds)
+        self.log.info("%d jobs look left over. A second check follows after %.0f s", len(candidates), seconds)
         self.defer(
             trigger=SecondLookTrigger(candidates=candidates, due=time.time() + seconds), method_name="second_look"
         )
 
     def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:
-        """Release what was seen before and still is left over."""
+        """Second check: release the jobs that both checks found."""
         from airflow_provider_ktrain.engine.release import ReleaseError
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         candidates = mapping(mapping(event).get("candidates"))
         again = [(ref, owner) for ref, owner in self._look().items() if candidates.get(ref.uid) == ref.owner]
         if len(again) > self.max_jobs:
-            self.log.warning("%d jobs are left over; only %d are released now (max_jobs)", len(again), self.max_jobs)
+            self.log.warning("%d jobs are left over. This run releases only %d (max_jobs)", len(again), self.max_jobs)
         done = []
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
@@ -102,8 +102,10 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     self.log.info("Dry run: %s would be released", ref)
                     done.append(str(ref))
                     continue
-                if (state := _task_state(owner)) not in ENDED_TASK_STATES:  # releasing the jobs before it took its time
-                    self.log.info("%s stays: its task is %s by now", ref, state)
+                if (
+                    state := _task_state(owner)
+                ) not in ENDED_TASK_STATES:  # the state may have changed while other jobs were released
+                    self.log.info("%s stays: its task is %s now", ref, state)
                     continue
                 try:
                     self.log.info(host.call(functools.partial(_release, ref)))
@@ -118,7 +120,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         return hook
 
     def _look(self) -> dict[JobRef, Owner]:
-        """The jobs that are left over, by what the cluster and Airflow say now; each decision is logged."""
+        """The jobs that are left over now, by their state in the cluster and in Airflow. Each decision is logged."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
@@ -126,8 +128,8 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
             if not deployment:
                 raise ManifestError(
                     "[ktrain] deployment_id is not set",
-                    expected="an id of this Airflow's own, the same in all its parts",
-                    remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID; without it, jobs of running tasks could look left over",
+                    expected="an id that is unique to this Airflow and the same on all its hosts",
+                    remedy="set AIRFLOW__KTRAIN__DEPLOYMENT_ID",
                 )
             with WorkerHost(self._hook(), self.log) as host:
                 found, where = host.call(lambda api, default: self._find(api, default, deployment))
@@ -145,9 +147,9 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
             return orphans
 
     async def _find(self, api: Api, default: str, deployment: str) -> tuple[list[tuple[JobRef, Object, int]], str]:
-        """The jobs of the deployment, and the namespaces in words.
+        """The jobs of the deployment, and a text that names the namespaces.
 
-        :param default: the namespace where none is given.
+        :param default: namespace to use if `namespaces` is empty.
         """
         given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
         namespaces = list(dict.fromkeys(given or [default]))
@@ -160,7 +162,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         return await self._jobs(api, namespaces, deployment), where
 
     async def _check_namespace(self, api: Api, namespace: str) -> None:
-        """A misspelt namespace would look as if nothing were left over there."""
+        """Fail if the namespace doesn't exist. A misspelled namespace would look as if no job were left over there."""
         from airflow_provider_ktrain.engine.api import ApiStatusError
 
         try:
@@ -168,15 +170,15 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         except ApiStatusError as e:
             if e.not_found:
                 raise ClusterError(
-                    f"Namespace {namespace!r} does not exist in {await api.cluster()}: nothing was looked at. Check "
+                    f"Namespace {namespace!r} does not exist in {await api.cluster()}. No job was checked. Check "
                     "`namespaces` and the connection"
-                ) from e
+                ) from None
             if e.status != 403:
                 raise
-            self.log.info("Whether namespace %r exists cannot be checked: no right to get namespaces", namespace)
+            self.log.info("Can't check that namespace %r exists: no right to get namespaces", namespace)
 
     async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
-        """Each job of ours, and how many of its pods have not ended."""
+        """The jobs of the deployment, each with the number of its unfinished pods."""
         from airflow_provider_ktrain.core.errors import OperatorMissingError
         from airflow_provider_ktrain.engine import paths
         from airflow_provider_ktrain.engine.jobs import served_version
@@ -196,7 +198,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
 
 
 def _task_state(owner: Owner) -> str:
-    """The state of the task that owns a job, as Airflow says; `unknown` where that cannot be asked."""
+    """State of the task that owns a job. It starts with `unknown` if Airflow can't be asked."""
     key = owner.key
     try:
         return compat.task_state(key.dag_id, key.run_id, key.task_id, key.map_index)
@@ -205,9 +207,9 @@ def _task_state(owner: Owner) -> str:
 
 
 async def _release(ref: JobRef, api: Api, namespace: str) -> str:
-    """Delete an unfinished job; of a finished one that was meant to be kept, only the pods that still run.
+    """Delete the job. Of a finished job that should be kept, delete only running pods.
 
-    But for one whose operator would make them anew.
+    A finished job whose operator recreates its pods is deleted all the same.
     """
     from airflow_provider_ktrain.engine.jobs import read_job
     from airflow_provider_ktrain.engine.release import Mode, recreates_deleted_pods, release

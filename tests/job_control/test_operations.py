@@ -76,7 +76,7 @@ def test_a_job_with_a_master_is_not_elastic_by_itself(jobs: Jobs) -> None:
     jobs.wait_pods(job, 2)
     with pytest.raises(TrainingConfigurationError, match=r"found 0; expected at least 1$"):
         run(ScaleTrainingJobOperator, job, workers=0)
-    assert "from 1 to 2 Workers; it has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert "from 1 to 2 Workers. It has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
     assert run(ScaleTrainingJobOperator, job, workers=2).endswith("from 2 to 2 Workers")
 
 
@@ -121,7 +121,7 @@ def test_a_suspended_job_holds_nothing_and_goes_on(jobs: Jobs) -> None:
     assert run(SuspendTrainingJobOperator, job).endswith("is suspended and its pods are gone")
     assert jobs.pods(job) == []
     assert jobs.condition(job, "Suspended")
-    assert "The job is suspended: they start when it is resumed" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert "It is suspended: they start when it is resumed" in run(ScaleTrainingJobOperator, job, workers=2)
     assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
     jobs.wait_pods(job, 3)
     after = jobs.read(job)
