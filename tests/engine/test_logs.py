@@ -341,7 +341,7 @@ async def test_in_a_back_off_the_run_before_the_last_one_is_out_of_reach() -> No
         await until(lambda: len(sink.lines) == 8)
         report = await follower.drain(5)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 5), ("p", "main", 1): numbered(0, 3)}
-    assert report.gaps == {("p", "main"): ("the log of run 0 is no longer kept",)}
+    assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
 async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
@@ -354,7 +354,7 @@ async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
         await until(lambda: len(sink.lines) == 6)
         report = await follower.drain(5)
     assert list(sink.by_run()) == [("p", "main", 2), ("p", "main", 3)]
-    assert "only the last one's log is kept" in report.gaps["p", "main"][0]
+    assert "the kubelet keeps one previous run" in report.gaps["p", "main"][0]
     assert sink.notes == list(report.gaps["p", "main"])
 
 
@@ -366,7 +366,7 @@ async def test_a_log_that_the_kubelet_has_no_more_is_told_as_a_gap() -> None:
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 3)
         report = await follower.drain(5)
-    assert report.gaps == {("p", "main"): ("the log of run 0 is no longer kept",)}
+    assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
 async def test_a_rotation_between_two_requests_is_told_as_a_gap() -> None:
@@ -670,7 +670,7 @@ async def test_a_line_without_end_does_not_fill_the_memory() -> None:
         await until(lambda: len(sink.lines) == 2)
         report = await follower.drain(5)
     assert sink.lines[0].text.startswith("xxx")
-    assert sink.lines[0].text.endswith("bytes left out)")
+    assert sink.lines[0].text.endswith("bytes cut)")
     assert len(sink.lines[0].text) < 270_000
     assert sink.lines[1].text == "next"
     assert report.containers["p", "main"].dropped_bytes > 390_000

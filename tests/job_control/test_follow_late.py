@@ -45,7 +45,7 @@ async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
         ("""set -x; echo 'KTRAIN_RESULT {"loss": 1}'""", {"loss": 1}, ""),
         ("""echo 'KTRAIN_RESULT {"loss": 1}'; echo 'KTRAIN_RESULT {"loss": 0.5}'""", {"loss": 0.5}, ""),
         ("""echo '{"from": "message"}' > /dev/termination-log""", {"from": "message"}, ""),
-        ("echo 'KTRAIN_RESULT {broken'", None, "the line with KTRAIN_RESULT is no JSON"),
+        ("echo 'KTRAIN_RESULT {broken'", None, "the line with KTRAIN_RESULT is not valid JSON"),
         ("echo KTRAIN_RESULT [$(seq -s, 20000)]", None, "more than 49,152 bytes. Store the result elsewhere"),
         ("echo done", None, ""),
     ],

@@ -21,7 +21,7 @@ def prints(text: str) -> list[str]:
     [
         ('{"loss": 1e20, "n": 1}', {"loss": "1e+20", "n": 1}, "loss is stored as text"),
         ('{"loss": NaN}', {"loss": "nan"}, "loss is stored as text"),
-        ("{broken", None, "Its result is left out: the line with KTRAIN_RESULT is no JSON"),
+        ("{broken", None, "Its result is left out: the line with KTRAIN_RESULT is not valid JSON"),
     ],
 )
 def test_result_that_airflow_cannot_carry(

@@ -1,11 +1,12 @@
-"""Where the log of each container stands: following it can stop anywhere and go on with no line lost or told twice.
+"""The position in each container's log: following can stop at any line and resume with no line lost or repeated.
 
-What a server answers to `sinceTime` (recorded on Kubernetes 1.36): every line of the file from that time on, in the
-order of the file; the time counts in whole seconds. Lines of stdout and stderr can stand in an order that is not quite
-that of their times, and many lines can have the same time. So a resume asks from the beginning of a second a little
-before the last line, and skips as many lines as were seen since then. Where the answer does not begin with the line
-that it should begin with, the file is another one (it was rotated, or only its last lines were asked for): then times
-decide, and a gap is reported.
+How a resume finds its line: a server answers `sinceTime` with every line of the log file from that time on, in the
+order of the file, and it compares whole seconds (recorded on Kubernetes 1.36). Timestamps alone can't identify a line:
+many lines can have the same timestamp, and lines of stdout and stderr may be slightly out of order. So a position
+contains a window: a second shortly before the last line, and the number of lines read since its beginning. A resume
+requests the log from that second on and skips as many lines. If the response doesn't begin with the first line of the
+window, the file is not the one that was read (for example, it was rotated). Then timestamps decide which lines are new,
+and a gap is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SECOND = 19  # characters of a time up to its second
 
 def normal_time(stamp: str) -> str | None:
     """A log line's timestamp (RFC 3339, any fraction, any offset) in UTC with nine digits, so that text order is time
-    order; None where it is none.
+    order; None if it isn't a timestamp.
     """
     if len(stamp) == 30 and stamp[29] == "Z" and stamp[19] == "." and stamp[10] == "T":
         return stamp
@@ -50,10 +51,10 @@ def _utc(second: str, zone: str) -> str:
 
 @dataclass(slots=True)
 class Window:
-    """What was seen from the beginning of a second on: the first line's time, in the file's order, and how many.
+    """The lines read from the beginning of a second on: the time of the first one in the file, and their number.
 
-    Unless `whole`, the file may have lines of that second before the first one that was counted. `first` is "" where
-    the beginning of the window isn't known.
+    Unless `whole`, the file may have lines of that second before the first one that was counted. `first` is "" if the
+    beginning of the window isn't known.
     """
 
     second: str
@@ -64,16 +65,16 @@ class Window:
 
 @dataclass(slots=True)
 class Position:
-    """Where the log of one run of one container stands.
+    """The position in the log of one run of one container.
 
     :param restart: the run: the container's restartCount.
-    :param complete: the run has ended and all of its log was read.
-    :param first: the time of the first line that was seen; "" before it.
+    :param complete: whether the run has ended and all of its log was read.
+    :param first: the time of the first line read; "" before it.
     :param last: the latest time of a line; "" before the first.
-    :param at_last: lines seen that have this time.
-    :param base: the window that a resume asks for.
-    :param newest: the window that becomes it when the next second begins.
-    :param rebased: the next line does not follow what was seen, in the file that is served.
+    :param at_last: number of lines read with this time.
+    :param base: the window that a resume requests.
+    :param newest: the window that becomes `base` when the next second begins.
+    :param rebased: whether the next line may not directly follow the last one in the file.
     """
 
     restart: int = 0
@@ -87,16 +88,19 @@ class Position:
 
     @property
     def since(self) -> str | None:
-        """The sinceTime to go on from, in whole seconds; None: from the beginning."""
+        """The sinceTime to resume from, in whole seconds; None for the beginning."""
         return f"{self.base.second}Z" if self.last else None
 
     def rebase(self) -> None:
-        """Forget the windows: what comes next does not follow what was seen, in the file that is served."""
+        """Forget the windows: the next line may not directly follow the last one in the file."""
         self.base = self.newest = Window("", "", 0)
         self.rebased = True
 
     def advance(self, time: str) -> None:
-        """Count one line, whose time is normal."""
+        """Count one line.
+
+        :param time: as `normal_time` returns it.
+        """
         second = time[:_SECOND]
         if second == self.newest.second:
             self.newest.count += 1
@@ -125,34 +129,38 @@ class Position:
 
 @dataclass(frozen=True)
 class Gap:
-    """Lines may be missing between two times: what lay between was rotated away, or not asked for."""
+    """Lines may be missing between two times, for example because the log was rotated."""
 
     after: str
     until: str
 
 
 class Replay:
-    """Tells the new lines of an answer from those that were seen, and moves the position on.
+    """Separates the new lines of a response from known ones, and moves the position.
 
-    One Replay reads one answer to a request from `position.since`.
+    One Replay reads one response to a request from `position.since`.
     """
 
     def __init__(self, position: Position) -> None:
         self.position = position
-        self.live = not position.last  #: everything from here on is new
+        self.live = not position.last  #: all further lines are new
         self.gap: Gap | None = None
-        self._skip = -1  # lines still to skip; -1: not known before the first line
+        self._skip = -1  # known lines left to skip; -1: unknown before the first line
         self._again = position.at_last
 
     def follows(self, time: str) -> bool:
-        """Whether an answer that begins with a line of that time is of the file that was read: not of another run,
-        and not of what a rotation left. Where that is not known, it is.
+        """Whether a response whose first line has that time continues the file that was read.
+
+        Otherwise it is the log of another run, or what a rotation left. True if this can't be known.
         """
         base = self.position.base
         return not self.position.last or not base.whole or time == base.first
 
     def fresh(self, time: str) -> bool:
-        """Whether the next line of the answer is new. Its time is normal."""
+        """Whether the next line of the response is new.
+
+        :param time: of the line, as `normal_time` returns it.
+        """
         if not self.live and self._seen(time):
             return False
         self.position.advance(time)
@@ -180,16 +188,16 @@ class Replay:
         return seen
 
 
-KEY_BYTES = 6  #: of the hash that stands for a container: two of 1,000 collide once in 500 million cursors
+KEY_BYTES = 6  #: of a container's hash: of 1,000 containers, two collide once in 500 million cursors
 MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text: encrypted it must fit the 64 KiB of MySQL's column
-NEVER_SEEN = timedelta(seconds=60)  #: how long a started container may stay unseen, because a watch is behind
+MAX_WATCH_DELAY = timedelta(seconds=60)  #: until a watch shows a container that has started
 _MILLISECOND = 10**6
 _COMPLETE, _STARTED, _WHOLE, _ANCHORED = 1, 2, 4, 8  # flags of a packed position
 _COLUMNS = 8
 
 
 def _nanoseconds(time: str) -> int:
-    """Of a normal time, since 1970; ValueError where it isn't a date."""
+    """Nanoseconds since 1970 of a `normal_time`; ValueError if it isn't a date."""
     since = datetime.fromisoformat(time[:_SECOND]) - datetime(1970, 1, 1)
     return (since.days * 86400 + since.seconds) * 10**9 + int(time[_SECOND + 1 : -1] or 0)
 
@@ -202,14 +210,14 @@ def _time(nanoseconds: int) -> str:
 def _row(at: Position) -> tuple[int, ...]:
     """A position as integers: flags, restart, last, last - first (ms), at_last, and the base window.
 
-    The newest window is left out: the base alone is enough to resume from.
+    The newest window is omitted: the base is enough to resume.
     """
     if at.complete or not at.last:
         return (_COMPLETE if at.complete else 0, at.restart, 0, 0, 0, 0, 0, 0)
     last, base = _nanoseconds(at.last), at.base
     second = _nanoseconds(f"{base.second}.0Z")
     flags = _STARTED | (_WHOLE if base.whole else 0) | (_ANCHORED if base.first else 0)
-    # rounded up: a first line that seems later than it was hides a rotation in that millisecond, and invents none
+    # rounded up: if `first` is too late, a rotation in that millisecond is missed, but none is reported falsely
     first = -(-_nanoseconds(at.first or at.last) // _MILLISECOND)
     offset = _nanoseconds(base.first) - second if base.first else 0
     return (
@@ -233,13 +241,13 @@ class Cursor:
     """The positions of a job's containers, by `Cursor.key` of pod uid and container name.
 
     It travels in a trigger's arguments, in at most MAX_SIZE bytes: docs/reference/formats.md describes the format.
-    1,000 containers fit. Of more, those whose logs are the furthest behind keep exact positions; all others are read
-    again from one common time.
+    1,000 containers fit. If there are more, those whose logs are furthest behind keep exact positions; all others are
+    read again from one common time.
 
-    :param names: `pod/container` of each key, for messages; may be missing.
+    :param names: `pod/container` of each key, for messages; may be incomplete.
     :param since: the common time from which containers without a position are read; "" for the beginning.
-    :param omitted: how many containers have no position for lack of space.
-    :param unreadable: True where the cursor that was handed over could not be read: everything is read again.
+    :param omitted: number of containers whose position didn't fit.
+    :param unreadable: whether the handed-over cursor could not be read, so that all logs are read again.
     """
 
     positions: dict[bytes, Position] = field(default_factory=dict)
@@ -250,33 +258,33 @@ class Cursor:
 
     @staticmethod
     def key(uid: str, container: str) -> bytes:
-        """What stands for a container: a hash of its pod's uid and its name."""
+        """The key of a container: a hash of its pod's uid and its name."""
         return hashlib.sha256(f"{uid}/{container}".encode()).digest()[:KEY_BYTES]
 
     def position(self, uid: str, container: str) -> Position:
-        """The position of a container, made where there is none."""
+        """The position of a container; a new one at the beginning if there is none."""
         return self.positions.setdefault(self.key(uid, container), Position())
 
     def has(self, uid: str, container: str) -> bool:
-        """Whether lines of a container were read, here or before a handover."""
+        """Whether lines of a container were read, in this process or before a handover."""
         return bool((at := self.positions.get(self.key(uid, container))) and (at.last or at.complete))
 
     def begin(self, uid: str, container: str, restart: int) -> Position:
-        """The position at the beginning of another run of a container, in place of the last one's."""
+        """Replace a container's position with the beginning of another run."""
         position = self.positions[self.key(uid, container)] = Position(restart)
         return position
 
     def resume(self, uid: str, container: str, restart: int, started: str) -> None:
-        """Give a container that is followed for the first time here its position: the common time's, if there is one.
+        """Set the position of a container without one to the common time, if there is one.
 
         :param restart: its newest run.
-        :param started: when that run started, as its status says; "" where that isn't known.
+        :param started: when that run started, according to its status; "" if unknown.
         """
         key = self.key(uid, container)
         if key in self.positions or not self.since:
             return
         began = normal_time(started)
-        margin = _time(_nanoseconds(self.since) - NEVER_SEEN // timedelta(microseconds=1) * 1000)
+        margin = _time(_nanoseconds(self.since) - MAX_WATCH_DELAY // timedelta(microseconds=1) * 1000)
         if began is not None and began < margin:
             self.positions[key] = self._at_common_time(restart)
         elif restart:
@@ -287,19 +295,19 @@ class Cursor:
         return Position(restart, False, self.since, self.since, 0, Window(second, "", 0, False), Window(second, "", 0))
 
     def forget(self, uid: str, container: str) -> None:
-        """A container whose pod is gone from the API server."""
+        """Remove a container whose pod was deleted."""
         key = self.key(uid, container)
         self.positions.pop(key, None)
         self.names.pop(key, None)
 
     def unfinished(self) -> dict[bytes, Position]:
-        """The positions of what is not complete."""
+        """The positions that are not complete."""
         return {key: at for key, at in self.positions.items() if not at.complete}
 
     def to_dict(self, limit: int = MAX_SIZE) -> dict[str, Any]:
-        """For JSON.
+        """The cursor as JSON data.
 
-        :param limit: bytes that it may have as JSON text.
+        :param limit: bytes of the JSON text. Default: MAX_SIZE.
         """
         if not self.positions:
             return {} if not self.since else {"version": VERSION, "since": self.since, "omitted": self.omitted}
@@ -317,12 +325,12 @@ class Cursor:
         return self._packed(rows, fits, False)
 
     def _rows(self) -> list[tuple[bytes, tuple[int, ...]]]:
-        """What is complete first, then what was not begun, then by the time of the last line."""
+        """Complete positions first, then those without lines, then by the time of the last line."""
         rows = []
         for key, at in self.positions.items():
             try:
                 rows.append((key, _row(at)))
-            except ValueError:  # a time that isn't a date: read it again
+            except ValueError:  # a timestamp that isn't a date: read the log again
                 rows.append((key, _row(Position(at.restart))))
         return sorted(rows, key=lambda row: (not row[1][0] & _COMPLETE, row[1][2], row[0]))
 
@@ -336,14 +344,14 @@ class Cursor:
             lines = ("" if row[0] & _COMPLETE else self.names.get(key, "") for key, row in kept)
             packed["names"] = compress("\n".join(lines).encode())
         if left_out or self.since:
-            times = [_time(row[2]) for _, row in left_out[:1]]  # the earliest; what isn't begun counts as 1970
+            times = [_time(row[2]) for _, row in left_out[:1]]  # the earliest; 1970 without lines
             packed["since"] = min(filter(None, [*times, self.since]))
             packed["omitted"] = self.omitted + len(left_out)
         return packed
 
     @classmethod
     def from_dict(cls, data: object) -> Cursor:
-        """What `to_dict` gave; None or an empty dict is an empty cursor."""
+        """Read what `to_dict` returned; None or an empty dict is an empty cursor."""
         if not data:
             return cls()
         if not isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""Compact binary columns of integers: what the log cursor travels in."""
+"""Compact binary columns of integers: the format of the log cursor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pack_integers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_integers(data: bytes, start: int, count: int) -> tuple[list[int], int]:
-    """`count` integers from offset `start`, and the offset behind them; ValueError where the data ends too early."""
+    """`count` integers from offset `start`, and the offset after them; ValueError if the data ends too early."""
     numbers = []
     for _ in range(count):
         rest = shift = 0
@@ -43,7 +43,7 @@ def compress(data: bytes) -> str:
 
 
 def decompress(text: str) -> bytes:
-    """What `compress` made; ValueError where it is damaged."""
+    """Reverse `compress`; ValueError if the text is damaged."""
     try:
         return zlib.decompress(b85decode(text))
     except zlib.error as e:

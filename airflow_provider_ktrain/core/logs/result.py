@@ -1,8 +1,8 @@
-"""The result of a training: JSON that the primary replica hands over, by its log or its termination message.
+"""The result of a training: JSON that the primary replica writes to its log or its termination message.
 
-A line with `KTRAIN_RESULT {"accuracy": 0.97}` in the log of the primary (index 0; the last such line), or, if there is
-none, the termination message of its container (what the program writes to /dev/termination-log; the kubelet keeps
-4,096 bytes). No sidecar and no exec.
+The last line with `KTRAIN_RESULT {"accuracy": 0.97}` in the log of the primary (index 0) counts. If there is none, the
+termination message of its container counts: what the program writes to /dev/termination-log, of which the kubelet keeps
+4,096 bytes. This needs no sidecar and no exec.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.storable import MAX_DEPTH, storable
 
 RESULT_MARKER = "KTRAIN_RESULT "
-MAX_BYTES = 48 * 1024  #: of the JSON text: it becomes an XCom, in Airflow's database
-TERMINATION_MESSAGE_BYTES = 4096  #: that the kubelet keeps
+MAX_BYTES = 48 * 1024  #: of the JSON text, because Airflow stores it as an XCom in its database
+TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
 LEFT_OUT = "Its result is left out: "
 CHANGED = "Its result is stored with a change: "
-MAX_MARKERS = 8  #: markers in one line that are tried
+MAX_MARKERS = 8  #: tried per line
 
 
 def keep_result_line(held: str, line: str) -> str:
@@ -56,7 +56,7 @@ def _has_json(result_line: str) -> bool:
     try:
         _json(text)
     except RecursionError:
-        return True  # too deep to be read: the report says so
+        return True  # too deep to parse: the report says so
     except ValueError:
         return False
     return True
@@ -65,7 +65,7 @@ def _has_json(result_line: str) -> bool:
 def find_result(
     kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]], result_line: str
 ) -> tuple[Any, str]:
-    """The result (None without one), and what is wrong with it, in lines: a bad result never loses the training.
+    """The result (None without one), and one warning per line: an invalid result doesn't fail the training.
 
     :param result_line: what `keep_result_line` held after the primary's last line.
     """
@@ -75,7 +75,7 @@ def find_result(
     if marked := functools.reduce(keep_result_line, message.splitlines(), ""):
         return _parsed(marked.removeprefix(RESULT_MARKER), "the termination message")
     if not message.lstrip().startswith(("{", "[")):
-        return None, ""  # a message for people
+        return None, ""  # a message for humans
     return _parsed(message, "the termination message")
 
 
@@ -90,7 +90,7 @@ def _parsed(text: str, where: str) -> tuple[Any, str]:
     except RecursionError:
         return None, f"{LEFT_OUT}{where} is nested more than {MAX_DEPTH} deep"
     except ValueError as e:
-        return None, f"{LEFT_OUT}{where} is no JSON ({e}): {text[:200]!r}"
+        return None, f"{LEFT_OUT}{where} is not valid JSON ({e}): {text[:200]!r}"
     return value, "\n".join(f"{CHANGED}{warning}" for warning in warnings)
 
 

@@ -1,4 +1,4 @@
-"""Whose logs a task brings."""
+"""Which replicas' logs a task follows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from airflow_provider_ktrain.core.kinds import Kind
 
 #: "auto", "all", "primary", "none", or replica indexes by role, such as {"Master": [0], "Worker": [0, 1]}
 LogChoice = str | Mapping[str, Sequence[int]]
-WORDS = ("auto", "all", "primary", "none")
-SMALL_JOB = 16  #: replicas up to which "auto" means all
+KEYWORDS = ("auto", "all", "primary", "none")
+MAX_REPLICAS_FOR_ALL = 16  #: "auto" means "all" up to this size, else "primary"
 
 
 def check_choice(choice: LogChoice, kind: Kind) -> None:
-    """ManifestError where `choice` cannot be meant for jobs of this kind."""
-    if isinstance(choice, str) and choice in WORDS:
+    """Raise ManifestError if `choice` is invalid for jobs of this kind."""
+    if isinstance(choice, str) and choice in KEYWORDS:
         return
     if not isinstance(choice, Mapping):
-        raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(WORDS)} or indexes by role")
+        raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(KEYWORDS)} or indexes by role")
     if unknown := [role for role in choice if role not in kind.roles]:
         expected = f"expected {' or '.join(kind.roles)} for a {kind.name}"
         raise ManifestError(f"logs: found the role {unknown[0]!r}, {expected}")
@@ -29,9 +29,12 @@ def check_choice(choice: LogChoice, kind: Kind) -> None:
 
 
 def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
-    """A predicate over pods. "auto" is all replicas of a job of up to 16, else the primary's."""
+    """A predicate that is true for pods whose logs to follow.
+
+    :param job: its replicas decide what "auto" and "primary" mean.
+    """
     if choice == "auto":
-        choice = "all" if sum(kind.count(job, role) for role in kind.roles) <= SMALL_JOB else "primary"
+        choice = "all" if sum(kind.count(job, role) for role in kind.roles) <= MAX_REPLICAS_FOR_ALL else "primary"
     if choice == "all":
         return lambda pod: True
     if choice == "none":

@@ -1,7 +1,12 @@
-"""What following logs may use of a process: so many streams at once, and the event loop in slices.
+"""What following logs may use of a process: a number of streams, and short slices of the event loop.
 
-A triggerer follows the containers of a thousand jobs in one loop: beyond the budget streams take turns, and no stream
-holds the loop longer than a slice, however fast its container writes and however slow the logger is.
+A triggerer may follow the containers of a thousand jobs in one event loop. If there are more containers than the budget
+has streams, they take turns. And no stream keeps the loop longer than a slice, however fast its container writes and
+however slow the logger is.
+
+Stalls: a triggerer whose process stood still (suspended, starved of CPU) misses heartbeats, and Airflow assigns its
+triggers to another triggerer, which logs the same lines. When the process resumes, it doesn't know that. So after a
+stall, `awake` holds back all lines for some seconds, in which Airflow cancels the triggers that were reassigned.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 
 class Slot:
-    """The right to one stream. Who may have to give it up early says how by `on_revoke`."""
+    """The right to one stream. A holder that can give it up early passes a way to do so to `on_revoke`."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -23,7 +28,7 @@ class Slot:
         self._end: Callable[[], None] | None = None
 
     def on_revoke(self, end: Callable[[], None] | None) -> None:
-        """What ends the stream early; None: it ends soon anyway."""
+        """Set the function that ends the stream early; None if it ends soon anyway."""
         self._end = end
         if self.revoked and end is not None:
             end()
@@ -35,14 +40,14 @@ class Slot:
 
 
 class StreamBudget:
-    """At most `streams` log streams at a time; while others wait, the longest held are given up after `turn` seconds.
+    """Allows `streams` log streams at a time. While others wait, the oldest streams end after `turn` seconds.
 
-    :param streams: connections for logs; the kubelets and the API server feel each of them.
-    :param turn: seconds.
-    :param stall: seconds that the process must have stood still (stopped, suspended, starved) to count as stalled.
-    :param settle: seconds that no line is handed on after a stall. Another triggerer may have taken over meanwhile, and
-        nothing that a trigger can ask tells the two apart: its task is `deferred` in both. But Airflow compares the
-        running triggers with the assigned ones about once a second, and cancels those that are assigned elsewhere.
+    :param streams: connections for logs; each is a load on a kubelet and on the API server. Default: 300.
+    :param turn: seconds that a stream may last while others wait. Default: 5.
+    :param stall: seconds without a turn of the event loop that count as a stall. Default: 5.
+    :param settle: seconds after a stall in which no line is logged. A trigger can't find out whether it was reassigned:
+        its task is `deferred` in both cases. But about once a second, a triggerer compares its running triggers with
+        the assigned ones, and cancels the others. Default: 10.
     """
 
     def __init__(self, streams: int = 300, turn: float = 5.0, stall: float = 5.0, settle: float = 10.0) -> None:
@@ -51,15 +56,15 @@ class StreamBudget:
         self.stall = stall
         self.settle = settle
         self._ticked: float | None = None  # when the loop last ran
-        self._settled = 0.0  # when lines may be handed on again
-        self.gate = asyncio.Lock()  #: held for a slice by the one stream that hands lines on
+        self._settled = 0.0  # when lines may be logged again
+        self.gate = asyncio.Lock()  #: held during a slice by the one stream that logs lines
         self._held: dict[Slot, None] = {}  # oldest first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
-        """Wait for a slot, in order of asking, and hold it."""
+        """Wait for a slot, first come first served, and hold it."""
         slot = await self._acquire()
         try:
             yield slot
@@ -68,7 +73,7 @@ class StreamBudget:
             self._grant()
 
     def watch_for_stalls(self) -> None:
-        """Begin to note when the loop runs."""
+        """Start to record when the event loop runs."""
         if self._ticked is None:
             self._ticked = asyncio.get_running_loop().time()
             self._tick()
@@ -84,7 +89,7 @@ class StreamBudget:
         self._ticked = now
 
     async def awake(self) -> None:
-        """Return at once, or after a stall when Airflow has had time to cancel what another triggerer follows now."""
+        """Return at once; after a stall, only when Airflow has had time to cancel reassigned triggers."""
         self._note_stall()
         if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(wait)
@@ -116,7 +121,7 @@ class StreamBudget:
         self._arm()
 
     def _arm(self) -> None:
-        """Look again when the turn of the longest held slot is over."""
+        """Schedule `_take_back` for the end of the oldest slot's turn."""
         if self._timer is not None or not self._waiting:
             return
         oldest = next((slot for slot in self._held if not slot.revoked), None)
@@ -139,5 +144,5 @@ _budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, StreamBudget] = WeakKeyDi
 
 
 def process_budget() -> StreamBudget:
-    """The budget of the running loop: a triggerer has one loop, and so has a worker."""
+    """The budget of the running event loop, of which a triggerer and a worker have one each."""
     return _budgets.setdefault(asyncio.get_running_loop(), StreamBudget())

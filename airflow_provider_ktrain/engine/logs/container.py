@@ -224,18 +224,20 @@ class ContainerFollower:
         if position.restart < previous:
             if not position.complete or position.restart + 1 < previous:
                 self._emitter.gap(
-                    f"of the runs before restart {run.restart}, only the last one's log is kept", position
+                    f"logs of runs before run {previous} may be missing: the kubelet keeps one previous run", position
                 )
             self._begin(previous)
         elif position.complete or await self._tail_is_known(previous="true"):
             self._begin(run.restart)
         elif run.backing_off:  # `previous` is the newest run already, and the one before it is out of reach
-            self._emitter.gap(f"the log of run {previous} is no longer kept", position)
+            self._emitter.gap(f"lines of run {previous} may be missing: the kubelet no longer has its log", position)
             self._begin(run.restart)
         else:
             response = await self._request(previous="true")
             if response.end is ResponseEnd.NO_LOG:
-                self._emitter.gap(f"the log of run {previous} is no longer kept", position)
+                self._emitter.gap(
+                    f"lines of run {previous} may be missing: the kubelet no longer has its log", position
+                )
                 self._begin(run.restart)
             elif await self._is_read_to_end(response, previous="true"):
                 self._begin(run.restart)
@@ -303,8 +305,8 @@ class ContainerFollower:
         first = time_of_line(await self._reader.peek(TIMESTAMP_BYTES, **query) or b"")
         if first is not None and first > position.first:
             self._emitter.gap(
-                f"lines before {first} may be missing: the node rotated the log while it was followed, and a stream "
-                "goes on with the newest file whether or not it has come to the end of the last one",
+                f"lines before {first} may be missing: the node rotated the log while it was followed, and the stream "
+                "may have skipped the end of the old file",
                 position,
             )
 
@@ -344,8 +346,8 @@ class ContainerFollower:
     async def _await_new_run(self) -> None:
         """Find out why a response doesn't begin with the expected line.
 
-        Either it is the log of another run, which the pod's status doesn't show yet, or the log was rotated, or its
-        end was requested, which is far from what was read. If no other run shows in time, it isn't another run's.
+        Either it is the log of another run, which the pod's status doesn't show yet, or the node rotated the log. If no
+        other run shows in time, the log was rotated, and the next response is accepted.
         """
         run, loop = self._observed.run, asyncio.get_running_loop()
         until = loop.time() + STATUS_LAG_SECONDS

@@ -11,14 +11,14 @@ Pod = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """The newest run of a container, as its pod's status tells.
+    """The newest run of a container, according to its pod's status.
 
     :param restart: the container's restartCount.
-    :param started: there is a log to ask for.
-    :param ended: this run writes no more.
-    :param final: the pod has ended: no other run will come.
-    :param restarting: it has just ended, and another run will come.
-    :param backing_off: the same, somewhat later: it is the previous run already, as it will be when the next has begun.
+    :param started: there is a log to request.
+    :param ended: this run writes no more lines.
+    :param final: the pod has ended, so there will be no other run.
+    :param restarting: the run has just ended, and another one will start.
+    :param backing_off: the kubelet waits before it starts the next run, and already serves the ended one as `previous`.
     """
 
     restart: int = 0
@@ -30,7 +30,7 @@ class Run:
 
 
 def run_of(pod: Pod, container: str) -> Run:
-    """The newest run of a container. While it backs off (waiting, with a lastState), that is the one that ended."""
+    """The newest run of a container. During a back-off (waiting, with a lastState), that is the run that ended."""
     status, spec = pod.get("status") or {}, pod.get("spec") or {}
     final = status.get("phase") in ("Succeeded", "Failed")
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -53,7 +53,7 @@ def run_of(pod: Pod, container: str) -> Run:
 
 
 def started_at(pod: Pod, container: str) -> str:
-    """When the newest run of a container started, as its pod's status says; "" where it doesn't."""
+    """When the newest run of a container started, according to its pod's status; "" if unknown."""
     status = pod.get("status") or {}
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})

@@ -1,4 +1,10 @@
-"""From the bytes of a log stream to lines that are handed on: split, told from repeated ones, limited, counted."""
+"""From the bytes of a log stream to lines in the task's log: split, deduplicated, rate-limited and counted.
+
+The order matters. Every new line is inspected first: results and the causes of failures must not get lost in a flood of
+lines. Then the rate limit decides whether it is logged. It is a token bucket of bytes: a container may write a burst,
+and regains its allowance over time. Once it has used it up, all lines are dropped until it has regained five seconds'
+worth. So a flood causes few long gaps, each with one note that counts its lines, and not a note after every line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 
-SLICE_SECONDS = 0.004  #: seconds that lines are handed on before the loop gets its turn
+SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
 
 
@@ -19,8 +25,8 @@ MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megab
 class LogLine:
     """One line of one container.
 
-    `time` is the kubelet's, in UTC with nine digits; "" where there is none. `text` has no line end; bytes that are no
-    UTF-8 are replaced. `note` marks what the follower itself has to say at that place: a gap, lines left out.
+    `time` is the kubelet's, in UTC with nine digits; "" if there is none. `text` has no line end; bytes that aren't
+    UTF-8 are replaced. `note` marks a message of the follower about that place in the log: a gap, or dropped lines.
     """
 
     pod: str
@@ -46,15 +52,15 @@ Inspect = Callable[[str, str, int], None]  #: called with a line's text, its tim
 
 
 def ignore(text: str, time: str, run: int) -> None:
-    """An inspector of lines that looks at none."""
+    """An inspector that does nothing."""
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """How much of one container is handed on; what exceeds it is read, counted and left out.
+    """How much one container may log. Lines over the limit are inspected and counted, but dropped.
 
-    :param bytes_per_second: on average.
-    :param burst_bytes: at once.
+    :param bytes_per_second: on average. Default: 2 MiB.
+    :param burst_bytes: at once. Default: 32 MiB.
     """
 
     bytes_per_second: int = 2 * 1024 * 1024
@@ -62,15 +68,15 @@ class RateLimit:
 
 
 class LineSplitter:
-    """Joins the pieces of a stream to blocks of whole lines. A line over MAX_LINE_BYTES loses its end, and says so."""
+    """Joins the chunks of a stream to blocks of whole lines. Lines over MAX_LINE_BYTES are cut, with a mark there."""
 
     def __init__(self) -> None:
-        self.unended_line = b""  #: the line that has not ended
-        self.bytes_cut = 0  #: bytes that lines have lost
-        self._bytes_cut_of_line = 0  # bytes that `unended_line` has lost
+        self.unended_line = b""  #: the line that has no line end yet
+        self.bytes_cut = 0  #: of all lines
+        self._bytes_cut_of_line = 0  # of `unended_line`
 
     def feed(self, chunk: bytes) -> bytes | None:
-        """The lines that a piece completes, without the last line end; None where it completes none."""
+        """The lines that a chunk completes, without the last line end; None if it completes none."""
         end = chunk.rfind(b"\n")
         if end < 0:
             self._keep(chunk)
@@ -81,7 +87,7 @@ class LineSplitter:
             first = len(head) if first < 0 else first
             self._bytes_cut_of_line += first
             self.bytes_cut += self._bytes_cut_of_line
-            head = b" ... (%d bytes left out)" % self._bytes_cut_of_line + head[first:]
+            head = b" ... (%d bytes cut)" % self._bytes_cut_of_line + head[first:]
         block = self.unended_line + head
         self.unended_line, self._bytes_cut_of_line = b"", 0
         self._keep(chunk[end + 1 :])
@@ -94,11 +100,11 @@ class LineSplitter:
 
 
 class RateLimitedEmitter:
-    """Hands the lines of one container to the sink, in slices of the loop's time and within the rate.
+    """Calls the sink with the new lines of one container, within its rate limit and in short slices of time.
 
     :param sink: called for each line.
-    :param budget: its gate is held while a slice is handed on: one stream of the process at a time.
-    :param source: the line to make others from: pod, container, role, index.
+    :param budget: its gate is held during a slice, so that only one stream of the process logs at a time.
+    :param source: a line with the pod, container, role and index of all lines.
     :param inspect: called with text, time and run of each new line before the rate limit drops any.
     """
 
@@ -114,8 +120,8 @@ class RateLimitedEmitter:
         self.bytes = 0
         self.dropped = 0
         self.dropped_bytes = 0
-        self.late = 0  #: lines that came when it was closed
-        self.read = 0  #: lines, those that were seen before included
+        self.late = 0  #: lines that came after `count_only` was set
+        self.read = 0  #: lines, including repeated ones
         self.count_only = False  #: whether lines are only inspected and counted
         self.gaps: list[str] = []
         self._sink = sink
@@ -130,9 +136,9 @@ class RateLimitedEmitter:
         self._unreported = self._unreported_bytes = 0
 
     async def emit(self, block: bytes, replay: Replay) -> int:
-        """Hand on the lines of a block that are new; returns how many these are.
+        """Emit the new lines of a block; returns their number.
 
-        Where it is cancelled, the position stands after the last line that was handed on.
+        If this is cancelled, the position stands after the last line that was emitted.
         """
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0
@@ -147,7 +153,7 @@ class RateLimitedEmitter:
         return fresh
 
     def _slice(self, lines: list[str], start: int, replay: Replay) -> tuple[int, int]:
-        """Hand on lines until the slice is over; returns where to go on, and how many were new."""
+        """Emit lines until the slice is over; returns where to continue, and the number of new lines."""
         began = clock.monotonic()
         self._refill(began)
         position, fresh = replay.position, 0
@@ -165,7 +171,7 @@ class RateLimitedEmitter:
                 if replay.gap is not None:
                     self.gap(
                         f"lines between {replay.gap.after} and {replay.gap.until} may be missing: "
-                        "the log was rotated, or only its end was asked for",
+                        "the node rotated the log",
                         position,
                     )
                 self._emit_line(position, time, text)
@@ -174,7 +180,7 @@ class RateLimitedEmitter:
         return len(lines), fresh
 
     def _emit_without_time(self, line: str, replay: Replay) -> None:
-        """A line without a timestamp: the kubelet's own words, or the end of a line that began before sinceTime."""
+        """A line without a timestamp: a message of the kubelet, or the end of a line that began before sinceTime."""
         if replay.live and line:
             self._emit_line(replay.position, replay.position.last, line)
 
@@ -198,7 +204,7 @@ class RateLimitedEmitter:
         self._sink(LogLine(pod, container, role, index, position.restart, time, text))
 
     def _refill(self, now: float) -> None:
-        """Time gives allowance back. After a flood nothing is handed on until there is some for five seconds."""
+        """Regain allowance for the time that has passed; a flood is over with the allowance of five seconds."""
         limit = self._limit
         self._allowance = min(limit.burst_bytes, self._allowance + (now - self._allowed_at) * limit.bytes_per_second)
         self._allowed_at = now
@@ -206,21 +212,21 @@ class RateLimitedEmitter:
             self._flooded = False
 
     def report_dropped(self, position: Position) -> None:
-        """Say what the rate limit has left out since it was last said."""
+        """Note how many lines the rate limit has dropped since the last note."""
         count, size = self._unreported, self._unreported_bytes
         if not count:
             return
         self._unreported = self._unreported_bytes = 0
         self.dropped += count
         self.dropped_bytes += size
-        reason = f"more than {self._limit.bytes_per_second / 1e6:.3g} MB/s"
-        self.note(f"{count:,} lines ({size / 1e6:.1f} MB) left out here: {reason}", position)
+        rate = f"{self._limit.bytes_per_second / 1e6:.3g} MB/s"
+        self.note(f"dropped {count:,} lines ({size / 1e6:.1f} MB) here: over the limit of {rate}", position)
 
     def gap(self, text: str, position: Position) -> None:
-        """Say, and keep for the report, that lines may be missing."""
+        """Note that lines may be missing here, and keep it for the report."""
         self.gaps.append(text)
         self.note(text, position)
 
     def note(self, text: str, position: Position) -> None:
-        """Say something at this place of the container's log."""
+        """Emit a message about this place in the container's log."""
         self._sink(replace(self._source, restart=position.restart, time=position.last, text=text, note=True))

@@ -1,9 +1,6 @@
-"""Logs: every container that is wanted, followed live, each line once and in order.
+"""Follows the logs of a job: each wanted container live, each line once and in order.
 
-Each container has a task that reads one run after the other: the run's log is followed, a cut stream is resumed from
-the position (`core.logcursor`), and a run is complete when a request that was made after its end brings nothing new.
-Before a request that could reach something else than what was observed (another run, another pod of the same name) the
-pod is read again.
+One task per container reads its runs one after the other: see `container`.
 """
 
 from __future__ import annotations
@@ -27,18 +24,20 @@ LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only count
 
 
 class LogFollower:
-    """Follows the chosen containers of one job as its pods appear, and hands each line to `sink`.
+    """Follows the chosen containers of one job as its pods appear, and calls `sink` with each line.
 
     Its tasks run in the context of the caller of `observe`.
 
-    :param sink: called in the loop for each line; it must not block for long.
-    :param kind: tells a pod's role and index from its labels.
-    :param cursor: where to go on from; moved on in place, so that `cursor.to_dict()` is right at any time.
-    :param budget: of streams; None is the process's own.
-    :param chosen: whether to follow a container of a pod; asked again whenever the pod has changed until it says yes.
-    :param rate_limit: how much of each container is handed on.
+    :param sink: called in the event loop for each line; it must not block for long.
+    :param kind: of the job; it derives role and index from a pod's labels.
+    :param cursor: the positions to resume from; updated in place, so that `cursor.to_dict()` is current at any time.
+        Default: the beginning of each log.
+    :param budget: limits the streams. Default: the process's budget.
+    :param chosen: whether to follow a container of a pod; called whenever the pod has changed, until it returns True.
+        Default: all containers.
+    :param rate_limit: of each container. Default: `RateLimit()`.
     :param inspector: called once per container with a line that names it; what it returns is called with text,
-        time and run of every new line before the rate limit drops any. Default: nothing looks at them.
+        time and run of every new line before the rate limit drops any. Default: lines aren't inspected.
     """
 
     def __init__(
@@ -69,26 +68,28 @@ class LogFollower:
         )
         self._chosen = chosen
         self._followed: dict[tuple[str, str], ContainerFollower] = {}
-        self._observed: dict[str, Pod] = {}  # by uid, as they last were
-        self._unseen = self.cursor.unfinished()  # handed over, and no pod of theirs was observed yet
-        self._gone: dict[tuple[str, str], Tally] = {}  # of pods that are gone, where there is something to report
+        self._observed: dict[str, Pod] = {}  # by uid, as last observed
+        self._unseen = self.cursor.unfinished()  # in the cursor, but the pod was not observed yet
+        self._gone: dict[tuple[str, str], Tally] = {}  # of deleted pods, if there is something to report
         self._gone_whole = Tally(complete=True)  # the sum of all others
         self._draining = False
 
     @property
     def held(self) -> int:
-        """How many containers and pods are in memory: it doesn't grow with pods that are gone."""
+        """Number of containers and pods in memory; it doesn't grow with the number of deleted pods."""
         return len(self._followed) + len(self._observed) + len(self.cursor.positions)
 
     def observe(self, pod: Pod, *, deleted: bool = False) -> None:
-        """Take note of a pod as it is now, or as it was last seen before it was deleted: then, if it was not followed,
-        to report a gap.
+        """Take note of the state of a pod.
 
-        What is known of a deleted pod's containers is forgotten once their logs were read to the end.
+        Containers of a deleted pod are forgotten once their logs were read to the end.
+
+        :param pod: as it is now, or as it was before its deletion.
+        :param deleted: whether it was deleted; if its containers weren't followed yet, a gap is reported.
         """
         meta, spec = pod["metadata"], pod.get("spec") or {}
         if self._observed.get(meta["uid"]) is pod and not deleted:
-            return  # of a job of thousands, all but a few at each call
+            return  # unchanged, like most pods of a large job at each call
         if deleted:
             self._observed.pop(meta["uid"], None)
         else:
@@ -110,7 +111,7 @@ class LogFollower:
                 self._forget(followed)
 
     def _forget(self, container: ContainerFollower) -> None:
-        """A container whose pod is gone from the API server and whose log is read: only its tally is kept."""
+        """Keep only the tally of a container whose pod was deleted and whose log was read."""
         if self._followed.pop((container.uid, container.name), None) is None:
             return
         key, tally = (container.pod, container.name), container.tally()
@@ -123,8 +124,8 @@ class LogFollower:
     async def drain(self, timeout: float, longest: float | None = None) -> DrainReport:
         """Read what the server still has, and stop following.
 
-        Containers that still run are read up to now. The last seconds, LATE_LINES_SECONDS or a quarter of all, are for
-        lines for which there is no time: they are inspected and counted, but not handed on.
+        Containers that still run are read up to now. In the last seconds (LATE_LINES_SECONDS, at most a quarter of the
+        time), lines are only inspected and counted, because inspecting is much faster than logging.
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
@@ -143,7 +144,7 @@ class LogFollower:
         return self.report()
 
     async def _wait_while_lines_come(self, tasks: list[asyncio.Task[None]], timeout: float, longest: float) -> bool:
-        """Wait for the tasks; whether lines still came when the longest time was over."""
+        """Wait for the tasks; returns whether lines were still coming when the longest time was over."""
         loop = asyncio.get_running_loop()
         progress, last = self._lines_read(), loop.time()
         end = last + longest
@@ -160,15 +161,14 @@ class LogFollower:
         return False
 
     def _lines_read(self) -> int:
-        """A number that changes as lines are read."""
+        """A number that changes while there is progress."""
         return self._gone_whole.lines + sum(container.lines_read for container in self._followed.values())
 
     async def silent(self) -> bool:
-        """Whether the containers that are followed and run have written nothing since their last line that was handed
-        on, or since this was last asked.
+        """Whether all running containers have certainly written nothing since the last line read, or the last call.
 
-        The server is asked for the last line of each: a stream from which nothing comes may be cut, late, refused or
-        without a server. False where none runs, where one has written, and where that is not known of one of them.
+        The server is asked for the last line of each, because a stream without lines may just be broken or late.
+        False if no container runs, if one has written, or if this can't be found out.
         """
         running = [container for container in self._followed.values() if container.runs]
         with contextlib.suppress(TimeoutError):
@@ -177,7 +177,7 @@ class LogFollower:
         return False
 
     def report(self) -> DrainReport:
-        """What became of the logs so far; of pods that a cursor knows and nobody has seen here, that too."""
+        """What became of the logs so far, including pods in the cursor that were never observed here."""
         found = dict(self._gone)
         for position, at in self._unseen.items():
             since = f"after {at.last}" if at.last else "from its beginning"
@@ -191,7 +191,7 @@ class LogFollower:
         return DrainReport(found, self._gone_whole)
 
     async def close(self) -> None:
-        """Stop at once. The cursor stands where the sink stands."""
+        """Stop at once. The cursor then stands after the last line that the sink received."""
         tasks = [container.task for container in self._followed.values()]
         for task in tasks:
             task.cancel()

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MAX_GAPS = 20  #: gaps that are kept of each container of pods that are gone
+MAX_GAPS = 20  #: kept per container of deleted pods
 
 
 @dataclass(frozen=True)
 class Tally:
     """What became of one container's log.
 
-    :param lines, bytes: handed on.
-    :param dropped, dropped_bytes: lines left out by the rate limit, and bytes of them and of lines over MAX_LINE_BYTES.
+    :param lines, bytes: that were logged.
+    :param dropped: lines dropped by the rate limit.
+    :param dropped_bytes: bytes of these lines, and bytes cut off lines over MAX_LINE_BYTES.
     :param gaps: where lines may be missing, and why.
-    :param complete: everything that the server had was read.
-    :param late: lines that were read, but not logged, because the time for the final drain was over.
+    :param complete: whether everything that the server had was read.
+    :param late: lines that were counted but not logged, because the final drain ran out of time.
     """
 
     lines: int = 0
@@ -41,9 +42,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What became of a job's logs, by (pod, container); pods of the same name, one after the other, count as one.
+    """What became of a job's logs, by (pod, container). Successive pods with the same name count as one.
 
-    :param gone: the sum of containers that were read to their end without a gap and whose pods are gone.
+    :param gone: the sum of containers that were read to their end without a gap and whose pods are deleted.
     """
 
     containers: Mapping[tuple[str, str], Tally]
@@ -71,5 +72,5 @@ class DrainReport:
 
     @property
     def unread(self) -> list[tuple[str, str]]:
-        """Containers whose log was not read to its end."""
+        """Containers whose logs were not read to the end."""
         return [key for key, tally in self.containers.items() if not tally.complete]
