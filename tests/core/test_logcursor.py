@@ -52,7 +52,7 @@ def log_files(draw: st.DrawFn) -> list[Line]:
 
 
 @given(log_files(), st.lists(st.integers(0, 30), max_size=30))
-def test_every_line_once_and_in_order_under_cuts(file: list[Line], cuts: list[int]) -> None:
+def test_every_line_is_read_once_and_in_order_under_cuts(file: list[Line], cuts: list[int]) -> None:
     position, got = Position(), []
     for cut in cuts:
         assert all(Replay(position).follows(time) for time, _ in answer(file, position.since)[:1])
@@ -65,7 +65,7 @@ def test_every_line_once_and_in_order_under_cuts(file: list[Line], cuts: list[in
 
 
 @given(log_files(), st.integers(0, 40), st.booleans())
-def test_a_rotation_after_a_handover_repeats_no_line(file: list[Line], cut: int, twice: bool) -> None:
+def test_rotation_after_a_handover_repeats_no_line(file: list[Line], cut: int, twice: bool) -> None:
     file = sorted({time: (time, number) for time, number in file}.values())
     position = Position()
     before, _ = read(file, position, cut)
@@ -75,7 +75,7 @@ def test_a_rotation_after_a_handover_repeats_no_line(file: list[Line], cut: int,
 
 
 @given(log_files(), st.integers(0, 40), st.integers(0, 40))
-def test_after_a_rotation_no_line_comes_twice_and_a_gap_is_told(file: list[Line], cut: int, rotated: int) -> None:
+def test_rotation_repeats_no_line_and_reports_a_gap(file: list[Line], cut: int, rotated: int) -> None:
     file = sorted({time: (time, number) for time, number in file}.values())
     position = Position()
     before, _ = read(file, position, cut)
@@ -88,7 +88,7 @@ def test_after_a_rotation_no_line_comes_twice_and_a_gap_is_told(file: list[Line]
 
 
 @given(st.lists(st.integers(1, 3_000), max_size=60), st.lists(st.tuples(*[st.integers(0, 60)] * 3), max_size=12))
-def test_what_is_missing_lies_in_gaps_that_are_told(steps: list[int], requests: list[tuple[int, int, int]]) -> None:
+def test_missing_lines_lie_in_reported_gaps(steps: list[int], requests: list[tuple[int, int, int]]) -> None:
     """Requests that are cut, after rotations, for the last lines only: none twice, and no silent loss."""
     file = [(at(sum(steps[: n + 1]) / 4000), n) for n in range(len(steps))]
     position, rotated, got, gaps = Position(), 0, [], []
@@ -104,7 +104,7 @@ def test_what_is_missing_lies_in_gaps_that_are_told(steps: list[int], requests: 
 
 
 @given(log_files(), st.integers(0, 40), st.integers(0, 39), st.integers(1, 40))
-def test_another_run_is_told_from_the_same_file(file: list[Line], cut: int, tail: int, pause: int) -> None:
+def test_log_of_another_run_is_recognized(file: list[Line], cut: int, tail: int, pause: int) -> None:
     """After a tail, whose beginning is not the file's, an answer may not be doubted for that."""
     position = Position()
     if tail:
@@ -118,7 +118,7 @@ def test_another_run_is_told_from_the_same_file(file: list[Line], cut: int, tail
         assert not Replay(position).follows(other)
 
 
-def test_a_thousand_lines_of_one_time() -> None:
+def test_a_thousand_lines_with_the_same_time_are_read_once() -> None:
     file = [(at(1), number) for number in range(1000)]
     position = Position()
     got = []
@@ -127,7 +127,7 @@ def test_a_thousand_lines_of_one_time() -> None:
     assert got + read(file, position)[0] == list(range(1000))
 
 
-def test_a_clock_that_is_set_back_loses_nothing() -> None:
+def test_clock_that_is_set_back_loses_no_line() -> None:
     file = [(at(50 + n / 100), n) for n in range(10)] + [(at(20 + n / 100), 10 + n) for n in range(10)]
     position = Position()
     got, _ = read(file, position, 12)
@@ -253,7 +253,7 @@ def test_containers_that_do_not_fit_are_read_from_one_common_time() -> None:
         assert replay.gap is None
 
 
-def test_the_common_time_is_not_used_for_what_began_after_it() -> None:
+def test_common_time_is_not_used_for_containers_that_started_after_it() -> None:
     """A pod that the watch reported late has lines from before the common time, which nobody has read."""
     cursor = Cursor(since=later(600))
     cursor.resume("late", "main", 0, later(570))
@@ -265,7 +265,7 @@ def test_the_common_time_is_not_used_for_what_began_after_it() -> None:
     assert (cursor.position("old", "main").restart, cursor.position("old", "main").last) == (2, later(600))
 
 
-def test_a_cursor_that_does_not_fit_twice_keeps_the_earlier_common_time() -> None:
+def test_second_cursor_that_does_not_fit_keeps_the_earlier_common_time() -> None:
     cursor, _ = busy_cursor(4000)
     first = Cursor.from_dict(cursor.to_dict())
     second = Cursor.from_dict(first.to_dict(limit=10_000))
@@ -281,7 +281,7 @@ def test_an_unreadable_cursor_reads_everything_again(data: dict[str, object]) ->
     assert Cursor.from_dict("text") == Cursor(unreadable=True)
 
 
-def test_a_time_that_is_no_date_is_read_again() -> None:
+def test_log_with_an_invalid_date_is_read_again() -> None:
     cursor = Cursor()
     for time in (at(1), "2026-13-41T10:00:02.000000000Z"):
         cursor.position("u", "main").advance(time)
@@ -303,7 +303,7 @@ def recorded_cursor() -> Cursor:
 
 
 @pytest.mark.parametrize("more", [{}, {"version": 9, "added": [1]}])
-def test_the_first_version_is_read_for_ever(more: dict[str, object]) -> None:
+def test_first_version_can_be_read(more: dict[str, object]) -> None:
     read = Cursor.from_dict({**json.loads(FIXTURE.read_text()), **more})
     expected = recorded_cursor()
     assert read.names == expected.names

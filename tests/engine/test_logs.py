@@ -24,7 +24,7 @@ from .fakekube import PODS, FakeKube, LogFile, Record, cutter, serving, stamp, u
 
 
 class Sink:
-    """Takes lines, and keeps apart what the containers wrote and what the follower noted."""
+    """Collects the lines of the containers and the notes of the follower separately."""
 
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
@@ -60,7 +60,7 @@ async def following(kube: FakeKube, sink: Sink, **options: Any) -> AsyncIterator
 
 
 def write(log: LogFile, start: int, stop: int, rate: float = 100, begin: float = 0) -> None:
-    """Numbered lines at a rate a second."""
+    """Write numbered lines with `rate` timestamps a second."""
     for n in range(start, stop):
         log.write(stamp(begin + n / rate), f"line {n}")
 
@@ -88,7 +88,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
     assert sink.notes == []
 
 
-async def test_a_thousand_cuts_lose_and_repeat_nothing() -> None:
+async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
     kube, sink, rng = FakeKube(), Sink(), random.Random(5)
     kube.pod("p", containers="abcd")
     logs = [kube.log("p", container) for container in "abcd"]
@@ -115,8 +115,8 @@ async def test_a_thousand_cuts_lose_and_repeat_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_random_lives_of_containers(seed: int) -> None:
-    """Restarts, cuts, ends that look whole, a server that is away, pods that join: every line of every run once."""
+async def test_every_line_of_every_run_is_read_once_in_random_container_lives(seed: int) -> None:
+    """Restarts, cuts, responses that only look complete, an unreachable server, pods that join late."""
     rng = random.Random(seed)
     kube, sink = FakeKube(), Sink()
     kube.clean_cuts = seed % 2 == 0
@@ -186,7 +186,7 @@ async def test_random_lives_of_containers(seed: int) -> None:
     assert report.gaps == {}
 
 
-async def test_a_last_line_without_an_end_comes_too() -> None:
+async def test_last_line_without_line_end_is_emitted() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -201,7 +201,7 @@ async def test_a_last_line_without_an_end_comes_too() -> None:
     assert report.unread == []
 
 
-async def test_an_end_that_only_looks_whole_is_not_believed() -> None:
+async def test_response_that_only_looks_complete_does_not_end_a_run() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -216,7 +216,7 @@ async def test_an_end_that_only_looks_whole_is_not_believed() -> None:
     assert sink.texts == numbered(0, 100)
 
 
-async def test_a_burst_is_read_once_and_its_last_lines_prove_it() -> None:
+async def test_tail_check_avoids_a_second_download_of_a_burst() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -233,8 +233,8 @@ async def test_a_burst_is_read_once_and_its_last_lines_prove_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["the same", "line {n}"])
-async def test_last_lines_that_prove_nothing_are_not_believed(text: str) -> None:
-    """An answer that ended after 20 of 40 lines as if it were whole, and last lines that may look like those."""
+async def test_tail_check_rejects_ambiguous_last_lines(text: str) -> None:
+    """A response ends after 20 of 40 lines as if it were complete, and the last lines may look like these."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     log = kube.log("p")
@@ -253,7 +253,7 @@ async def test_last_lines_that_prove_nothing_are_not_believed(text: str) -> None
 
 
 @pytest.mark.parametrize("rotated", [False, True])
-async def test_a_rotation_under_an_open_stream_is_told(rotated: bool) -> None:
+async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool) -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -274,7 +274,7 @@ async def test_a_rotation_under_an_open_stream_is_told(rotated: bool) -> None:
         assert f"lines before {stamp(12)} may be missing" in sink.notes[0]
 
 
-async def test_a_container_that_ended_before_it_was_seen() -> None:
+async def test_container_that_ended_before_it_was_observed_is_read() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded", init=["init"])
     for container in ("init", "main"):
@@ -285,7 +285,7 @@ async def test_a_container_that_ended_before_it_was_seen() -> None:
     assert sink.by_run() == {("p", "init", 0): numbered(0, 10), ("p", "main", 0): numbered(0, 10)}
 
 
-async def test_the_run_that_was_missed_is_read() -> None:
+async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -304,7 +304,7 @@ async def test_the_run_that_was_missed_is_read() -> None:
         assert (await follower.drain(5)).gaps == {}
 
 
-async def test_a_run_of_which_the_status_does_not_tell_yet_is_not_taken_for_the_last_one() -> None:
+async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -326,7 +326,7 @@ async def test_a_run_of_which_the_status_does_not_tell_yet_is_not_taken_for_the_
     assert report.gaps == {}
 
 
-async def test_in_a_back_off_the_run_before_the_last_one_is_out_of_reach() -> None:
+async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -344,7 +344,7 @@ async def test_in_a_back_off_the_run_before_the_last_one_is_out_of_reach() -> No
     assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
-async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
+async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", restart=3)
     for restart in (2, 3):
@@ -358,7 +358,7 @@ async def test_runs_that_are_not_kept_are_told_as_a_gap() -> None:
     assert sink.notes == list(report.gaps["p", "main"])
 
 
-async def test_a_log_that_the_kubelet_has_no_more_is_told_as_a_gap() -> None:
+async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", restart=1)
     kube.log("p").write("", b"unable to retrieve container logs for containerd://5541b231", partial=True)
@@ -369,7 +369,7 @@ async def test_a_log_that_the_kubelet_has_no_more_is_told_as_a_gap() -> None:
     assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
-async def test_a_rotation_between_two_requests_is_told_as_a_gap() -> None:
+async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -390,7 +390,7 @@ async def test_a_rotation_between_two_requests_is_told_as_a_gap() -> None:
     assert stamp(0.09) in sink.notes[0]
 
 
-async def test_a_pod_made_anew_under_its_name_is_another_one() -> None:
+async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5, begin=100)
@@ -411,7 +411,7 @@ async def test_a_pod_made_anew_under_its_name_is_another_one() -> None:
     assert report.unread == [("p", "main")] or len(report.containers) == 1
 
 
-async def test_a_pod_deleted_while_it_is_followed_is_read_to_its_end() -> None:
+async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
     kube, sink = FakeKube(), Sink()
     pod = kube.pod("p")
     log = kube.log("p")
@@ -428,7 +428,7 @@ async def test_a_pod_deleted_while_it_is_followed_is_read_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
-async def test_a_pod_that_is_gone_before_it_is_followed_is_told_as_a_gap(handed_over: bool) -> None:
+async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_over: bool) -> None:
     kube, sink, cursor = FakeKube(), Sink(), Cursor()
     old = kube.pod("p")
     if handed_over:
@@ -450,7 +450,7 @@ async def test_a_pod_that_is_gone_before_it_is_followed_is_told_as_a_gap(handed_
     assert report.lines == 5
 
 
-async def test_a_last_line_without_an_end_survives_the_deletion_of_its_pod() -> None:
+async def test_last_line_without_line_end_is_emitted_after_the_pod_was_deleted() -> None:
     kube, sink = FakeKube(), Sink()
     pod = kube.pod("p")
     log = kube.log("p")
@@ -466,7 +466,7 @@ async def test_a_last_line_without_an_end_survives_the_deletion_of_its_pod() -> 
     assert (report.gaps, report.unread) == ({}, [])
 
 
-async def test_a_pod_that_was_read_to_its_end_or_never_began_leaves_no_gap() -> None:
+async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> None:
     kube, sink = FakeKube(), Sink()
     pods = [kube.pod("read", state="terminated", phase="Succeeded"), kube.pod("waits", state="waiting")]
     write(kube.log("read"), 0, 5)
@@ -482,7 +482,7 @@ async def test_a_pod_that_was_read_to_its_end_or_never_began_leaves_no_gap() -> 
     assert (report.gaps, sink.notes) == ({}, [])
 
 
-async def test_drain_reads_up_to_now_where_a_container_goes_on() -> None:
+async def test_drain_reads_a_running_container_up_to_now() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -495,7 +495,7 @@ async def test_drain_reads_up_to_now_where_a_container_goes_on() -> None:
     assert report.unread == []
 
 
-async def test_drain_gives_up_in_time_and_says_what_is_unread() -> None:
+async def test_drain_ends_in_time_and_reports_unread_containers() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -508,14 +508,14 @@ async def test_drain_gives_up_in_time_and_says_what_is_unread() -> None:
 
 
 class SlowSink(Sink):
-    """Takes a while for each line, as the logger of a loaded machine does."""
+    """Needs time for each line, like the logger of a loaded machine."""
 
     def __call__(self, line: LogLine) -> None:
         time.sleep(0.01)
         super().__call__(line)
 
 
-async def test_a_drain_goes_on_while_lines_come() -> None:
+async def test_drain_continues_while_lines_come() -> None:
     kube, sink = FakeKube(), SlowSink()
     kube.pod("p")
     write(kube.log("p"), 0, 400)
@@ -527,7 +527,7 @@ async def test_a_drain_goes_on_while_lines_come() -> None:
     assert (report.late, report.unread) == (0, [])
 
 
-async def test_a_drain_counts_and_inspects_the_lines_for_which_it_has_no_time() -> None:
+async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> None:
     kube, sink, seen = FakeKube(), SlowSink(), []
     kube.pod("p")
     write(kube.log("p"), 0, 2000)
@@ -542,7 +542,7 @@ async def test_a_drain_counts_and_inspects_the_lines_for_which_it_has_no_time() 
     assert report.unread == []
 
 
-async def test_a_handover_goes_on_where_the_cursor_stands() -> None:
+async def test_handover_resumes_at_the_cursor() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -593,8 +593,8 @@ async def test_containers_without_a_position_are_read_from_the_common_time() -> 
 
 
 @pytest.mark.parametrize("status_lags", [False, True])
-async def test_a_restart_between_two_hosts_is_not_taken_for_the_run_that_was_read(status_lags: bool) -> None:
-    """The watch is behind the pod, and where the status lags the pod is behind its container."""
+async def test_restart_during_a_handover_is_not_read_as_the_same_run(status_lags: bool) -> None:
+    """The watch lags behind the pod; if `status_lags`, the pod also lags behind its container."""
     kube, sink = FakeKube(), Sink()
     behind = kube.pod("p")
     log = kube.log("p")
@@ -621,7 +621,7 @@ async def test_a_restart_between_two_hosts_is_not_taken_for_the_run_that_was_rea
     assert report.gaps == {}
 
 
-async def test_what_was_complete_is_not_read_again() -> None:
+async def test_complete_container_is_not_read_again_after_a_handover() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     write(kube.log("p"), 0, 5)
@@ -636,7 +636,7 @@ async def test_what_was_complete_is_not_read_again() -> None:
     assert report.unread == []
 
 
-async def test_a_flood_is_cut_down_and_told_and_leaves_its_neighbour_alone() -> None:
+async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("flood")
     kube.pod("quiet")
@@ -658,7 +658,7 @@ async def test_a_flood_is_cut_down_and_told_and_leaves_its_neighbour_alone() -> 
     assert report.unread == []
 
 
-async def test_a_line_without_end_does_not_fill_the_memory() -> None:
+async def test_endless_line_is_cut() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -676,7 +676,7 @@ async def test_a_line_without_end_does_not_fill_the_memory() -> None:
     assert report.containers["p", "main"].dropped_bytes > 390_000
 
 
-async def test_more_streams_than_the_budget_take_turns() -> None:
+async def test_streams_over_the_budget_take_turns() -> None:
     kube, sink = FakeKube(), Sink()
     names = [f"p{n}" for n in range(12)]
     for name in names:
@@ -710,7 +710,7 @@ async def test_only_chosen_containers_are_followed() -> None:
     assert [(line.role, line.index) for line in sink.lines] == [("Launcher", 0)] * 2 + [("Worker", 3)] * 2
 
 
-async def test_a_pod_that_has_not_changed_is_not_looked_at_again() -> None:
+async def test_unchanged_pod_is_not_examined_again() -> None:
     kube, asked = FakeKube(), 0
 
     def choose(pod: object, container: str) -> bool:
@@ -727,7 +727,7 @@ async def test_a_pod_that_has_not_changed_is_not_looked_at_again() -> None:
         assert asked == 2
 
 
-async def test_a_refusal_is_tolerated_and_said_once() -> None:
+async def test_refused_logs_are_retried_with_one_warning() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", containers="ab")
     for container in "ab":
@@ -745,7 +745,7 @@ async def test_a_refusal_is_tolerated_and_said_once() -> None:
     assert (report.gaps, report.unread) == ({}, [])
 
 
-async def test_a_refused_log_is_asked_for_again_in_the_final_drain() -> None:
+async def test_refused_log_is_retried_in_the_final_drain() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -763,7 +763,7 @@ async def test_a_refused_log_is_asked_for_again_in_the_final_drain() -> None:
     assert (report.gaps, report.unread) == ({}, [])
 
 
-async def test_a_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "FORBIDDEN_GRACE_SECONDS", 0.5)
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
@@ -776,7 +776,7 @@ async def test_a_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
-    """ExitCode: an operator deletes a pod that failed and creates another one under its name, for ever."""
+    """With ExitCode, an operator deletes each failed pod and creates another one with its name."""
     kube, sink, cursor = FakeKube(), Sink(), Cursor()
     async with serving(kube) as api:
         follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=cursor)
@@ -805,7 +805,7 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
     assert report.unread == []
 
 
-async def test_a_container_read_to_its_end_is_not_read_again_while_its_pod_is_there() -> None:
+async def test_container_that_was_read_is_not_read_again_while_its_pod_exists() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     write(kube.log("p"), 0, 5)
@@ -838,8 +838,8 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 
 
-async def test_no_line_is_handed_on_right_after_a_stall() -> None:
-    """Airflow gets the time to cancel a trigger that another triggerer has taken over meanwhile."""
+async def test_no_line_is_logged_right_after_a_stall() -> None:
+    """Airflow needs time to cancel a trigger that it has assigned to another triggerer."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -860,7 +860,7 @@ async def test_no_line_is_handed_on_right_after_a_stall() -> None:
         assert follower.cursor.to_dict() == saved
 
 
-async def test_lines_come_again_after_a_stall_that_nobody_used() -> None:
+async def test_lines_continue_after_a_stall_without_a_takeover() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
@@ -873,7 +873,7 @@ async def test_lines_come_again_after_a_stall_that_nobody_used() -> None:
     assert sink.texts == numbered(0, 10)
 
 
-async def test_silence_is_known_from_the_server_and_not_from_a_stream() -> None:
+async def test_silence_is_confirmed_by_the_server() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", containers="ab")
     logs = [kube.log("p", container) for container in "ab"]
@@ -902,7 +902,7 @@ async def test_silence_is_known_from_the_server_and_not_from_a_stream() -> None:
     assert {query["limitBytes"] for query in asked} == {"64"}
 
 
-async def test_what_proves_an_end_is_little() -> None:
+async def test_tail_check_requests_few_bytes() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -938,7 +938,7 @@ STATES: dict[str, tuple[dict[str, Any], Run]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_the_newest_run_of_a_container(name: str) -> None:
+def test_run_of_reads_the_newest_run_from_the_status(name: str) -> None:
     status, run = STATES[name]
     for key in ("containerStatuses", "initContainerStatuses"):
         pod = {
@@ -960,7 +960,7 @@ def test_the_newest_run_of_a_container(name: str) -> None:
         ("Never", "init", 1, False),
     ],
 )
-def test_whether_another_run_will_come(policy: str, container: str, code: int, restarting: bool) -> None:
+def test_restarting_depends_on_policy_and_exit_code(policy: str, container: str, code: int, restarting: bool) -> None:
     pod = {
         "spec": {"restartPolicy": policy, "initContainers": [{"name": "init"}], "containers": [{"name": "main"}]},
         "status": {"containerStatuses": [{"name": container, "state": {"terminated": {"exitCode": code}}}]},
@@ -968,5 +968,5 @@ def test_whether_another_run_will_come(policy: str, container: str, code: int, r
     assert run_of(pod, container).restarting is restarting
 
 
-def test_a_pod_that_was_evicted_has_no_more_runs() -> None:
+def test_evicted_pod_has_no_further_run() -> None:
     assert run_of({"status": {"phase": "Failed", "reason": "Evicted"}}, "main") == Run(ended=True, final=True)

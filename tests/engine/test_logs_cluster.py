@@ -68,7 +68,7 @@ class Told:
         return sum(map(len, self.runs.values()))
 
     def broken(self) -> dict[tuple[str, int], list[str]]:
-        """Runs of which not every line came once and in order up to their last one, and where that shows."""
+        """Runs with a missing, repeated or misplaced line, and the lines around it."""
         found = {}
         for run, texts in self.runs.items():
             words = [" ".join(text.split()[:2]) for text in texts]
@@ -80,7 +80,7 @@ class Told:
 
 
 class Stage:
-    """Pods that write, and a follower that is told of them by a hub."""
+    """Pods that write, and a follower that observes them through a watch."""
 
     def __init__(self, cluster: TestCluster, api: Api, test: str) -> None:
         self.cluster, self.api, self.test = cluster, api, test
@@ -90,7 +90,7 @@ class Stage:
         self.calm = False
 
     async def write(self, name: str, lines: int, code: int = 0) -> None:
-        """A pod with one container that writes so many lines and ends with `code`; where that is not 0, again."""
+        """Create a pod whose container writes some lines and exits with `code`; unless that is 0, it restarts."""
         labels = {"test": self.test, **{f"training.kubeflow.org/replica-{k}": v for k, v in ROLE.items()}}
         container = {
             "name": "main", "image": clusters.IMAGE, "imagePullPolicy": "IfNotPresent",
@@ -133,7 +133,7 @@ class Stage:
             await asyncio.to_thread(self.cluster.admin, name, **how)
 
     async def clear(self) -> None:
-        """No fault any more, whatever the last one did to this request."""
+        """Clear all faults, even if the last one breaks this request."""
         async with asyncio.timeout(240):
             while True:
                 with contextlib.suppress(OSError):
@@ -168,8 +168,8 @@ async def stage(cluster: TestCluster, test: str) -> AsyncIterator[Stage]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_every_line_of_every_run_once_and_in_order(cluster: TestCluster, seed: int) -> None:
-    """Cuts all the time, a container that restarts, a pod that joins late, one deleted as it writes."""
+async def test_every_line_of_every_run_is_read_once_and_in_order(cluster: TestCluster, seed: int) -> None:
+    """Streams are cut all the time; one container restarts, one pod joins late, one is deleted while it writes."""
     rng, name = random.Random(seed), f"every-{seed}"
     steady, restarts, late, deleted = (f"{name}-{what}" for what in ("steady", "restarts", "late", "deleted"))
     async with stage(cluster, name) as at, asyncio.timeout(240):
