@@ -1,0 +1,60 @@
+"""A follower of the logs of a fake cluster, and a sink that collects the lines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
+
+from .fakekube import FakeKube, LogFile, serving, stamp
+
+
+class Sink:
+    """Collects the lines of the containers and the notes of the follower separately."""
+
+    def __init__(self) -> None:
+        self.lines: list[LogLine] = []
+        self.notes: list[str] = []
+
+    def __call__(self, line: LogLine) -> None:
+        if line.note:
+            self.notes.append(line.text)
+        else:
+            self.lines.append(line)
+
+    @property
+    def texts(self) -> list[str]:
+        return [line.text for line in self.lines]
+
+    def by_run(self) -> dict[tuple[str, str, int], list[str]]:
+        found = defaultdict(list)
+        for line in self.lines:
+            found[line.pod, line.container, line.restart].append(line.text)
+        return dict(found)
+
+
+@contextlib.asynccontextmanager
+async def following(kube: FakeKube, sink: Sink, **options: Any) -> AsyncIterator[LogFollower]:
+    async with serving(kube) as api:
+        follower = LogFollower(api, sink, **{"kind": PYTORCHJOB, **options})
+        for pod in list(kube.objects.values()):
+            follower.observe(pod)
+        try:
+            yield follower
+        finally:
+            await follower.close()
+
+
+def write(log: LogFile, start: int, stop: int, rate: float = 100, begin: float = 0) -> None:
+    """Write numbered lines with `rate` timestamps a second."""
+    for n in range(start, stop):
+        log.write(stamp(begin + n / rate), f"line {n}")
+
+
+def numbered(start: int, stop: int) -> list[str]:
+    return [f"line {n}" for n in range(start, stop)]

@@ -1,0 +1,182 @@
+"""The end of following: the final drain, deleted pods, and logs that the API server refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.logs import reader
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+
+from .fakekube import FakeKube, stamp, until
+from .log_following import Sink, following, numbered, write
+
+
+async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
+    kube, sink = FakeKube(), Sink()
+    pod = kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.delete("p")
+        follower.observe(pod, deleted=True)
+        write(log, 5, 10)
+        log.end()
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 10)
+    assert report.unread == []
+
+
+async def test_last_line_without_line_end_is_emitted_after_the_pod_was_deleted() -> None:
+    kube, sink = FakeKube(), Sink()
+    pod = kube.pod("p")
+    log = kube.log("p")
+    log.write(stamp(1), "first")
+    log.write(stamp(2), "no newline at the end", partial=True)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.texts == ["first"])
+        kube.delete("p")
+        follower.observe(pod, deleted=True)
+        log.end()
+        report = await follower.drain(240)
+    assert sink.texts == ["first", "no newline at the end"]
+    assert (report.gaps, report.unread) == ({}, [])
+
+
+async def test_deleted_pod_that_was_read_or_never_started_leaves_no_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    pods = [kube.pod("read", state="terminated", phase="Succeeded"), kube.pod("waits", state="waiting")]
+    write(kube.log("read"), 0, 5)
+    kube.log("read").end()
+    async with following(kube, sink) as follower:
+        await follower.drain(240)
+        saved = follower.cursor.to_dict()
+    kube.objects.clear()
+    async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
+        for pod in pods:
+            follower.observe(pod, deleted=True)
+        report = await follower.drain(240)
+    assert (report.gaps, sink.notes) == ({}, [])
+
+
+async def test_drain_reads_a_running_container_up_to_now() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 50)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.lines)
+        write(log, 50, 100)
+        report = await follower.drain(5)
+    assert sink.texts == numbered(0, 100)
+    assert report.unread == []
+
+
+async def test_drain_ends_in_time_and_reports_unread_containers() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        report = await follower.drain(0.2)
+    assert report.unread == [("p", "main")]
+
+
+class SlowSink(Sink):
+    """Needs time for each line, like the logger of a loaded machine."""
+
+    def __call__(self, line: LogLine) -> None:
+        time.sleep(0.01)
+        super().__call__(line)
+
+
+async def test_drain_continues_while_lines_come() -> None:
+    kube, sink = FakeKube(), SlowSink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 400)
+    kube.log("p").end()
+    async with following(kube, sink) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(2, longest=240)
+    assert sink.texts == numbered(0, 400)
+    assert (report.late, report.unread) == (0, [])
+
+
+async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> None:
+    kube, sink, seen = FakeKube(), SlowSink(), []
+    kube.pod("p")
+    write(kube.log("p"), 0, 2000)
+    kube.log("p").end()
+
+    async with following(kube, sink, inspector=lambda source: lambda text, time, run: seen.append(text)) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(2)
+    assert report.lines == len(sink.lines) < 2000
+    assert report.lines + report.late == 2000
+    assert seen == numbered(0, 2000)
+    assert report.unread == []
+
+
+async def test_refused_logs_are_retried_with_one_warning() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", containers="ab")
+    for container in "ab":
+        write(kube.log("p", container), 0, 5)
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        await until(lambda: kube.refused > 6)
+        (note,) = sink.notes
+        assert "403 Forbidden" in note
+        assert "`pods/log`" in note
+        kube.refusal = None
+        await until(lambda: len(sink.lines) == 10)
+        report = await follower.drain(5)
+    assert len(sink.notes) == 1
+    assert (report.gaps, report.unread) == ({}, [])
+
+
+async def test_refused_log_is_retried_in_the_final_drain() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    kube.log("p").end()
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        await until(lambda: kube.refused > 3)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        draining = asyncio.create_task(follower.drain(240))
+        refused = kube.refused
+        await until(lambda: kube.refused > refused)
+        kube.refusal = None
+        report = await draining
+    assert sink.texts == numbered(0, 5)
+    assert (report.gaps, report.unread) == ({}, [])
+
+
+async def test_drain_gives_up_a_log_that_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "FORBIDDEN_GRACE_SECONDS", 0.5)
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    kube.refusal = (403, "Forbidden")
+    async with following(kube, sink) as follower:
+        report = await follower.drain(240)
+    assert "403 Forbidden" in report.gaps["p", "main"][0]
+    assert report.unread == [("p", "main")]
+
+
+async def test_container_that_was_read_is_not_read_again_while_its_pod_exists() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", state="terminated", phase="Succeeded")
+    write(kube.log("p"), 0, 5)
+    kube.log("p").end()
+    async with following(kube, sink) as follower:
+        await until(lambda: follower.report().containers["p", "main"].complete)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        await follower.drain(240)
+    assert sink.texts == numbered(0, 5)

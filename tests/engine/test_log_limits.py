@@ -1,0 +1,172 @@
+"""What following may use: rate limit, stream budget, long lines, and pauses after a stall."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from airflow_provider_ktrain.engine.logs.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
+
+from .fakekube import FakeKube, Record, stamp, until
+from .log_following import Sink, following, numbered, write
+
+
+async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("flood")
+    kube.pod("quiet")
+    for n in range(5000):
+        kube.log("flood").write(stamp(n / 1000), f"line {n} " + "x" * 1000)
+    write(kube.log("quiet"), 0, 100)
+    for pod in ("flood", "quiet"):
+        kube.log(pod).end()
+    async with following(kube, sink, rate_limit=RateLimit(bytes_per_second=1000, burst_bytes=100_000)) as follower:
+        for pod in ("flood", "quiet"):
+            follower.observe(kube.pod(pod, state="terminated", phase="Succeeded"))
+        report = await follower.drain(20)
+    runs = sink.by_run()
+    assert runs["quiet", "main", 0] == numbered(0, 100)
+    flood = report.containers["flood", "main"]
+    assert 90 < flood.lines < 200
+    assert flood.lines + flood.dropped == 5000
+    assert any(f"{flood.dropped:,} lines" in note for note in sink.notes)
+    assert report.unread == []
+
+
+async def test_endless_line_is_cut() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    for n in range(40):
+        log.write(stamp(n / 100), "x" * 16384, partial=True)
+    log.write(stamp(1), "end")
+    log.write(stamp(2), "next")
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 2)
+        report = await follower.drain(5)
+    assert sink.lines[0].text.startswith("xxx")
+    assert sink.lines[0].text.endswith("bytes cut)")
+    assert len(sink.lines[0].text) < 270_000
+    assert sink.lines[1].text == "next"
+    assert report.containers["p", "main"].dropped_bytes > 390_000
+
+
+async def test_streams_over_the_budget_take_turns() -> None:
+    kube, sink = FakeKube(), Sink()
+    names = [f"p{n}" for n in range(12)]
+    for name in names:
+        kube.pod(name)
+        write(kube.log(name), 0, 5)
+    open_at_once = 0
+    async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.01)) as follower, asyncio.timeout(240):
+        for turn in range(1, 4):
+            await until(lambda t=turn: len(sink.lines) == len(names) * 5 * t)
+            open_at_once = max(open_at_once, kube.open)
+            for name in names:
+                write(kube.log(name), 5 * turn, 5 * turn + 5)
+        report = await follower.drain(10)
+    assert open_at_once <= 3
+    assert sink.by_run() == {(name, "main", 0): numbered(0, 20) for name in names}
+    assert report.unread == []
+
+
+async def test_every_line_is_inspected_before_the_rate_limit() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    seen: list[str] = []
+    sources: list[LogLine] = []
+
+    def inspector(source: LogLine) -> Any:
+        sources.append(source)
+        return lambda text, time, run: seen.append(text)
+
+    write(kube.log("p"), 0, 1000)
+    kube.log("p").end()
+    rate_limit = RateLimit(bytes_per_second=1, burst_bytes=100)
+    async with following(kube, sink, rate_limit=rate_limit, inspector=inspector) as follower:
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(240)
+    assert report.dropped > 900
+    assert seen == numbered(0, 1000)
+    assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
+
+
+async def test_no_line_is_logged_right_after_a_stall() -> None:
+    """Airflow needs time to cancel a trigger that it has assigned to another triggerer."""
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    budget = StreamBudget(stall=3600, settle=3600)
+    async with following(kube, sink, budget=budget) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        saved = follower.cursor.to_dict()
+        budget.stall = 0.2  # only now: a loaded machine stands still by itself
+        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        write(log, 5, 10)
+        sent = kube.sent
+        await until(lambda: kube.sent > sent)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(sink.lines) == 5
+        await follower.close()
+        assert follower.cursor.to_dict() == saved
+
+
+async def test_lines_continue_after_a_stall_without_a_takeover() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink, budget=StreamBudget(stall=0.2, settle=0.2)) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        time.sleep(0.3)  # noqa: ASYNC251 - the stall
+        write(kube.log("p"), 5, 10)
+        await until(lambda: len(sink.lines) == 10)
+        await follower.drain(240)
+    assert sink.texts == numbered(0, 10)
+
+
+async def test_silence_is_confirmed_by_the_server() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p", containers="ab")
+    logs = [kube.log("p", container) for container in "ab"]
+    async with following(kube, sink) as follower:
+        assert await follower.silent()  # nothing was ever written
+        for log in logs:
+            write(log, 0, 10)
+        await until(lambda: len(sink.lines) == 20)
+        assert await follower.silent()
+        logs[1].files[-1].append(Record(stamp(5), b"x" * 16384, partial=True))  # of which the stream brings nothing
+        assert not await follower.silent()
+        assert await follower.silent()  # since it was asked
+        await until(lambda: kube.open == 2)
+        kube.away = True
+        kube.cut()
+        assert not await follower.silent()
+        kube.away, kube.refusal = False, (403, "Forbidden")
+        assert not await follower.silent()
+        kube.refusal = None
+        assert await follower.silent()
+        follower.observe(kube.pod("p", containers="ab", state="terminated", phase="Succeeded"))
+        assert not await follower.silent()  # nothing runs
+        for log in logs:
+            log.end()
+    asked = [query for query in kube.queries if query.get("tailLines") == "1"]
+    assert {query["limitBytes"] for query in asked} == {"64"}
+
+
+async def test_tail_check_requests_few_bytes() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    async with following(kube, sink) as follower:
+        for n in range(5):
+            log.write(stamp(n), "y" * 100_000)
+        log.end()
+        await until(lambda: len(sink.lines) == 5)
+        follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        report = await follower.drain(240)
+    assert report.unread == []
+    assert {int(query["limitBytes"]) for query in kube.queries if "tailLines" in query} == {4097}
