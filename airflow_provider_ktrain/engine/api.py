@@ -94,16 +94,16 @@ class ApiStatusError(ClusterError):
     def of(cls, status: int, body: bytes, retry_after: str | None = None) -> ApiStatusError:
         """From the body of a response: a Status object, or the error page of a proxy."""
         try:
-            said = json.loads(body)
+            answer = json.loads(body)
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            said = {"message": body[:500].decode(errors="replace").strip()}
-        said = clean(said)  # an error page of a proxy may be binary, and messages go to logs and databases
-        details = dict(said.get("details") or {})
+            answer = None
+        if not isinstance(answer, dict):
+            answer = {"message": body[:500].decode(errors="replace").strip()}
+        answer = clean(answer)  # an error page of a proxy may be binary, and messages go to logs and databases
+        details = dict(answer.get("details") or {})
         if retry_after and retry_after.isdigit():
             details.setdefault("retryAfterSeconds", int(retry_after))
-        return cls(status, said.get("reason") or "", said.get("message") or "", details)
+        return cls(status, answer.get("reason") or "", answer.get("message") or "", details)
 
     @property
     def not_found(self) -> bool:

@@ -17,7 +17,7 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture
 async def task(cluster: TestCluster) -> AsyncIterator[Task]:
-    """A task with a job's name of its own; what is left of its job goes at the end."""
+    """A task with a unique job name. Its job is deleted at the end."""
     async with api_of(cluster) as api:
         task = Task(api, cluster.namespace)
         try:

@@ -1,7 +1,7 @@
-"""A world in memory for the model of identity and fencing: a Kubernetes API, an operator, an Airflow; no time passes.
+"""A model of a Kubernetes API, an operator and Airflow in memory, to test ownership and fencing. No time passes.
 
-Every request waits at a gate before it is carried out and at another before its answer arrives. Whoever drives the
-world opens gates in any order, and so decides every interleaving, crash and lost answer.
+Each request waits at one gate before it is processed and at another before its response arrives. The test opens the
+gates in random order, and so it decides every interleaving, crash and lost response.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RETRIES = 2
 
 
 class InstantLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when it is told to; it does no I/O."""
+    """An event loop without I/O, whose time is set by the test."""
 
     class _Nothing(selectors.SelectSelector):
         def select(self, timeout: float | None = None) -> list[Any]:
@@ -51,12 +51,12 @@ class InstantLoop(asyncio.SelectorEventLoop):
 
 
 class Broken(AssertionError):
-    """An invariant does not hold."""
+    """An invariant doesn't hold."""
 
 
 @dataclass
 class Gate:
-    """Where a request of `who` waits; `answer` where it was carried out already."""
+    """Where a request of `who` waits. `answer`: the request is processed, its response waits."""
 
     who: str
     answer: bool
@@ -64,7 +64,7 @@ class Gate:
 
 
 class Cluster:
-    """One namespace of a Kubernetes API, and what its operator and kubelets do when they are told to."""
+    """One namespace of a Kubernetes API, with an operator and kubelets that act when the test calls them."""
 
     def __init__(self, allowed: Callable[[str, str, Object, Object], None]) -> None:
         self.jobs: dict[str, Object] = {}
@@ -72,7 +72,7 @@ class Cluster:
         self.gates: list[Gate] = []
         self.created: list[Object] = []
         self.log: list[str] = []
-        self._allowed = allowed  # who, verb, the job as it stands, what is sent: raises Broken
+        self._allowed = allowed  # called with who, verb, job, body; raises Broken
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -153,7 +153,7 @@ class Cluster:
     def _compare(job: Object, wanted: Mapping[str, Any]) -> None:
         for field_ in ("uid", "resourceVersion"):
             if field_ in wanted and wanted[field_] != job["metadata"][field_]:
-                raise ApiStatusError(409, "Conflict", f"{field_} is another by now")
+                raise ApiStatusError(409, "Conflict", f"{field_} has changed")
 
     def _written(self, job: Object) -> Object:
         job["metadata"]["resourceVersion"] = str(next(self._versions))
@@ -162,7 +162,7 @@ class Cluster:
     # the operator and the kubelets
 
     def reconcile(self, rng: random.Random) -> None:
-        """One step of whatever the cluster has to do, if it has."""
+        """One step of the operator and the kubelets, if there is something to do."""
         gone = [n for n, p in self.pods.items() if "deletionTimestamp" in p["metadata"]]
         if gone and rng.random() < 0.5:
             del self.pods[rng.choice(gone)]
@@ -198,12 +198,12 @@ class Cluster:
             self._condition(job, "Running")
 
     def touch(self) -> None:
-        """The operator writes a status that says nothing new."""
+        """The operator writes an unchanged status."""
         for job in self.jobs.values():
             self._written(job)
 
     def finish(self, succeeded: bool, lingering: bool = False) -> None:
-        """The training ends; `lingering`: some of its pods go on, as `cleanPodPolicy: None` leaves them."""
+        """The training ends. `lingering`: one of its pods continues to run, as with `cleanPodPolicy: None`."""
         for job in self.jobs.values():
             if "Running" in (c["type"] for c in job["status"]["conditions"]):
                 self._condition(job, "Succeeded" if succeeded else "Failed")
@@ -212,7 +212,7 @@ class Cluster:
                     pod["status"]["phase"] = "Succeeded" if succeeded else "Failed"
 
     def delete(self) -> None:
-        """Somebody deletes the job by kubectl."""
+        """A user deletes the job by kubectl."""
         for job in self.jobs.values():
             job["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
             self._written(job)
@@ -223,21 +223,21 @@ class Cluster:
             self._written(job)
 
     def live(self) -> set[str]:
-        """The jobs whose pods hold GPUs."""
+        """Uids of the jobs whose pods hold GPUs."""
         return {p["metadata"]["job"] for p in self.pods.values() if p["status"]["phase"] == "Running"}
 
 
 @dataclass
 class Try:
-    """One try of the task, and what runs on its behalf."""
+    """One try of the task and its processes."""
 
     owner: Owner
-    began: int  # the try with which this life of the task began
-    first: int  # the same, as the task thinks
+    began: int  # first try since the task was cleared
+    first: int  # the same, as the task computes it
     ref: JobRef | None = None
     process: asyncio.Task[None] | None = None
     others: list[asyncio.Task[None]] = field(default_factory=list)
-    killed: bool = False  # by its owner, for good
+    killed: bool = False  # a kill has released its job
 
     @property
     def name(self) -> str:
@@ -258,30 +258,30 @@ class Airflow:
         return self.tries[-1]
 
     def start(self, retries: int = RETRIES) -> Try:
-        """The next try, with an id of its own; `retries` in the DAG file may be another by now."""
+        """Start the next try. `retries` in the DAG file may have changed."""
         self.try_number += 1
         self.state = "running"
         began, first = (
-            min(first_try_since_clear(self.max_tries, said), self.try_number) for said in (RETRIES, retries)
+            min(first_try_since_clear(self.max_tries, value), self.try_number) for value in (RETRIES, retries)
         )
         self.tries.append(Try(Owner(KEY, self.try_number, f"ti-{self.try_number}", self.max_tries), began, first))
         return self.current
 
     def end(self, ended: Try, succeeded: bool) -> None:
-        """A try reports; Airflow does not listen to one that is not the present one."""
+        """A try reports its end. Airflow ignores all but the current try."""
         if ended is self.current and self.state == "running":
             again = self.try_number <= self.max_tries
             self.state = "success" if succeeded else "up_for_retry" if again else "failed"
 
     def clear(self) -> None:
-        """Another life: the one thing that moves max_tries, unless the task runs."""
+        """Clear the task. Only this changes max_tries, and not while the task runs."""
         if self.state != "running":
             self.max_tries = self.try_number + RETRIES
         self.state = "none"
 
 
 class Client:
-    """What submit and release use of `engine.api.Api`, for one try."""
+    """The part of `engine.api.Api` that submit and release use, for one try."""
 
     def __init__(self, cluster: Cluster, who: str) -> None:
         self._cluster, self._who = cluster, who
@@ -319,7 +319,7 @@ def manifest(owner: Owner, submission: str, changed: bool = False) -> Object:
 
 
 def lost(gate: Gate) -> None:
-    """The request, or its answer, gets lost."""
+    """Lose the request or its response."""
     gate.opened.set_exception(ApiUnavailable("cut"))
 
 

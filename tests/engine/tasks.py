@@ -1,4 +1,4 @@
-"""A task's dealings with a cluster through the engine: what the tests of submit, release and supervisor share."""
+"""A task that uses a cluster through the engine, shared by the tests of submit, release and follow."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.clusters import TestCluster
 
 Object = dict[str, Any]
 T = TypeVar("T")
-#: trains until it is told to end, and ends at once then
+#: trains until SIGTERM, then exits at once
 TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
 MERGE_PATCH = "application/merge-patch+json"
 
 
 class Lines:
-    """A log that keeps what it is told."""
+    """A log that keeps its lines."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -57,7 +57,7 @@ class Lines:
 
 
 class MeddledApi(Api):
-    """An Api with somebody at work between its requests: `before` and `after` are called around each."""
+    """An Api that calls `before` and `after` around each request, to simulate concurrent changes."""
 
     async def before(self, method: str, path: str) -> None: ...
 
@@ -91,7 +91,7 @@ async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> A
 
 
 async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
-    """What `look` returns once it is something."""
+    """The result of `look` as soon as it is true."""
     async with asyncio.timeout(seconds):
         while not (found := await look()):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -100,7 +100,7 @@ async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
 
 @dataclass
 class Task:
-    """One run of a task, of its own: its tries, and the one job that they have."""
+    """One run of a task with a unique key: its tries and their one job."""
 
     api: Api
     namespace: str
@@ -155,14 +155,14 @@ class Task:
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:
-        """Follow to the end; and delete what is kept until that is known, as operators do, if `deleted`."""
+        """Follow until the job has ended. With `deleted`, then delete a kept job, as operators do."""
         outcome = await self.follow(ref, **how)
         assert isinstance(outcome, Outcome)
         if outcome.kept and deleted:
             await release(self.api, ref)
         return outcome
 
-    # the cluster, asked
+    # state of the cluster
 
     @property
     def path(self) -> str:
@@ -181,7 +181,7 @@ class Task:
         return {p["metadata"]["name"]: p["status"]["phase"] for p in await job_pods(self.api, ref)}
 
     async def holding(self, ref: JobRef) -> list[str]:
-        """The pods that hold GPUs: those that have ended may be there a moment longer."""
+        """Names of the unfinished pods, which hold GPUs. Finished pods may exist a little longer."""
         return [name for name, phase in (await self.pods(ref)).items() if phase not in ("Succeeded", "Failed")]
 
     async def running(self, ref: JobRef, number: int = 1) -> None:
@@ -191,7 +191,7 @@ class Task:
         await until(run)
 
     async def condition(self, kind: str) -> None:
-        """Until the job has this condition."""
+        """Wait until the job has this condition."""
 
         async def has() -> bool:
             conditions = ((await self.job() or {}).get("status") or {}).get("conditions") or ()
@@ -203,7 +203,7 @@ class Task:
         return await self.api.request("PATCH", self.path, body=patch, content_type=MERGE_PATCH)
 
     async def disown(self, number: int) -> None:
-        """Another try takes the job over."""
+        """Make another try the owner of the job."""
         await self.patch({"metadata": {"annotations": {OWNER_ANNOTATION: self.owner(number).annotation()}}})
 
     async def delete(self, propagation: str = "Background") -> None:
@@ -212,9 +212,9 @@ class Task:
 
 
 class EvictedApi(Api):
-    """One Failed MPIJob v2beta1 whose pods are made anew until it is suspended, deleted or has a completionTime.
+    """A Failed MPIJob v2beta1 whose pods are recreated until it is suspended, deleted or has a completionTime.
 
-    As mpi-operator does after an eviction, which sets none.
+    mpi-operator does this after an eviction, because that doesn't set a completionTime.
     """
 
     ref = JobRef("MPIJob", "v2beta1", "ns", "train", "j", "ti-1")

@@ -24,7 +24,7 @@ async def nobody() -> Any:
 
 
 def launcher(number: int) -> dict[str, Any]:
-    """A pod of mpi-operator's batch Job: each has a name of its own."""
+    """A pod of mpi-operator's batch Job; each pod has a new name."""
     began, ended = (START + timedelta(minutes=number, seconds=seconds) for seconds in (0, 30))
     run = {"startedAt": began.isoformat(), "finishedAt": ended.isoformat(), "exitCode": 1}
     return {
@@ -42,7 +42,7 @@ def launcher(number: int) -> dict[str, Any]:
     }
 
 
-def test_three_hundred_launchers_with_names_of_their_own_do_not_grow_the_memory() -> None:
+def test_memory_does_not_grow_with_launcher_pods() -> None:
     log, pods = Lines(), PodHistory(MPIJOB)
     evidence = Evidence(Api(nobody), MPIJOB, Cursor(), log)
     restarts = Restarts(MPIJOB, evidence, log, None)

@@ -1,4 +1,4 @@
-"""No job is doubled and no GPU leaked, in any interleaving: the real submit and release against a world in memory.
+"""Random interleavings of the real submit and release with a model of a cluster: no job is duplicated, no GPU leaks.
 
 A seed is one interleaving of about a hundred steps. `KTRAIN_MODEL_RUNS=100000 pytest tests/engine/test_model.py` runs
 more of them; a failure names its seed and tells what happened.
@@ -44,8 +44,8 @@ REAPER = "reaper"
 STRANGER = Owner(TaskKey("staging", "dag", "train", "run-1"), 1, "theirs")
 
 
-class World:
-    """One interleaving. `run` raises Broken where an invariant does not hold."""
+class Interleaving:
+    """One random interleaving. `run` raises Broken if an invariant doesn't hold."""
 
     def __init__(self, seed: int, loop: InstantLoop) -> None:
         self.rng = random.Random(seed)
@@ -57,14 +57,14 @@ class World:
         self.faulty = self.rng.random() < 0.5
         self.foreign = self.rng.random() < 0.05
 
-    # what may be done by whom
+    # who may do what
 
     def _allowed(self, who: str, verb: str, job: Object, sent: Object) -> None:
         owner = Owner.of(job)
         if verb == "POST":
             return
         if owner is None or owner.key != KEY:
-            raise Broken(f"{who} touches a foreign job")
+            raise Broken(f"{who} writes to a foreign job")
         if who == REAPER or owner.ti_id == who:
             return
         me = next(t for t in self.airflow.tries if t.name == who)
@@ -82,10 +82,10 @@ class World:
         if len(live := self.cluster.live()) > 1:
             raise Broken(f"two jobs hold GPUs: {live}")
 
-    # what runs
+    # processes
 
     async def _try(self, me: Try) -> None:
-        """Submit, follow, release: what the worker and then the triggerer do."""
+        """Submit, follow and release, as a worker and then a triggerer do."""
         api = client(self.cluster, me.name)
         succeeded = False
         try:
@@ -116,7 +116,7 @@ class World:
         else:
             me.killed = True
 
-    # what happens
+    # random events
 
     def _start(self) -> None:
         if self.airflow.state in ("none", "up_for_retry"):
@@ -125,7 +125,7 @@ class World:
             me.process = spawn(self._try(me), me.name)
 
     def _crash(self) -> None:
-        """SIGKILL to the process of any try, at whatever gate it stands."""
+        """SIGKILL to the processes of random tries, at any gate."""
         for me in self.airflow.tries:
             if me.process and not me.process.done() and self.rng.random() < 0.5:
                 self.cluster.log.append(f"{me.name} crashes")
@@ -133,13 +133,13 @@ class World:
                 self.airflow.end(me, False)
 
     def _declared_dead(self) -> None:
-        """No heartbeat: Airflow goes on without a worker that still works."""
+        """The heartbeat is missing: Airflow ends the try, but its worker still runs."""
         if self.airflow.state == "running":
             self.cluster.log.append(f"{self.airflow.current.name} is declared dead")
             self.airflow.end(self.airflow.current, False)
 
     def _mark_failed(self) -> None:
-        """The owner's own kill, while it follows."""
+        """The user marks the running try as failed, so its process kills the job."""
         if self.airflow.state == "running":
             me = self.airflow.current
             self._kill_now(me)
@@ -154,7 +154,7 @@ class World:
             me.others.append(spawn(self._kill(me, me.ref, mode), me.name))
 
     def _late_kill(self) -> None:
-        """A stalled triggerer, a second on_kill: of any try that is not the present one, in any mode."""
+        """An on_kill that comes late, from a try that isn't current or was killed before."""
         old = [t for t in self.airflow.tries if t.ref and (t is not self.airflow.current or t.killed)]
         if old:
             self._kill_now(self.rng.choice(old))
@@ -217,7 +217,7 @@ class World:
                     raise task.exception() or Broken
 
     async def _settle(self) -> None:
-        """Everything runs to its end, nothing fails any more: then nothing that is over holds a GPU."""
+        """Let everything finish without faults. Then no job whose task is over may hold a GPU."""
         self.faulty = False
         if self.airflow.state == "running" and self.airflow.current.process:
             if self.rng.random() < 0.5:
@@ -234,7 +234,7 @@ class World:
             if all(t.done() for t in self._tasks()):
                 break
         else:
-            raise Broken(f"these do not end: {[t for t in self._tasks() if not t.done()]}")
+            raise Broken(f"these tasks do not end: {[t for t in self._tasks() if not t.done()]}")
         for _ in range(20):
             self.cluster.reconcile(self.rng)
         await self._last_look()
@@ -251,10 +251,10 @@ class World:
             return
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
         if me.killed and self.cluster.live():
-            raise Broken(f"{me.name} was killed, and its pods hold GPUs")
+            raise Broken(f"{me.name} was killed, but its pods hold GPUs")
         if self.airflow.state in ("none", "up_for_retry", "running"):
             return
-        # nobody is left to act: the reaper
+        # no try is left that could act: run the reaper
         ref = JobRef("PyTorchJob", "v1", "ns", NAME, job["metadata"]["uid"], owner.ti_id, "prod",
                      job["metadata"]["labels"]["ktrain.airflow/submission"])  # fmt: skip
         reaping = spawn(self._reap(ref), REAPER)
@@ -275,18 +275,18 @@ class World:
 
 
 @pytest.mark.parametrize("batch", range(-(-RUNS // BATCH)))
-def test_no_interleaving_doubles_a_job_or_lets_a_stranger_delete_it(batch: int) -> None:
+def test_no_interleaving_duplicates_or_wrongly_deletes_a_job(batch: int) -> None:
     loop = InstantLoop()
     try:
         for seed in range(batch * BATCH, min((batch + 1) * BATCH, RUNS)):
-            world = World(seed, loop)
+            interleaving = Interleaving(seed, loop)
             try:
-                loop.run_until_complete(world.run())
+                loop.run_until_complete(interleaving.run())
             except Exception as e:
-                story = "\n  ".join(world.cluster.log)
+                story = "\n  ".join(interleaving.cluster.log)
                 pytest.fail(f"seed {seed}: {type(e).__name__}: {e}\n  {story}")
             finally:
-                world.end()
+                interleaving.end()
     finally:
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()

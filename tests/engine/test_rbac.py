@@ -33,7 +33,7 @@ def cluster() -> Iterator[TestCluster]:
 
 
 async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> str:
-    """A token of a service account that has the printed Role, less some verbs."""
+    """A token of a service account that has the printed Role without some verbs."""
     printed = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "airflow_provider_ktrain.cli", "rbac", "-n", cluster.namespace, "--name", name,
@@ -67,7 +67,7 @@ async def submit_one(api: Api, namespace: str, run_id: str, program: str, log: L
 
 
 @pytest.mark.parametrize(("program", "phase"), [("echo trained", "Succeeded"), ("echo broken >&2; exit 3", "Failed")])
-async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program: str, phase: str) -> None:
+async def test_printed_role_is_enough_for_a_whole_job(cluster: TestCluster, program: str, phase: str) -> None:
     log = Lines()
     async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
         submitted = await submit_one(api, cluster.namespace, phase, program, log)
@@ -83,7 +83,7 @@ async def test_the_whole_life_under_the_least_role(cluster: TestCluster, program
 
 
 @pytest.mark.parametrize("verb", ["create", "watch"])
-async def test_a_missing_right_is_named_with_its_remedy(cluster: TestCluster, verb: str) -> None:
+async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, verb: str) -> None:
     log = Lines()
     async with api_of(cluster, token=await token_with(cluster, f"without-{verb}", verb)) as api:
         if verb == "create":

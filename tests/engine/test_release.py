@@ -34,11 +34,11 @@ LEFT_BEHIND = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & w
         ("delete_succeeded_job", False, False, Mode.SUSPEND),
     ],
 )
-def test_whatever_is_kept_gpus_are_not(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
+def test_mode_releases_gpus_for_every_on_finish_action(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
     assert mode_of(action, succeeded=succeeded, ended=ended) is mode
 
 
-async def test_delete_is_foreground_and_verified(task: Task) -> None:
+async def test_delete_waits_until_job_and_pods_are_gone(task: Task) -> None:
     ref = (await task.submit(workers=1)).ref
     await task.running(ref, 2)
     done = await release(task.api, ref)
@@ -48,13 +48,13 @@ async def test_delete_is_foreground_and_verified(task: Task) -> None:
     assert "deleted. 2 GPUs released, 2 pods deleted." in done.text
 
 
-async def test_all_pods_are_found_page_by_page(task: Task) -> None:
+async def test_job_pods_reads_all_pages(task: Task) -> None:
     ref = (await task.submit(workers=4)).ref
     await task.running(ref, 5)
     assert len(await job_pods(task.api, ref, page=2)) == 5
 
 
-async def test_pods_that_never_had_a_node_held_no_gpus(task: Task) -> None:
+async def test_unscheduled_pods_do_not_count_as_gpus(task: Task) -> None:
     ref = (await task.submit(gpus=1000, workers=1)).ref
 
     async def made() -> bool:
@@ -66,7 +66,7 @@ async def test_pods_that_never_had_a_node_held_no_gpus(task: Task) -> None:
     assert "deleted. No GPUs were held, 2 pods deleted." in done.text
 
 
-async def test_it_is_idempotent(task: Task) -> None:
+async def test_release_is_idempotent(task: Task) -> None:
     ref = (await task.submit()).ref
     ends = await asyncio.gather(*(release(task.api, ref) for _ in range(4)))
     assert all(end.done for end in ends)
@@ -74,7 +74,7 @@ async def test_it_is_idempotent(task: Task) -> None:
     assert (again.done, again.pods, again.gpus) == (True, 0, 0)
 
 
-async def test_without_verification_it_returns_while_pods_go(task: Task) -> None:
+async def test_release_without_verify_returns_at_once(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=5)).ref
     await task.running(ref)
     done = await release(task.api, ref, verify=False)
@@ -88,7 +88,7 @@ async def test_without_verification_it_returns_while_pods_go(task: Task) -> None
 # what is kept
 
 
-async def test_an_unfinished_job_is_kept_without_its_pods(task: Task) -> None:
+async def test_suspend_keeps_an_unfinished_job_without_pods(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     done = await release(task.api, ref, Mode.SUSPEND)
@@ -101,8 +101,8 @@ async def test_an_unfinished_job_is_kept_without_its_pods(task: Task) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.DELETE_PODS, Mode.SUSPEND])
-async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: Mode) -> None:
-    """SUSPEND is asked for by who saw it run: it ended meanwhile, and suspending it would free nothing."""
+async def test_only_running_pods_of_a_finished_job_are_deleted(task: Task, mode: Mode) -> None:
+    """With SUSPEND, the job has ended since it was seen running; to suspend it would release nothing."""
     ref = (await task.submit(1, LEFT_BEHIND, workers=2, run_policy={"cleanPodPolicy": "None"})).ref
     await task.condition("Succeeded")
     await task.running(ref, 2)
@@ -115,7 +115,7 @@ async def test_of_a_finished_job_only_pods_that_still_run_go(task: Task, mode: M
     assert not job["spec"]["runPolicy"].get("suspend")
 
 
-async def test_pods_that_mpi_operator_would_make_anew_go_by_suspending_it() -> None:
+async def test_failed_job_whose_pods_are_recreated_is_suspended() -> None:
     evicted = EvictedApi()
     done = await release(evicted, evicted.ref, Mode.DELETE_PODS, timeout=2, margin=-30)
     assert "suspended. No GPUs were held, 1 pod deleted." in done.text
@@ -130,7 +130,7 @@ async def test_pods_that_mpi_operator_would_make_anew_go_by_suspending_it() -> N
     assert not completed.job["spec"]
 
 
-async def test_a_job_of_a_kueue_queue_is_not_kept(task: Task) -> None:
+async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     """Kueue would resume it: its Workload is still admitted."""
     ref = (await task.submit(queue="team-a")).ref
     await task.running(ref)
@@ -139,7 +139,7 @@ async def test_a_job_of_a_kueue_queue_is_not_kept(task: Task) -> None:
     assert await task.job() is None
 
 
-async def test_a_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
+async def test_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
     ref = (await task.submit(1, "true", queue="team-a")).ref
     await task.condition("Succeeded")
     assert "kept" in (await release(task.api, ref, Mode.SUSPEND)).text
@@ -150,7 +150,7 @@ async def test_a_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-async def test_another_tries_job_is_not_touched(task: Task, mode: Mode) -> None:
+async def test_job_of_another_try_is_not_released(task: Task, mode: Mode) -> None:
     ref = (await task.submit(1)).ref
     await task.submit(2)
     await task.running(ref)
@@ -161,8 +161,8 @@ async def test_another_tries_job_is_not_touched(task: Task, mode: Mode) -> None:
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
-async def test_a_namesake_is_not_touched(task: Task) -> None:
-    """Names are used again: the job of the next life has another uid."""
+async def test_new_job_of_the_same_name_is_not_released(task: Task) -> None:
+    """After a clear, the next job has the same name and another uid."""
     ref = (await task.submit(1)).ref
     after = (await task.submit(2, first=2)).ref
     await task.running(after)
@@ -175,7 +175,7 @@ async def test_a_namesake_is_not_touched(task: Task) -> None:
 
 
 class Meddled(MeddledApi):
-    """Somebody writes between our read and our write, so many times."""
+    """Someone writes to the job between our read and our write, a given number of times."""
 
     task: Task
     times = 1
@@ -192,7 +192,7 @@ class Meddled(MeddledApi):
 
 
 @pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
-async def test_a_write_in_between_is_read_and_decided_again(task: Task, cluster: TestCluster, mode: Mode) -> None:
+async def test_release_retries_after_a_concurrent_write(task: Task, cluster: TestCluster, mode: Mode) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     async with api_of(cluster, Meddled) as api:
@@ -203,8 +203,8 @@ async def test_a_write_in_between_is_read_and_decided_again(task: Task, cluster:
 
 
 @pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
-async def test_an_adoption_in_between_fences_it_off(task: Task, cluster: TestCluster, mode: Mode) -> None:
-    """Adoption keeps the uid: without the resource version the adopted job would be lost."""
+async def test_release_ends_after_a_concurrent_adoption(task: Task, cluster: TestCluster, mode: Mode) -> None:
+    """An adoption keeps the uid. Without the resourceVersion, the release would delete the adopted job."""
     ref = (await task.submit(1)).ref
     await task.running(ref)
     async with api_of(cluster, Meddled) as api:
@@ -217,7 +217,7 @@ async def test_an_adoption_in_between_fences_it_off(task: Task, cluster: TestClu
 # what fails
 
 
-async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
+async def test_error_names_pods_that_are_left_at_the_timeout(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=5)).ref
     await task.running(ref)
     with pytest.raises(
@@ -228,7 +228,7 @@ async def test_pods_that_do_not_go_in_time_are_named(task: Task) -> None:
         await release(task.api, ref, timeout=1, margin=-4)
 
 
-async def test_pods_have_their_own_grace_period(task: Task) -> None:
+async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
     done = await release(task.api, ref, timeout=1)
@@ -237,7 +237,7 @@ async def test_pods_have_their_own_grace_period(task: Task) -> None:
     assert not await task.pods(ref)
 
 
-async def test_what_an_orphaning_deletion_left(task: Task) -> None:
+async def test_pods_left_by_an_orphaning_deletion_are_deleted(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     await task.delete("Orphan")
@@ -253,7 +253,7 @@ async def test_what_an_orphaning_deletion_left(task: Task) -> None:
 
 
 @pytest.mark.embedded
-async def test_an_api_server_that_is_away_is_asked_again(task: Task, cluster: TestCluster) -> None:
+async def test_release_retries_while_the_api_server_is_unreachable(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
     cluster.admin("status", status=503, path="pytorchjobs", count=3)
     assert (await release(task.api, ref)).done
@@ -262,8 +262,10 @@ async def test_an_api_server_that_is_away_is_asked_again(task: Task, cluster: Te
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("fault", ["drop", "refuse"])
-async def test_an_api_server_that_stays_away(task: Task, cluster: TestCluster, fault: str) -> None:
-    """The time is bounded, and the error says what may still hold GPUs."""
+async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
+    task: Task, cluster: TestCluster, fault: str
+) -> None:
+    """The error names the job that may still hold GPUs."""
     ref = (await task.submit()).ref
     await task.running(ref)
     cluster.admin(fault, seconds=8)
@@ -283,7 +285,7 @@ async def test_an_api_server_that_stays_away(task: Task, cluster: TestCluster, f
 
 
 @pytest.mark.embedded
-async def test_pods_that_cannot_be_counted_do_not_hold_it_up(task: Task, cluster: TestCluster) -> None:
+async def test_release_does_not_wait_for_the_count_of_pods(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
     cluster.admin("status", status=503, verb="list", path="/pods", count=1)
@@ -292,15 +294,15 @@ async def test_pods_that_cannot_be_counted_do_not_hold_it_up(task: Task, cluster
     assert await task.job() is None
 
 
-async def test_a_right_that_is_missing_is_an_error(task: Task, cluster: TestCluster) -> None:
+async def test_missing_right_is_an_error(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
     async with api_of(cluster, token="nobody") as stranger:
         with pytest.raises(ReleaseError, match=r"could not be released: 401 Unauthorized"):
             await release(stranger, ref)
 
 
-async def test_a_job_of_others_is_found_by_the_operators_labels(task: Task) -> None:
-    """As the verbs delete it: it names no owner, and its pods have none of our labels."""
+async def test_pods_of_a_job_without_our_labels_are_found(task: Task) -> None:
+    """As the job control operators delete it: it has no owner, and its pods don't have our labels."""
     ref = (await task.submit()).ref
     await task.running(ref)
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)

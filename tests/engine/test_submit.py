@@ -29,7 +29,7 @@ from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, until
 
 
-async def test_what_is_created_names_its_owner_and_its_submission(task: Task) -> None:
+async def test_created_job_has_owner_and_submission(task: Task) -> None:
     submitted = await task.submit()
     assert submitted.created
     job = await task.job()
@@ -40,7 +40,7 @@ async def test_what_is_created_names_its_owner_and_its_submission(task: Task) ->
     await task.running(submitted.ref)  # its pods are found by our label
 
 
-async def test_a_retry_adopts_what_lives_and_says_what_differs(task: Task) -> None:
+async def test_retry_adopts_a_live_job_and_logs_differences(task: Task) -> None:
     first = await task.submit(1)
     second = await task.submit(2, "echo something else")
     assert not second.created
@@ -50,7 +50,7 @@ async def test_a_retry_adopts_what_lives_and_says_what_differs(task: Task) -> No
     assert "$.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command" in str(task.log)
 
 
-async def test_a_retry_with_if_unchanged(task: Task) -> None:
+async def test_retry_with_if_unchanged_replaces_a_changed_job(task: Task) -> None:
     first = await task.submit(1)
     same = await task.submit(2, reattach="if_unchanged")
     assert same.ref.uid == first.ref.uid
@@ -60,7 +60,7 @@ async def test_a_retry_with_if_unchanged(task: Task) -> None:
     assert not await task.pods(first.ref)
 
 
-async def test_a_clear_replaces_what_lives_once_its_pods_are_gone(task: Task) -> None:
+async def test_clear_replaces_a_live_job_after_its_pods_are_gone(task: Task) -> None:
     first = await task.submit(1)
     await task.running(first.ref)
     second = await task.submit(2, first=2)
@@ -75,7 +75,9 @@ async def test_a_clear_replaces_what_lives_once_its_pods_are_gone(task: Task) ->
     [("true", "Succeeded", 1, False), ("true", "Succeeded", 2, True), ("exit 3", "Failed", 1, True)],
     ids=["a retry takes the result", "a clear does not", "a failed one is replaced"],
 )
-async def test_what_has_ended(task: Task, program: str, condition: str, first: int, created: bool) -> None:
+async def test_job_that_has_ended_is_replaced_or_its_result_used(
+    task: Task, program: str, condition: str, first: int, created: bool
+) -> None:
     before = await task.submit(1, program)
     await task.condition(condition)
     after = await task.submit(2, program, first=first)
@@ -84,7 +86,7 @@ async def test_what_has_ended(task: Task, program: str, condition: str, first: i
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
-async def test_what_is_being_deleted_is_waited_for(task: Task) -> None:
+async def test_submit_waits_for_a_job_that_is_being_deleted(task: Task) -> None:
     first = await task.submit(1)
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
     await task.delete()
@@ -101,8 +103,8 @@ async def test_what_is_being_deleted_is_waited_for(task: Task) -> None:
     assert second.ref.uid != first.ref.uid
 
 
-async def test_a_deletion_that_does_not_end_is_waited_for_so_long(task: Task) -> None:
-    """Its pods take their time: they are named, and at last the try gives up, for another to follow."""
+async def test_submit_gives_up_when_a_deletion_does_not_end(task: Task) -> None:
+    """The error names the pods that are still there; a retry may wait again."""
     first = await task.submit(1, "trap '' TERM; echo started; sleep 600 & while true; do wait; done", grace=20)
     await task.running(first.ref)
     await task.delete("Foreground")
@@ -113,7 +115,7 @@ async def test_a_deletion_that_does_not_end_is_waited_for_so_long(task: Task) ->
     assert not error.value.final, "it is worth another try"
 
 
-async def test_finalizers_that_hold_a_job_are_named(task: Task) -> None:
+async def test_error_names_finalizers_that_block_a_deletion(task: Task) -> None:
     first = await task.submit(1)
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
     await task.delete("Foreground")
@@ -137,8 +139,8 @@ async def test_finalizers_that_hold_a_job_are_named(task: Task) -> None:
         ("2999-01-01T10:00:00Z", "has until 10:00:00 UTC: its grace period is 3600 s"),
     ],
 )
-async def test_what_holds_a_job_that_is_being_deleted(deleted: str | None, says: str) -> None:
-    """A pod on a node that is lost, or one with hours of grace."""
+async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None, says: str) -> None:
+    """A pod on a lost node, or one with a grace period of hours."""
     meta = {"name": "train", "namespace": "ns", "uid": "j", "deletionTimestamp": "2026-11-21T10:00:00Z"}
     me = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
     job = {"metadata": {**meta, "annotations": {OWNER_ANNOTATION: me.annotation()}}}
@@ -161,7 +163,7 @@ async def test_what_holds_a_job_that_is_being_deleted(deleted: str | None, says:
         )  # fmt: skip
 
 
-async def test_what_was_suspended_by_a_release_goes_on(task: Task) -> None:
+async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
     first = await task.submit(1)
     await task.running(first.ref)
     assert (await release(task.api, first.ref, Mode.SUSPEND)).done
@@ -171,8 +173,8 @@ async def test_what_was_suspended_by_a_release_goes_on(task: Task) -> None:
     assert "Resuming PyTorchJob" in str(task.log)
 
 
-async def test_what_a_kill_suspended_goes_on_when_its_pods_are_gone(task: Task) -> None:
-    """Resumed before, the operator would count them as failed, and the job with them."""
+async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: Task) -> None:
+    """If it were resumed before, the operator would count these pods as failed, and the job would fail."""
     first = await task.submit(1, "trap 'sleep 2; exit 143' TERM; echo started; sleep 600 & wait", grace=10)
     await task.running(first.ref)
     (before,) = await task.pods(first.ref)
@@ -193,7 +195,7 @@ async def test_what_a_kill_suspended_goes_on_when_its_pods_are_gone(task: Task) 
     ],
     ids=["nobody", "another deployment", "a later try"],
 )
-async def test_what_is_not_ours_is_refused_and_left_alone(task: Task, owner: Owner | int | None, says: str) -> None:
+async def test_foreign_job_is_refused_and_not_changed(task: Task, owner: Owner | int | None, says: str) -> None:
     await task.submit(2)
     if not isinstance(owner, int):
         await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: owner and owner.annotation()}}})
@@ -211,7 +213,7 @@ async def test_what_is_not_ours_is_refused_and_left_alone(task: Task, owner: Own
 # races
 
 
-async def test_many_tries_at_once_have_one_job(task: Task) -> None:
+async def test_concurrent_tries_share_one_job(task: Task) -> None:
     numbers = range(1, 9)
     ends = await asyncio.gather(*(task.submit(n) for n in numbers), return_exceptions=True)
     taken = [end for end in ends if isinstance(end, Submitted)]
@@ -221,8 +223,8 @@ async def test_many_tries_at_once_have_one_job(task: Task) -> None:
     assert Owner.of(await task.job() or {}) == task.owner(8), "the last try is never refused"
 
 
-async def test_a_lost_answer_to_our_own_create(task: Task, cluster: TestCluster) -> None:
-    """It counts as created: the next try is another attempt."""
+async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster: TestCluster) -> None:
+    """The retry of the create gets 409 and adopts the job."""
 
     class Lossy(MeddledApi):
         lost = 0
@@ -239,8 +241,8 @@ async def test_a_lost_answer_to_our_own_create(task: Task, cluster: TestCluster)
     assert "can't process the request" in str(task.log)
 
 
-async def test_what_changes_between_read_and_write_is_decided_upon_again(task: Task, cluster: TestCluster) -> None:
-    """It succeeded just before the clear's deletion: then the deletion is fenced off, and decided again."""
+async def test_change_between_read_and_write_is_decided_again(task: Task, cluster: TestCluster) -> None:
+    """The job succeeds just before it is deleted: the delete gets 409, and submit decides again."""
     await task.submit(1)
 
     class Meddled(MeddledApi):
@@ -262,7 +264,7 @@ async def test_what_changes_between_read_and_write_is_decided_upon_again(task: T
     assert replaced.ref.uid != adopted.ref.uid
 
 
-async def test_what_another_try_takes_between_read_and_write_is_refused(task: Task, cluster: TestCluster) -> None:
+async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster: TestCluster) -> None:
     await task.submit(1)
 
     class Overtaken(MeddledApi):
@@ -280,7 +282,7 @@ async def test_what_another_try_takes_between_read_and_write_is_refused(task: Ta
 
 
 @pytest.mark.embedded
-async def test_an_overloaded_api_server_is_asked_again(task: Task, cluster: TestCluster) -> None:
+async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=503, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", count=2)
     submitted = await task.submit()
     assert submitted.created
@@ -288,7 +290,7 @@ async def test_an_overloaded_api_server_is_asked_again(task: Task, cluster: Test
 
 
 @pytest.mark.embedded
-async def test_patience_ends(task: Task, cluster: TestCluster) -> None:
+async def test_submit_stops_retrying_at_its_limit(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)
     try:
         with pytest.raises(Exception, match=r"could not create pytorchjobs.kubeflow.org in .* \(500\)"):
@@ -297,13 +299,13 @@ async def test_patience_ends(task: Task, cluster: TestCluster) -> None:
         cluster.admin("clear")
 
 
-async def test_what_the_schema_refuses(task: Task) -> None:
+async def test_manifest_rejected_by_the_schema_is_final(task: Task) -> None:
     with pytest.raises(ManifestError, match="refused the manifest"):
         await task.submit(run_policy={"backofLimit": 3})
     assert await task.job() is None
 
 
-async def test_a_namespace_that_does_not_exist(task: Task) -> None:
+async def test_missing_namespace_is_an_error(task: Task) -> None:
     task.namespace = "nowhere"
     with pytest.raises(ClusterError, match=r"namespace 'nowhere' does not exist.*kubectl create namespace nowhere"):
         await task.submit()
@@ -313,7 +315,7 @@ async def nobody() -> client.ApiClient:
     return client.ApiClient(client.Configuration(host="https://127.0.0.1:9"))
 
 
-async def test_no_cluster_there() -> None:
+async def test_unreachable_cluster_is_an_error() -> None:
     api = Api(nobody)
     with pytest.raises(UnreachableError, match=r"cannot be reached: .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
@@ -365,15 +367,15 @@ async def test_no_cluster_there() -> None:
         ),
     ],
 )
-def test_what_is_forbidden_in_words(message: str, error: type[Exception], says: str) -> None:
-    """Only what stands in the manifest itself is final: a ManifestError."""
+def test_403_is_explained(message: str, error: type[Exception], says: str) -> None:
+    """Only an error in the content of the manifest is final: a ManifestError."""
     with pytest.raises(Exception, match=says) as raised:
         raise explain(ApiStatusError(403, "Forbidden", message), "create", "pytorchjobs.kubeflow.org", "ns")
     assert type(raised.value) is error
 
 
 @pytest.mark.parametrize(("verb", "reason"), [("watch", "Forbidden"), ("create", "")], ids=["a read", "a proxy"])
-def test_what_no_admission_forbids_is_a_right_that_is_missing(verb: str, reason: str) -> None:
+def test_403_outside_admission_is_a_missing_right(verb: str, reason: str) -> None:
     assert isinstance(explain(ApiStatusError(403, reason, "no"), verb, "pods", "ns"), AccessError)
 
 
@@ -384,7 +386,7 @@ def test_what_no_admission_forbids_is_a_right_that_is_missing(verb: str, reason:
         (ApiStatusError(500, "InternalError", "etcd"), r"could not create .* \(500\): etcd"),
     ],
 )
-def test_a_refusal_in_words(error: ApiStatusError, says: str) -> None:
+def test_401_and_500_are_explained(error: ApiStatusError, says: str) -> None:
     with pytest.raises(Exception, match=says):
         raise explain(error, "create", "pytorchjobs.kubeflow.org", "ns")
 
@@ -411,14 +413,14 @@ WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied th
         "a webhook that cannot be called", "no CRD", "credentials",
     ],
 )  # fmt: skip
-def test_which_refusals_forbid_retries(error: ApiStatusError, verb: str, final: bool) -> None:
+def test_only_rejected_manifests_forbid_retries(error: ApiStatusError, verb: str, final: bool) -> None:
     assert explain(error, verb, "pytorchjobs.kubeflow.org", "ns").final is final
 
 
 # an invalid manifest on a retry
 
 
-async def test_a_retry_finds_its_job_although_the_api_server_refuses_the_create(task: Task) -> None:
+async def test_retry_adopts_its_job_although_the_create_would_be_rejected(task: Task) -> None:
     first = await task.submit(1)
     again = await task.submit(2, run_policy={"backofLimit": 3})
     assert again.ref.uid == first.ref.uid
@@ -432,7 +434,7 @@ async def take_over(task: Task, reattach: Reattach, invalid: ManifestError) -> S
     )
 
 
-async def test_an_invalid_manifest_ends_no_job_under_always(task: Task) -> None:
+async def test_invalid_manifest_keeps_the_job_with_always(task: Task) -> None:
     first = await task.submit(1)
     again = await take_over(task, "always", ManifestError("two Masters"))
     assert again.ref.uid == first.ref.uid
@@ -440,20 +442,20 @@ async def test_an_invalid_manifest_ends_no_job_under_always(task: Task) -> None:
     assert "A new submission would fail: two Masters" in str(task.log)
 
 
-async def test_an_invalid_manifest_counts_as_changed_under_if_unchanged(task: Task) -> None:
+async def test_invalid_manifest_counts_as_changed_with_if_unchanged(task: Task) -> None:
     await task.submit(1)
     with pytest.raises(ManifestError, match="two Masters"):
         await take_over(task, "if_unchanged", ManifestError("two Masters"))
     assert await task.job() is None
 
 
-async def test_a_manifest_that_cannot_be_read_proves_no_change(task: Task) -> None:
+async def test_unreadable_manifest_does_not_count_as_changed(task: Task) -> None:
     first = await task.submit(1)
     again = await take_over(task, "if_unchanged", ManifestUnreadableError("job.yaml"))
     assert again.ref.uid == first.ref.uid
 
 
-async def test_an_invalid_manifest_creates_nothing(task: Task) -> None:
+async def test_invalid_manifest_creates_no_job(task: Task) -> None:
     with pytest.raises(ManifestError, match="two Masters"):
         await take_over(task, "always", ManifestError("two Masters"))
     assert await task.job() is None

@@ -12,21 +12,21 @@ from tests.job_control.jobs import Jobs
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
-    """A cluster with 8 GPUs that serves PyTorchJob and MPIJob v1, for all tests here; each uses names of its own."""
+    """A cluster with 8 GPUs that serves PyTorchJob and MPIJob v1, shared by all tests here; each uses unique names."""
     with clusters.cluster(gpus=8) as reached:
         yield reached
 
 
 @pytest.fixture(scope="session")
 def cluster_v2() -> Iterator[TestCluster]:
-    """One that serves MPIJob v2beta1."""
+    """A cluster that serves MPIJob v2beta1."""
     with clusters.cluster(gpus=8, mpi_api="v2beta1") as reached:
         yield reached
 
 
 @pytest.fixture
 def jobs(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """Jobs in the namespace of the connection `kubernetes_default`; they are deleted in the end."""
+    """Jobs in the namespace of the connection `kubernetes_default`; they are deleted at the end."""
     yield from _jobs(cluster, monkeypatch)
 
 

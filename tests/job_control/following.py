@@ -1,4 +1,4 @@
-"""A job of a task's, and following it without Airflow."""
+"""Submit a job as a task does, and follow it without Airflow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def connect(jobs: Jobs) -> MakeClient:
 
 
 def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
-    """A job, submitted as a task does, and as the task remembers it."""
+    """A job submitted as a task does, and its reference."""
     name, version = manifest["metadata"]["name"], manifest["apiVersion"].rpartition("/")[2]
     key, submission = TaskKey("life", "dag", "train", name), f"s{name[-8:]}"
     notes = {OWNER_ANNOTATION: Owner(key, 1, "ti").annotation()}
@@ -41,7 +41,7 @@ async def follow_to_the_end(
     api = make_api(connect(jobs))
     try:
         outcome = await follow(ref, api, Options(), log=log, stop=Stop())
-        if isinstance(outcome, Outcome) and outcome.kept:  # as operators do, when all else is done
+        if isinstance(outcome, Outcome) and outcome.kept:  # operators do this last
             await release(api, ref)
     finally:
         await api.close()

@@ -1,4 +1,4 @@
-"""Jobs that somebody submits by the official client, and what became of them."""
+"""Submit and inspect jobs with the official client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT = ["sh", "-c", "echo started; sleep 600"]
 
 
 class Jobs:
-    """Jobs of one namespace; a context manager that deletes those that it made."""
+    """Jobs of one namespace; a context manager that deletes the jobs that it has created."""
 
     def __init__(self, cluster: TestCluster) -> None:
         configuration = client.Configuration()
@@ -45,7 +45,7 @@ class Jobs:
     def build(
         self, kind: str = "PyTorchJob", version: str = "v1", *, spec: Object | None = None, **options: Any
     ) -> Object:
-        """A manifest of a name of its own; `spec` is merged into the job's."""
+        """A manifest with a unique name; `spec` is merged into its spec."""
         options = {"image": IMAGE, "command": WAIT, "gpus": 1} | options
         manifest = build(kind, JobOptions(**options), f"kubeflow.org/{version}")
         manifest["spec"] |= spec or {}
@@ -55,7 +55,7 @@ class Jobs:
         return manifest
 
     def submit(self, manifest: Object | None = None, *, owned: bool = False, **how: Any) -> Object:
-        """Submit a job: `owned` by some task, or by nobody that we know."""
+        """Submit a job, with `owned` of a task, otherwise without an owner."""
         manifest = copy.deepcopy(manifest) if manifest else self.build(**how)
         if owned:
             owner = Owner(TaskKey("elsewhere", "dag", "train", "run"), 1, "ti")
@@ -65,12 +65,12 @@ class Jobs:
         return job
 
     def submitted(self, manifest: Object) -> Object:
-        """The job that was made of a manifest."""
+        """The job that was created from a manifest."""
         found: Object = self._api.get_namespaced_custom_object(*self._place(manifest), manifest["metadata"]["name"])
         return found
 
     def names(self) -> set[str]:
-        """Of all jobs of the namespace."""
+        """Names of all jobs in the namespace."""
         listed = [
             self._api.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, kind.plural)
             for kind in KINDS.values()
@@ -78,7 +78,7 @@ class Jobs:
         return {job["metadata"]["name"] for found in listed for job in found["items"]}
 
     def read(self, job: Object) -> Object | None:
-        """The job as it is now; None where it, or this very job, is gone."""
+        """The job as it is now. None: it doesn't exist; a new job of the same name doesn't count."""
         try:
             found: Object = self._api.get_namespaced_custom_object(*self._place(job), job["metadata"]["name"])
         except client.ApiException as e:
@@ -130,7 +130,7 @@ class Jobs:
 
 
 def wait_for(what: str, look: Callable[[], T], seconds: float = 240) -> T:
-    """What `look` returns as soon as that is true."""
+    """The result of `look` as soon as it is true."""
     end = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < end, f"not within {seconds} s: {what}"

@@ -25,15 +25,15 @@ def examples() -> dict[str, DAG]:
     return dict(bag.dags)
 
 
-def test_each_file_is_one_dag_of_its_name_with_its_docs(examples: dict[str, DAG]) -> None:
+def test_each_example_is_one_dag_with_its_name_and_docs(examples: dict[str, DAG]) -> None:
     assert sorted(examples) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
     for dag in examples.values():
         assert dag.doc_md
         assert "ktrain" in dag.tags
 
 
-def test_sensors_do_not_wait_for_a_week(examples: dict[str, DAG]) -> None:
-    """Airflow's default, for a job that may never be submitted."""
+def test_sensors_of_examples_set_a_timeout(examples: dict[str, DAG]) -> None:
+    """Airflow's default is a week, but the job may never be submitted."""
     sensors = [task for dag in examples.values() for task in dag.tasks if isinstance(task, TrainingJobSensor)]
     assert sensors
     assert all(sensor.timeout <= 3600 for sensor in sensors)
@@ -76,21 +76,21 @@ def wants_the_context(**context: Any) -> str:
         (wants_the_context, {}, r"wants_the_context takes \*\*context, which stays empty"),
     ],
 )
-def test_what_cannot_travel_is_told_when_the_dag_is_parsed(
+def test_unserializable_arguments_fail_when_the_dag_is_parsed(
     function: Callable[..., Any], options: dict[str, Any], said: str
 ) -> None:
     with DAG("functions"), pytest.raises(ValueError, match=f"^@task.pytorchjob: {said}"):
         pytorchjob_task(**{"image": "x", **options})(function)(*[1] * (function in (fine, wants_the_date)))
 
 
-def test_what_is_passed_travels_whatever_its_name() -> None:
+def test_arguments_of_any_name_are_passed() -> None:
     with DAG("functions") as dag:
         pytorchjob_task(image="x")(wants_the_date)(1, ds="{{ ds }}")
         pytorchjob_task(manifest="train.yaml")(wants_the_context)(a=1)
     assert len(dag.tasks) == 2
 
 
-def test_a_function_becomes_a_task() -> None:
+def test_function_becomes_a_task() -> None:
     with DAG("functions") as dag:
         pytorchjob_task(image="x:1", workers=1)(fine)(1, b=5)
     task = dag.get_task("fine")

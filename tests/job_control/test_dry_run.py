@@ -23,7 +23,7 @@ def dry_run(operator: type[Any] = PyTorchJobOperator, **arguments: Any) -> Any:
     return operator(task_id="train", dry_run=True, **arguments).execute({"ti": TI})
 
 
-def test_what_the_cluster_takes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_valid_job_passes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     before = jobs.names()
     assert dry_run(image="scratch:1", command=["true"], workers=2, gpus=1) is None
     said = "".join(capfd.readouterr())
@@ -33,14 +33,14 @@ def test_what_the_cluster_takes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -
     assert jobs.names() == before
 
 
-def test_a_warning_of_the_clusters_is_logged(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warning_of_the_cluster_is_logged(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     dry_run(image="scratch", queue_name="team-a")
     said = "".join(capfd.readouterr())
     assert said.count("Kueue is not installed") == 1
     assert said.count("the image has no tag") == 1
 
 
-def test_all_that_is_wrong_is_told_at_once(jobs: Jobs) -> None:
+def test_all_errors_are_reported_at_once(jobs: Jobs) -> None:
     with pytest.raises(TrainingConfigurationError, match="the namespace does not exist; found nowhere"):
         dry_run(image="scratch:1", namespace="nowhere")
     with pytest.raises(TrainingConfigurationError, match=r"(?s)container-name.*NCCL_DEBUG is in volumeMounts"):
@@ -49,8 +49,8 @@ def test_all_that_is_wrong_is_told_at_once(jobs: Jobs) -> None:
         dry_run(manifest=jobs.build(command=["true"], spec={"runPolicy": {"managedBy": "somebody"}}))
 
 
-def test_the_name_of_a_manifest_is_not_the_jobs(jobs: Jobs) -> None:
-    """However long it is, and whatever stands in it: the task gives the job its name."""
+def test_name_in_the_manifest_is_ignored(jobs: Jobs) -> None:
+    """Even an invalid or long one: the task sets the name of the job."""
     manifest = jobs.build(command=["true"])
     manifest["metadata"]["name"] = "My_Training " * 10
     assert dry_run(manifest=manifest) is None

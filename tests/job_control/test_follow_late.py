@@ -13,7 +13,7 @@ from tests.job_control.jobs import Jobs
 
 
 class LatePods(Api):
-    """An API whose list of pods comes after its list of jobs."""
+    """An Api whose list of pods arrives after its list of jobs."""
 
     def __init__(self, make_client: MakeClient) -> None:
         super().__init__(make_client)
@@ -28,7 +28,7 @@ class LatePods(Api):
         return answer
 
 
-async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
+async def test_cause_of_a_job_that_has_failed_before(jobs: Jobs) -> None:
     job, ref = owned(jobs, jobs.build(command=["sh", "-c", "echo no data >&2; exit 3"]))
     jobs.wait(job, "Failed")
     outcome = await follow_to_the_end(jobs, ref, log := Lines(), LatePods)
@@ -50,9 +50,7 @@ async def test_of_a_job_that_has_failed_the_cause_is_told(jobs: Jobs) -> None:
         ("echo done", None, ""),
     ],
 )
-async def test_of_a_job_that_has_succeeded_the_result_is_brought(
-    jobs: Jobs, program: str, result: Any, error: str
-) -> None:
+async def test_result_of_a_job_that_has_succeeded_before(jobs: Jobs, program: str, result: Any, error: str) -> None:
     job, ref = owned(jobs, jobs.build(command=["sh", "-c", program]))
     jobs.wait(job, "Succeeded")
     outcome = await follow_to_the_end(jobs, ref, Lines(), LatePods)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.embedded  # a real cluster may have the other operator
 
 
 def mpijob(jobs: Jobs, program: str) -> Object:
-    """As in the guides: cleanPodPolicy at the top, and no word of when the launcher starts."""
+    """As in the guides: cleanPodPolicy at the top level, and no launcherCreationPolicy."""
     manifest = jobs.build("MPIJob", "v2beta1", workers=2, gpus=None, command=["sh", "-c", program])
     del manifest["spec"]["runPolicy"]["cleanPodPolicy"]
     manifest["spec"]["cleanPodPolicy"] = "Running"
@@ -25,7 +25,7 @@ def mpijob(jobs: Jobs, program: str) -> Object:
     return manifest
 
 
-async def test_its_workers_go_by_the_policy_at_the_top(jobs_v2: Jobs) -> None:
+async def test_workers_are_deleted_by_the_top_level_clean_pod_policy(jobs_v2: Jobs) -> None:
     manifest = fit(mpijob(jobs_v2, "exit 0"), "kubeflow.org/v2beta1")
     assert "cleanPodPolicy" not in manifest["spec"]
     assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
@@ -34,8 +34,8 @@ async def test_its_workers_go_by_the_policy_at_the_top(jobs_v2: Jobs) -> None:
     jobs_v2.wait_none(job, "Running")
 
 
-async def test_the_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
-    """Nowhere is a node for them: so there is no launcher either, unless the manifest says otherwise."""
+async def test_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
+    """The workers can't be scheduled, so there is no launcher either, unless the manifest changes that."""
     unplaced = overlay(mpijob(jobs_v2, "exit 1"), JobOptions(node_selector={"no": "such"}))
     job = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
     assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
@@ -48,8 +48,8 @@ async def test_the_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
     assert jobs_v2.pods(job) == [f"{name}-worker-0", f"{name}-worker-1"]
 
 
-async def test_what_a_launcher_said_is_kept_though_its_pod_vanishes(jobs_v2: Jobs) -> None:
-    """Under OnFailure a batch Job deletes the pod that reached its backoffLimit."""
+async def test_log_of_a_deleted_launcher_is_kept(jobs_v2: Jobs) -> None:
+    """With OnFailure, a batch Job deletes the pod that has reached the backoffLimit."""
     manifest = mpijob(jobs_v2, "echo no data >&2; exit 3")
     manifest["spec"]["runPolicy"]["backoffLimit"] = 1
     manifest = fit(manifest, "kubeflow.org/v2beta1")
@@ -62,6 +62,6 @@ async def test_what_a_launcher_said_is_kept_though_its_pod_vanishes(jobs_v2: Job
     assert jobs_v2.pods(job) == []
 
 
-def test_a_manifest_for_the_other_operator_is_refused_with_the_remedy(jobs_v2: Jobs) -> None:
+def test_manifest_for_the_other_operator_has_a_remedy(jobs_v2: Jobs) -> None:
     with pytest.raises(ManifestError, match=r"does not serve kubeflow.org/v1 of MPIJob.*mpi-operator"):
         fit(jobs_v2.build("MPIJob", "v1", workers=1), "kubeflow.org/v2beta1")

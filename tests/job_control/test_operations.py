@@ -27,14 +27,14 @@ HOROVOD = ["horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3"]
 
 
 def run(operator: type[Any], job: Object, **arguments: Any) -> str:
-    """Execute an operator for a job; the line that it returns."""
+    """Execute an operator for a job. Returns its line for the log."""
     task = operator(task_id="verb", job_name=job["metadata"]["name"], kind=job["kind"], **arguments)
     done: str = task.execute({})
     return done
 
 
 def elastic(jobs: Jobs, workers: int = 1) -> Object:
-    """Workers alone, one to three of them."""
+    """A manifest with one to three elastic Workers and no Master."""
     manifest = jobs.build(workers=workers, spec=ELASTIC)
     del manifest["spec"]["pytorchReplicaSpecs"]["Master"]
     return manifest
@@ -43,7 +43,7 @@ def elastic(jobs: Jobs, workers: int = 1) -> Object:
 # ---- scale
 
 
-def test_scaling_waits_until_just_so_many_run(jobs: Jobs) -> None:
+def test_scale_waits_until_exactly_these_workers_run(jobs: Jobs) -> None:
     job = jobs.submit(elastic(jobs), owned=True)
     jobs.wait_pods(job, 1)
     name = job["metadata"]["name"]
@@ -60,7 +60,7 @@ def test_scaling_waits_until_just_so_many_run(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 4])
-def test_scaling_beyond_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) -> None:
+def test_scale_outside_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) -> None:
     job = jobs.submit(elastic(jobs))
     with pytest.raises(
         TrainingConfigurationError, match=f"^workers: .*found {workers}; expected 1 to 3, the elastic bounds"
@@ -71,7 +71,7 @@ def test_scaling_beyond_the_elastic_bounds_is_refused(jobs: Jobs, workers: int) 
     assert after["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
 
 
-def test_a_job_with_a_master_is_not_elastic_by_itself(jobs: Jobs) -> None:
+def test_scale_of_a_job_with_a_master_warns_about_world_size(jobs: Jobs) -> None:
     job = jobs.submit(jobs.build(workers=1))
     jobs.wait_pods(job, 2)
     with pytest.raises(TrainingConfigurationError, match=r"found 0; expected at least 1$"):
@@ -81,7 +81,7 @@ def test_a_job_with_a_master_is_not_elastic_by_itself(jobs: Jobs) -> None:
 
 
 @pytest.mark.embedded
-def test_the_bounds_of_an_mpijob_are_horovodruns(jobs: Jobs) -> None:
+def test_bounds_of_an_mpijob_come_from_horovodrun(jobs: Jobs) -> None:
     manifest = jobs.build("MPIJob", workers=2, gpus=None)
     launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     launcher["command"] = [*WAIT, *HOROVOD]
@@ -93,14 +93,14 @@ def test_the_bounds_of_an_mpijob_are_horovodruns(jobs: Jobs) -> None:
         run(ScaleTrainingJobOperator, job, workers=4)
 
 
-def test_workers_that_find_no_node_are_told_in_time(jobs: Jobs) -> None:
+def test_scale_fails_if_workers_stay_unscheduled(jobs: Jobs) -> None:
     job = jobs.submit(workers=1, gpus=4)
     jobs.wait_pods(job, 2)
     with pytest.raises(TrainingJobError, match="after 1 s, the number of running Workers is still not 2"):
         run(ScaleTrainingJobOperator, job, workers=2, timeout=1)
 
 
-def test_what_has_ended_is_neither_scaled_nor_suspended(jobs: Jobs) -> None:
+def test_job_that_has_ended_cannot_be_changed(jobs: Jobs) -> None:
     job = jobs.submit(command=["true"], workers=1)
     jobs.wait(job, "Succeeded")
     for operator, what, more in (
@@ -115,7 +115,7 @@ def test_what_has_ended_is_neither_scaled_nor_suspended(jobs: Jobs) -> None:
 # ---- suspend, resume
 
 
-def test_a_suspended_job_holds_nothing_and_goes_on(jobs: Jobs) -> None:
+def test_suspended_job_has_no_pods_and_can_be_resumed(jobs: Jobs) -> None:
     job = jobs.submit(workers=1, owned=True)
     jobs.wait_pods(job, 2)
     assert run(SuspendTrainingJobOperator, job).endswith("is suspended and its pods are gone")
@@ -129,8 +129,8 @@ def test_a_suspended_job_holds_nothing_and_goes_on(jobs: Jobs) -> None:
     assert after["metadata"]["annotations"][OWNER_ANNOTATION] == job["metadata"]["annotations"][OWNER_ANNOTATION]
 
 
-def test_it_is_resumed_when_its_last_pods_are_gone(jobs: Jobs) -> None:
-    """A pod that is still ending counts as failed, and fails the job that is resumed meanwhile."""
+def test_resume_waits_until_old_pods_are_gone(jobs: Jobs) -> None:
+    """Operators count a terminating pod as failed, which would fail the resumed job."""
     job = jobs.submit(workers=1, owned=True)
     jobs.wait_pods(job, 2)
     jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
@@ -143,7 +143,7 @@ def test_it_is_resumed_when_its_last_pods_are_gone(jobs: Jobs) -> None:
 # ---- delete
 
 
-def test_deleting_waits_until_the_pods_are_gone(jobs: Jobs) -> None:
+def test_delete_waits_until_pods_are_gone(jobs: Jobs) -> None:
     job = jobs.submit(workers=1)
     jobs.wait_pods(job, 2)
     assert "2 GPUs released" in run(DeleteTrainingJobOperator, job)
@@ -151,7 +151,7 @@ def test_deleting_waits_until_the_pods_are_gone(jobs: Jobs) -> None:
     assert jobs.pods(job) == []
 
 
-def test_what_does_not_exist_is_deleted_unless_told_otherwise(jobs: Jobs) -> None:
+def test_delete_of_a_missing_job_succeeds_by_default(jobs: Jobs) -> None:
     absent = jobs.build()
     assert run(DeleteTrainingJobOperator, absent).endswith("does not exist")
     for operator, more in (
@@ -163,7 +163,7 @@ def test_what_does_not_exist_is_deleted_unless_told_otherwise(jobs: Jobs) -> Non
             run(operator, absent, **more)
 
 
-def test_a_job_with_a_live_owner_is_deleted_by_force_alone(jobs: Jobs) -> None:
+def test_unfinished_job_of_a_task_is_deleted_only_with_force(jobs: Jobs) -> None:
     job = jobs.submit(owned=True)
     jobs.wait_pods(job, 1)
     with pytest.raises(
@@ -175,14 +175,14 @@ def test_a_job_with_a_live_owner_is_deleted_by_force_alone(jobs: Jobs) -> None:
     assert jobs.read(job) is None
 
 
-def test_a_job_that_has_ended_has_no_live_owner(jobs: Jobs) -> None:
+def test_finished_job_of_a_task_is_deleted_without_force(jobs: Jobs) -> None:
     job = jobs.submit(owned=True, command=["true"])
     jobs.wait(job, "Succeeded")
     run(DeleteTrainingJobOperator, job)
     assert jobs.read(job) is None
 
 
-def test_wrong_parameters_are_told_before_a_cluster_is_asked_and_never_retried() -> None:
+def test_wrong_parameters_fail_without_a_request_or_retry() -> None:
     job = {"kind": "TFJob", "metadata": {"name": "x"}}
     with pytest.raises(TrainingConfigurationError, match="found 'TFJob'; expected one of MPIJob, PyTorchJob"):
         run(SuspendTrainingJobOperator, job)
@@ -196,11 +196,11 @@ def test_wrong_parameters_are_told_before_a_cluster_is_asked_and_never_retried()
         run(DeleteTrainingJobOperator, {"kind": "PyTorchJob", "metadata": {"name": ""}})
 
 
-# ---- fencing: between the look and the write
+# ---- fencing: between the read and the write
 
 
 class Meanwhile(Api):
-    """An API at which something happens before the first write arrives."""
+    """An Api that runs a callback before the first write."""
 
     def __init__(self, jobs: Jobs, happens: Callable[[], object]) -> None:
         super().__init__(connect(jobs))
@@ -227,7 +227,7 @@ async def act(jobs: Jobs, happens: Callable[[], object], verb: Callable[[Api], A
 
 
 def replace(jobs: Jobs, job: Object) -> Callable[[], Object]:
-    """Somebody deletes the job and submits another one under its name."""
+    """Someone deletes the job and submits another one with the same name."""
 
     def happens() -> Object:
         jobs.delete(job)
@@ -246,7 +246,7 @@ VERBS: dict[str, Callable[[Api, JobRef], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_the_job_that_took_the_name_meanwhile_is_not_touched(jobs: Jobs, verb: str) -> None:
+async def test_new_job_of_the_same_name_is_not_changed(jobs: Jobs, verb: str) -> None:
     job = jobs.submit(workers=1)
     other: list[Object] = []
     doing = act(jobs, lambda: other.append(replace(jobs, job)()), lambda api: VERBS[verb](api, ref_of(job)))
@@ -261,8 +261,8 @@ async def test_the_job_that_took_the_name_meanwhile_is_not_touched(jobs: Jobs, v
     assert not after["metadata"].get("deletionTimestamp")
 
 
-async def test_a_change_meanwhile_is_read_before_anything_is_written(jobs: Jobs) -> None:
-    """The bounds are lowered between the look and the write: the scaling is refused by the new ones."""
+async def test_concurrent_change_is_read_before_the_write(jobs: Jobs) -> None:
+    """Lower bounds are set between the read and the write: scale must use the new bounds."""
     job = jobs.submit(elastic(jobs))
     lower = {"spec": {"elasticPolicy": {"maxReplicas": 1}}}
     with pytest.raises(KtrainError, match="found 2; expected 1 to 1"):

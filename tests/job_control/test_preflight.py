@@ -29,7 +29,7 @@ Check = Callable[..., tuple[int, list[Object]]]
 
 @pytest.fixture
 def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Check a manifest by the command; its exit status and what it printed."""
+    """Run `ktrain check` for a manifest. Returns its exit status and output."""
 
     def run(manifest: Object, kubeconfig: object, *more: str) -> tuple[int, list[Object]]:
         file = tmp_path / "job.yaml"
@@ -50,9 +50,7 @@ def queued(manifest: Object) -> Object:
 
 
 @pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1")], ids=["pytorchjob", "mpijob"])
-def test_what_the_cluster_takes_has_no_problem_and_is_not_created(
-    cluster: TestCluster, check: Check, manifest: Object
-) -> None:
+def test_valid_manifest_has_no_problem_and_is_not_created(cluster: TestCluster, check: Check, manifest: Object) -> None:
     assert check(manifest, cluster.kubeconfig) == (0, [])
     del manifest["metadata"]["name"]  # the operators give it one
     assert check(manifest, cluster.kubeconfig) == (0, [])
@@ -62,7 +60,7 @@ def test_what_the_cluster_takes_has_no_problem_and_is_not_created(
     assert not {"train", "horovod", NAME} & {job["metadata"]["name"] for job in made}
 
 
-def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: TestCluster, check: Check) -> None:
+def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(mpijob("v2beta1"), cluster.kubeconfig)
     assert status == 1
     assert (problem["code"], problem["path"], problem["found"], problem["expected"]) == (
@@ -74,14 +72,14 @@ def test_the_other_mpi_operator_is_told_with_its_remedy(cluster: TestCluster, ch
     assert "the cluster runs training-operator" in problem["hint"]
 
 
-def test_what_the_operators_mend_is_no_error(cluster_v2: TestCluster, check: Check) -> None:
+def test_old_fields_that_are_converted_are_not_an_error(cluster_v2: TestCluster, check: Check) -> None:
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"  # sent under runPolicy
     assert check(manifest, cluster_v2.kubeconfig)[0] == 0
     assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "clean-pod-policy")]
 
 
-def test_a_namespace_that_is_not_there(cluster: TestCluster, check: Check) -> None:
+def test_missing_namespace_is_an_error(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "nowhere")
     assert status == 1
     assert (problem["code"], problem["found"]) == ("namespace", "nowhere")
@@ -94,14 +92,14 @@ def test_a_namespace_that_is_not_there(cluster: TestCluster, check: Check) -> No
     assert problem["found"] == "elsewhere"
 
 
-def test_a_queue_where_no_kueue_runs_is_a_warning(cluster: TestCluster, check: Check) -> None:
+def test_queue_without_kueue_is_a_warning(cluster: TestCluster, check: Check) -> None:
     status, (problem,) = check(queued(pytorchjob()), cluster.kubeconfig)
     assert (status, problem["level"], problem["code"]) == (0, "warning", "queue")
     assert problem["path"] == "$.metadata.labels['kueue.x-k8s.io/queue-name']"
     assert "Kueue is not installed" in problem["message"]
 
 
-def test_what_only_the_server_refuses_is_told_in_its_words(cluster: TestCluster, check: Check) -> None:
+def test_rejection_by_the_server_is_reported(cluster: TestCluster, check: Check) -> None:
     manifest = pytorchjob()
     manifest["spec"]["runPolicy"] = {"managedBy": "somebody"}
     status, (problem,) = check(manifest, cluster.kubeconfig)
@@ -109,7 +107,7 @@ def test_what_only_the_server_refuses_is_told_in_its_words(cluster: TestCluster,
     assert "managedBy" in problem["message"]
 
 
-def test_what_is_wrong_anyway_is_told_once(cluster: TestCluster, check: Check) -> None:
+def test_error_of_our_checks_is_reported_once(cluster: TestCluster, check: Check) -> None:
     manifest = yaml.safe_load((DATA / "practitioner-nccl.yaml").read_text())
     status, problems = check(manifest, cluster.kubeconfig)
     assert status == 1
@@ -120,7 +118,7 @@ def test_what_is_wrong_anyway_is_told_once(cluster: TestCluster, check: Check) -
 
 
 def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.Path) -> pathlib.Path:
-    """A kubeconfig of a service account that has just these rights in the namespace `default`."""
+    """A kubeconfig of a service account with only these rights in the namespace `default`."""
     api = config.new_client_from_config(str(cluster.kubeconfig))
     core, rights = client.CoreV1Api(api), client.RbacAuthorizationV1Api(api)
     core.create_namespaced_service_account("default", {"metadata": {"name": name}})
@@ -136,13 +134,13 @@ def role(cluster: TestCluster, name: str, rules: list[Object], folder: pathlib.P
     return path
 
 
-def test_the_least_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_printed_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     kubeconfig = role(cluster, "enough", rbac.rules(), tmp_path)
     assert check(pytorchjob(), kubeconfig) == (0, [])
     assert check(mpijob("v1"), kubeconfig) == (0, [])
 
 
-def test_each_right_that_is_lacking_is_told(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     jobs, pods, logs, _ = rbac.rules()
     jobs["verbs"], logs["verbs"] = ["create", "get", "list", "patch"], []
     status, problems = check(pytorchjob(), role(cluster, "lacking", [jobs, pods, logs], tmp_path))
@@ -159,7 +157,7 @@ def test_each_right_that_is_lacking_is_told(cluster: TestCluster, check: Check, 
 # ---- the connection
 
 
-def test_a_cluster_that_cannot_be_asked_is_two(
+def test_unreachable_cluster_gives_exit_status_2(
     cluster: TestCluster, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, kubeconfig = tmp_path / "job.yaml", tmp_path / "kubeconfig"
@@ -182,7 +180,7 @@ def test_a_cluster_that_cannot_be_asked_is_two(
     assert "--context: found 'none', expected one of" in capsys.readouterr().err
 
 
-def test_the_context_says_where(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
+def test_context_selects_the_cluster(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
     (context,) = kubeconfig["contexts"]
     kubeconfig["contexts"].append({"name": "away", "context": {**context["context"], "namespace": "far"}})
@@ -193,7 +191,7 @@ def test_the_context_says_where(cluster: TestCluster, check: Check, tmp_path: pa
     assert (problem["code"], problem["found"]) == ("namespace", "far")
 
 
-# ---- what the embedded cluster has not: Kueue, and a schema that is published
+# ---- not in the embedded cluster: Kueue, and a published schema
 
 KUEUE = "/apis/kueue.x-k8s.io"
 QUEUE = f"{KUEUE}/v1beta2/namespaces/default/localqueues/team-a"
@@ -211,7 +209,7 @@ SERVED = {
 
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """A server with fixed answers (a number: that status): its kubeconfig, and what it is asked to write."""
+    """A server with fixed responses (a number: that status). Gives its kubeconfig and the writes that it receives."""
     written: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -271,7 +269,9 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
         ),
     ],
 )
-def test_the_queue(check: Check, tmp_path: pathlib.Path, queue: Object | int, told: tuple[str, str] | None) -> None:
+def test_queue_problems_are_reported(
+    check: Check, tmp_path: pathlib.Path, queue: Object | int, told: tuple[str, str] | None
+) -> None:
     with serving(tmp_path, {**SERVED, QUEUE: queue}) as (kubeconfig, written):
         status, problems = check(queued(pytorchjob()), kubeconfig)
     refused = told is not None and told[0] == "error"
@@ -281,7 +281,7 @@ def test_the_queue(check: Check, tmp_path: pathlib.Path, queue: Object | int, to
     assert written == ([] if refused else [f"{JOBS}?fieldValidation=Strict&dryRun=All"])
 
 
-def test_the_servers_schema_is_strict(check: Check, tmp_path: pathlib.Path) -> None:
+def test_schema_of_the_server_is_checked_strictly(check: Check, tmp_path: pathlib.Path) -> None:
     any_object = {"x-kubernetes-preserve-unknown-fields": True}
     job = {
         "x-kubernetes-group-version-kind": [{"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}],
@@ -305,14 +305,14 @@ def test_the_servers_schema_is_strict(check: Check, tmp_path: pathlib.Path) -> N
     assert not written
 
 
-def test_a_namespace_that_is_going(check: Check, tmp_path: pathlib.Path) -> None:
+def test_terminating_namespace_is_an_error(check: Check, tmp_path: pathlib.Path) -> None:
     going = {"/api/v1/namespaces/default": {"status": {"phase": "Terminating"}}}
     with serving(tmp_path, {**SERVED, **going}) as (kubeconfig, _):
         status, (problem,) = check(pytorchjob(), kubeconfig)
     assert (status, problem["code"], problem["message"]) == (1, "namespace", "the namespace is being deleted")
 
 
-def test_rights_that_may_not_be_asked_for_are_a_warning(check: Check, tmp_path: pathlib.Path) -> None:
+def test_unknown_rights_are_a_warning(check: Check, tmp_path: pathlib.Path) -> None:
     mute = {"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": 403}
     with serving(tmp_path, {**SERVED, **mute}) as (kubeconfig, _):
         status, problems = check(pytorchjob(), kubeconfig)
