@@ -32,6 +32,7 @@ NAME_LENGTH = 46
 HASH_LENGTH = 10
 
 Reattach = Literal["always", "if_unchanged"]
+OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import check, parameters, raise_errors
@@ -19,17 +21,54 @@ from airflow_provider_ktrain.engine.jobs import Log, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from airflow_provider_ktrain.operators import task_state
-from airflow_provider_ktrain.operators.training import source_hash
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.kinds import Manifest
+    from airflow_provider_ktrain.core.identity import OnFinishAction
+    from airflow_provider_ktrain.core.kinds import Kind, Manifest
+    from airflow_provider_ktrain.core.logs.selection import LogChoice
     from airflow_provider_ktrain.hooks.training import TrainingHook
-    from airflow_provider_ktrain.operators.training import TrainingJobOperator
-
 
 DISCOVERY_PATIENCE = 15.0  #: seconds; a cluster that is not there at all should be told soon
+
+
+class SubmittingOperator(Protocol):
+    """What a submission needs of the operator that it works for: `operators.training.TrainingJobOperator`."""
+
+    kind: ClassVar[Kind]
+    task_id: str
+    name: str | None
+    namespace: str | None
+    kubernetes_conn_id: str
+    cluster_context: str | None
+    on_finish_action: OnFinishAction
+    reattach: Reattach
+    logs: LogChoice
+    checkpoint_dir: str | None
+    resume_on_clear: bool
+    server_dry_run: bool
+
+    @property
+    def log(self) -> Any:
+        """The task's logger."""
+        ...
+
+    def job_owner(self, context: Context) -> tuple[Owner, int]:
+        """This try as an owner, and the first try since the task was last cleared."""
+        ...
+
+    def build_manifest(
+        self, source: Mapping[str, Any] | str | None, served: str | None = None, *, quiet: bool = False, **more: Any
+    ) -> Manifest:
+        """The job's manifest before it gets a name and an owner."""
+        ...
+
+    def stamped(
+        self, built: Manifest, owner: Owner, name: str, namespace: str, submission: str, hashed: str
+    ) -> Manifest:
+        """The manifest as it is sent to the API server."""
+        ...
 
 
 class Submission:
@@ -48,7 +87,7 @@ class Submission:
 
     def __init__(
         self,
-        operator: TrainingJobOperator,
+        operator: SubmittingOperator,
         context: Context,
         source: Mapping[str, Any] | str | None,
         offline: Manifest | None,
@@ -228,7 +267,7 @@ FOLLOWING = (
 )  # fmt: skip
 
 
-def followable(operator: TrainingJobOperator) -> bool:
+def followable(operator: SubmittingOperator) -> bool:
     """Whether a job of an earlier try can be followed, although another parameter or the manifest is invalid."""
     try:
         for name, value in parameters.validated({name: getattr(operator, name) for name in FOLLOWING}).items():
@@ -243,3 +282,8 @@ async def _cluster(hook: TrainingHook, job: JobRef | None) -> str:
     """Which cluster the connection means; AccessError where it is not the one that this job is in."""
     async with hook.api(job) as api:
         return await api.cluster()
+
+
+def source_hash(built: Manifest) -> str:
+    """A hash of the manifest before names, labels, attempt and deadline are added: `reattach` compares it."""
+    return hashlib.sha256(json.dumps(built, sort_keys=True, default=str).encode()).hexdigest()[:16]

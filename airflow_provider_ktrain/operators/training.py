@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseOperator
 
@@ -22,6 +20,7 @@ from airflow_provider_ktrain.core.identity import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
     JobRef,
+    OnFinishAction,
     Owner,
     Reattach,
     TaskKey,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.operators.submission import Submission
     from airflow_provider_ktrain.worker_host import WorkerHost
 
-OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
 BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
 KILLED = "the task was asked to stop (SIGTERM) before it had a job"
 
@@ -723,8 +721,3 @@ def _seconds(limit: timedelta | float | None) -> float | None:
 
 def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:
     return {name if name == "gpus" else f"gpu_seconds.{name}": value for name, value in usage.items()}
-
-
-def source_hash(built: Manifest) -> str:
-    """What `reattach` compares: the manifest before names, labels, attempt and deadline are put into it."""
-    return hashlib.sha256(json.dumps(built, sort_keys=True, default=str).encode()).hexdigest()[:16]
