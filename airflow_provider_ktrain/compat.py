@@ -18,7 +18,8 @@ from airflow_provider_ktrain.core.text import clean
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from airflow.sdk import BaseOperator, Context
+    from airflow.sdk import BaseOperator, BaseSensorOperator, Context
+    from airflow.sdk.types import TaskInstanceKey
 
 DEFAULT_WORKER_SECONDS = 10.0
 TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
@@ -84,6 +85,38 @@ def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) ->
     found = states.get(run_id) or {}
     key = task_id if index is None else f"{task_id}_{index}"
     return str(getattr(found[key], "value", found[key]) or "none") if key in found else "absent"
+
+
+def context_keys() -> frozenset[str]:
+    """The names in Airflow's task context, which `@task` passes to a function's parameters of the same name."""
+    from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
+
+    return frozenset(KNOWN_CONTEXT_KEYS)
+
+
+def xcom_of(ti_key: TaskInstanceKey, key: str) -> Any:
+    """The XCom of a task instance, read outside of the task; None if there is none.
+
+    :param ti_key: of the task instance.
+    :param key: the XCom's key.
+    """
+    from airflow.sdk.execution_time.xcom import XCom
+
+    return XCom.get_one(
+        key=key, dag_id=ti_key.dag_id, run_id=ti_key.run_id, task_id=ti_key.task_id, map_index=ti_key.map_index
+    )
+
+
+def resume_without_sensor(
+    sensor: BaseSensorOperator, next_method: str, next_kwargs: dict[str, Any] | None, context: Context
+) -> Any:
+    """Resume a deferred sensor as an operator resumes: `soft_fail` and `never_fail` are the caller's to apply.
+
+    `BaseSensorOperator.resume_execution` skips the task on any error, also where a retry would succeed.
+    """
+    from airflow.sdk import BaseSensorOperator
+
+    return super(BaseSensorOperator, sensor).resume_execution(next_method, next_kwargs, context)
 
 
 def supervisor_connection() -> object | None:

@@ -11,8 +11,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
-from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
+from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     Definition,
@@ -67,7 +67,7 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
                 continue
             if parameter.kind is parameter.VAR_KEYWORD:
                 yield f"{name} takes **{parameter.name}, which stays empty, as Airflow's context does not travel"
-            elif parameter.name in KNOWN_CONTEXT_KEYS:
+            elif parameter.name in compat.context_keys():
                 yield (
                     f"{name} takes {parameter.name!r} of Airflow's context, which does not travel: give the parameter "
                     'another name and pass what it needs, as in day="{{ ds }}"'

@@ -30,10 +30,7 @@ class TrainingJobLink(BaseOperatorLink):
         """The URL, or an empty string, which shows no button."""
         if not compat.job_url():
             return ""
-        from airflow.sdk.execution_time.xcom import XCom
-
-        of = {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id}
-        job = XCom.get_one(key="job", map_index=ti_key.map_index, **of)
+        job = compat.xcom_of(ti_key, "job")
         return url_of(job) if job else ""
 
 

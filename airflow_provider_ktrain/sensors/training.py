@@ -175,7 +175,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                     if reason is None:
                         raise self._too_late()
                     return self._go_on(context, reason)
-                return super(BaseSensorOperator, self).resume_execution(next_method, next_kwargs, context)
+                return compat.resume_without_sensor(self, next_method, next_kwargs, context)
         except AirflowException as e:
             self._give_up(e, context)
 
