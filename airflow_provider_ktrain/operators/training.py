@@ -51,55 +51,9 @@ KILLED = "the task was asked to stop (SIGTERM) before it had a job"
 
 
 class TrainingJobOperator(compat.StorableLog, BaseOperator):
-    """Base of PyTorchJobOperator and MPIJobOperator: submit a job, follow it to its end, release its GPUs.
+    """Base of PyTorchJobOperator and MPIJobOperator: submits a job, follows it to its end and releases its GPUs.
 
-    The job is created under a name made of this task's identity, so that a retry finds the job that an earlier try
-    left and goes on with it, and a clear starts anew. Every way out of the task releases the job's pods.
-
-    :param manifest: the job: a dict, YAML text, or the path of a YAML file (relative to the DAG's folder). Templated.
-        None builds one of `image`, `command`, `workers` and `gpus`.
-    :param name: readable beginning of the job's name. Default: the task's id.
-    :param namespace: where the job runs. Default: the manifest's, else the connection's, else `default`.
-    :param kubernetes_conn_id: connection of type `kubernetes`.
-    :param cluster_context: context of its kubeconfig. Default: its current one.
-    :param deferrable: wait in the triggerer and hold no worker; the logs still come live. Default: True.
-    :param on_finish_action: `delete_job` (default), `keep_job` or `delete_succeeded_job`. Whatever is kept, GPUs are
-        not: an unfinished job that is kept is suspended, and of a finished one the pods that still run are deleted.
-        An unfinished job of a Kueue queue is deleted where it would be kept: Kueue would resume it.
-    :param reattach: what a retry does with the job that an earlier try left: `always` (default) goes on with it even
-        where the manifest differs by now, `if_unchanged` replaces it then.
-    :param logs: `auto` (default: all replicas of a job of up to 16, else the primary's), `all`, `primary`, `none`, or
-        replica indexes by role: `{"Worker": [0, 1]}`.
-    :param queue_timeout: how long the job may be suspended by a queue. Seconds or timedelta; None (default) waits.
-    :param schedule_timeout: how long a pod may be without a node. Seconds or timedelta; None (default) waits.
-    :param startup_timeout: how long a pod with a node may take until its containers run. Seconds or timedelta; None
-        waits. Default: one hour.
-    :param log_stall_timeout: how long a running job may be silent in all replicas that are followed. Seconds or
-        timedelta; None (default): for ever.
-    :param max_restarts: how many restarts of containers, and of pods that failed and were made anew (ExitCode), are
-        borne over all pods. None (default): any number.
-    :param crash_loop_limit: how many failures in a row of one container, each after less than 10 minutes, end the job.
-        They count from when every replica has run once; elastic jobs are exempt. Default: 6; None turns it off.
-    :param queue_name: a Kueue LocalQueue; a suspended job counts as queued. (`queue` is Airflow's own parameter.)
-    :param container_resources: other resources per replica than those of `gpus`, as limits and requests:
-        `{"rdma/hca": 1}`.
-    :param checkpoint_dir: base of KTRAIN_CHECKPOINT_DIR, which is the same over the tries of one run of the task and
-        differs between runs, mapped tasks and, unless `resume_on_clear`, clears.
-    :param resume_on_clear: whether a clear keeps the checkpoint directory and goes on counting KTRAIN_ATTEMPT; default:
-        False, as a cleared retraining would resume at its end and train nothing.
-    :param dry_run: create nothing; check what `ktrain check --server` checks: versions that are served, namespace,
-        rights, queue, the server's schema, and a dry run on the server.
-
-    The options `image` to `annotations` are described at `core.manifest.overlay.JobOptions`, where
-    `priority_class_name` and `queue_name` are `priority_class` and `queue`; the manifest stays the truth. All of them,
-    `name`, `namespace`, `checkpoint_dir` and the connection are templated. A template gives text: that of a whole
-    number is read as the number, a list or a mapping needs `render_template_as_native_obj=True` on the DAG.
-    `execution_timeout` is Airflow's parameter: the job is released a little before it, also while deferred, and the
-    time is counted from the job's submission, over retries that go on with it, and anew where a kept one is resumed.
-
-    :raises TrainingJobError: the job did not succeed; a subclass by category of the cause (see `exceptions`).
-    :raises TrainingConfigurationError: the manifest or a parameter is wrong, for whatever cluster; never retried.
-    :raises TrainingClusterError: the cluster cannot run the job as things are: access, a quota, a missing object.
+    The parameters are documented in each of the two operators.
     """
 
     kind: ClassVar[Kind]
@@ -689,16 +643,170 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
 
 class PyTorchJobOperator(TrainingJobOperator):
-    """Run a PyTorchJob (training-operator): Master and Workers, or Workers alone."""
+    """Run a PyTorchJob of the training-operator: a Master and Workers, or only Workers.
 
-    __doc__ = f"{__doc__}\n{TrainingJobOperator.__doc__}"
+    The job's name is derived from the task's identity, so that a retry finds and adopts the job of an earlier try. A
+    cleared task submits a new job. However the task ends, the job's pods are released. Options such as `image` and
+    `gpus` override fields of the manifest; the other fields keep the manifest's values.
+
+    A template renders to text. The text of a whole number is converted; a list or a mapping needs
+    `render_template_as_native_obj=True` on the DAG.
+
+    :param manifest: the job: a dict, YAML text, or the path of a YAML file (absolute, or relative to the DAG's
+        folder). Templated. Default: None, a job is built from `image`, `command`, `workers` and `gpus`.
+    :param name: prefix of the job's name. Templated. Default: the task's id.
+    :param namespace: namespace of the job. Templated. Default: the manifest's, else the connection's, else
+        `default`.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
+        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
+        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
+        would resume it.
+    :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
+        manifest has changed; `if_unchanged` replaces it if the manifest has changed.
+    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
+        replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
+    :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
+        timedelta; None means no limit. Default: one hour.
+    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+        timedelta. Default: None, no limit.
+    :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
+        pods. Default: None, no limit.
+    :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
+        start, after which the job fails. Failures count once every replica has run; elastic jobs are exempt. None
+        means no limit. Default: 6.
+    :param image: image of the container `pytorch` in every role. Templated. Default: the manifest's.
+    :param command: command of the container `pytorch` in every role. Templated. Default: the manifest's.
+    :param args: arguments of the container `pytorch` in every role. Templated. Default: the manifest's.
+    :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
+        becomes `valueFrom`. Templated. Default: None.
+    :param workers: number of Workers; the Master is not counted. Templated. Default: the manifest's.
+    :param replicas: number of replicas by role, such as `{"Worker": 3}`; takes precedence over `workers`.
+        Templated. Default: the manifest's.
+    :param gpus: GPUs of each replica, as limit and request (`nvidia.com/gpu`); 0 removes the manifest's. Templated.
+        Default: the manifest's.
+    :param container_resources: other resources of each replica, as limits and requests, such as `{"rdma/hca": 1}`.
+        Templated. Default: the manifest's.
+    :param nproc_per_node: processes per replica: a number, `auto`, `gpu` or `cpu` (`nprocPerNode`;
+        training-operator 1.7 and newer). Templated. Default: the manifest's.
+    :param hosts: names of the nodes that may run the replicas (label `kubernetes.io/hostname`). Templated. Default:
+        any node.
+    :param node_selector: labels that a node must have, added to the manifest's. Templated. Default: None.
+    :param tolerations: tolerations of the pods, added to the manifest's. Templated. Default: none.
+    :param affinity: affinity of the pods, in place of the manifest's; `hosts` is added to it. Templated. Default:
+        the manifest's.
+    :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
+    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
+        parameter.) Templated. Default: the manifest's.
+    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
+        role; each replaces a mount at the same path. Templated. Default: none.
+    :param labels: labels added to the job and its pods. Templated. Default: None.
+    :param annotations: annotations added to the job and its pods. Templated. Default: None.
+    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
+        for all tries of one run of the task, and different for each run, each mapped task and, without
+        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
+        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
+        queue, schema, and a dry run on the API server. Default: False.
+    :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
+        little before it ends.
+    :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
+    :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a missing object.
+    """
+
     kind = PYTORCHJOB
 
 
 class MPIJobOperator(TrainingJobOperator):
-    """Run an MPIJob: v1 (training-operator) or v2beta1 (mpi-operator), by what the cluster serves."""
+    """Run an MPIJob: v1 (training-operator) or v2beta1 (mpi-operator), whichever version the cluster serves.
 
-    __doc__ = f"{__doc__}\n{TrainingJobOperator.__doc__}"
+    The job's name is derived from the task's identity, so that a retry finds and adopts the job of an earlier try. A
+    cleared task submits a new job. However the task ends, the job's pods are released. Options such as `image` and
+    `gpus` override fields of the manifest; the other fields keep the manifest's values.
+
+    A template renders to text. The text of a whole number is converted; a list or a mapping needs
+    `render_template_as_native_obj=True` on the DAG.
+
+    :param manifest: the job: a dict, YAML text, or the path of a YAML file (absolute, or relative to the DAG's
+        folder). Templated. Default: None, a job is built from `image`, `command`, `workers` and `gpus`.
+    :param name: prefix of the job's name. Templated. Default: the task's id.
+    :param namespace: namespace of the job. Templated. Default: the manifest's, else the connection's, else
+        `default`.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
+        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
+        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
+        would resume it.
+    :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
+        manifest has changed; `if_unchanged` replaces it if the manifest has changed.
+    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
+        replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
+    :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
+        timedelta; None means no limit. Default: one hour.
+    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+        timedelta. Default: None, no limit.
+    :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
+        pods. Default: None, no limit.
+    :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
+        start, after which the job fails. Failures count once every replica has run; elastic jobs are exempt. None
+        means no limit. Default: 6.
+    :param image: image of the main container (`spec.mainContainer`, else the first one) in every role. Templated.
+        Default: the manifest's.
+    :param command: command of the Launcher's main container. Templated. Default: the manifest's.
+    :param args: arguments of the Launcher's main container. Templated. Default: the manifest's.
+    :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
+        becomes `valueFrom`. Templated. Default: None.
+    :param workers: number of Workers; the Launcher is not counted. Templated. Default: the manifest's.
+    :param replicas: number of replicas by role, such as `{"Worker": 3}`; takes precedence over `workers`.
+        Templated. Default: the manifest's.
+    :param gpus: GPUs of each Worker, as limit and request (`nvidia.com/gpu`); 0 removes the manifest's. Templated.
+        Default: the manifest's.
+    :param container_resources: other resources of each Worker, as limits and requests, such as `{"rdma/hca": 1}`.
+        Templated. Default: the manifest's.
+    :param nproc_per_node: processes per Worker: a number (`slotsPerWorker`). Templated. Default: the manifest's.
+    :param hosts: names of the nodes that may run the replicas (label `kubernetes.io/hostname`). Templated. Default:
+        any node.
+    :param node_selector: labels that a node must have, added to the manifest's. Templated. Default: None.
+    :param tolerations: tolerations of the pods, added to the manifest's. Templated. Default: none.
+    :param affinity: affinity of the pods, in place of the manifest's; `hosts` is added to it. Templated. Default:
+        the manifest's.
+    :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
+    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
+        parameter.) Templated. Default: the manifest's.
+    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
+        role; each replaces a mount at the same path. Templated. Default: none.
+    :param labels: labels added to the job and its pods. Templated. Default: None.
+    :param annotations: annotations added to the job and its pods. Templated. Default: None.
+    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
+        for all tries of one run of the task, and different for each run, each mapped task and, without
+        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
+        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
+        queue, schema, and a dry run on the API server. Default: False.
+    :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
+        little before it ends.
+    :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
+    :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a missing object.
+    """
+
     kind = MPIJOB
 
 

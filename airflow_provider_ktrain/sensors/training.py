@@ -56,27 +56,9 @@ class Waiting:
 
 
 class TrainingJobSensor(StorableLog, BaseSensorOperator):
-    """Base of the sensors: wait until a job has one of some conditions.
+    """Base of PyTorchJobSensor and MPIJobSensor: waits until a job has one of some conditions.
 
-    The job need not exist yet. Deferred, one watch serves all sensors of a connection and namespace that wait for it,
-    and nothing is polled; not deferred, the worker watches (`mode="poke"`) or looks every `poke_interval`
-    (`mode="reschedule"`, which brings no logs).
-
-    When its trigger fails, the worker waits for a minute, then the sensor defers again; after further failures for 5
-    and 15 minutes, then to its timeout. `soft_fail` skips the task where the job ended otherwise or the timeout has
-    passed; an error that says nothing of the job, such as refused credentials, is retried first while the task has
-    retries left.
-
-    :param job_name: name of the job.
-    :param namespace: Default: the connection's, else `default`.
-    :param conditions: the sensor succeeds when one of these is True. Default: Succeeded. It fails when the job ends
-        otherwise, or is deleted.
-    :param logs: whose logs to bring meanwhile: as TrainingJobOperator's. Default: `none`.
-    :param deferrable: wait in the triggerer. Default: True.
-    :param kubernetes_conn_id: connection of type `kubernetes`.
-    :param cluster_context: context of its kubeconfig. Default: its current one.
-    :raises TrainingJobError: the job ended otherwise; a subclass by category of the cause.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    The parameters are documented in each of the two sensors.
     """
 
     kind: ClassVar[Kind]
@@ -312,14 +294,54 @@ def _has_retry(context: Context) -> bool:
 
 
 class PyTorchJobSensor(TrainingJobSensor):
-    """Wait for a PyTorchJob that somebody else submitted."""
+    """Wait for a condition of a PyTorchJob that somebody else submitted.
 
-    __doc__ = f"{__doc__}\n{TrainingJobSensor.__doc__}"
+    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
+    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
+    (`mode="reschedule"`, without logs). The sensor never deletes anything.
+
+    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
+    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
+    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+
+    :param job_name: name of the job. Templated.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
+    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
+        Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
+    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
+    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
+    """
+
     kind = PYTORCHJOB
 
 
 class MPIJobSensor(TrainingJobSensor):
-    """Wait for an MPIJob that somebody else submitted."""
+    """Wait for a condition of an MPIJob that somebody else submitted.
 
-    __doc__ = f"{__doc__}\n{TrainingJobSensor.__doc__}"
+    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
+    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
+    (`mode="reschedule"`, without logs). The sensor never deletes anything.
+
+    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
+    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
+    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+
+    :param job_name: name of the job. Templated.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
+    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
+        Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
+    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
+    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
+    """
+
     kind = MPIJOB
