@@ -119,7 +119,7 @@ class Recorder:
 
 
 async def ours(told: Json) -> Json:
-    """LogFollower, told of the pod's changes by the hub as the supervisor is."""
+    """LogFollower, which gets pod changes from an informer, as in `follow`."""
     from airflow_provider_ktrain.engine.watch import by_name
 
     texts: list[str] = []
@@ -146,7 +146,7 @@ async def ours(told: Json) -> Json:
 
 @contextlib.asynccontextmanager
 async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A LogFollower and the hub of the namespace's pods, on one Api as in a triggerer."""
+    """A LogFollower and the informer of the namespace's pods on one Api, as in a triggerer."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
     from airflow_provider_ktrain.engine.watch import shared_informer

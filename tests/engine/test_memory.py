@@ -1,4 +1,4 @@
-"""What following keeps of a job that recreates its pods for days."""
+"""Memory that `follow` uses for a job that recreates its pods for days."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.evidence_collector import TAIL, Evidence
-from airflow_provider_ktrain.engine.follow.restarts import Restarts
+from airflow_provider_ktrain.engine.evidence_collector import TAIL_LINES, EvidenceCollector
+from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
 from .tasks import Lines
@@ -20,7 +20,7 @@ JOB = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
 
 
 async def nobody() -> Any:
-    raise AssertionError("nothing is asked")
+    raise AssertionError("there must be no request")
 
 
 def launcher(number: int) -> dict[str, Any]:
@@ -44,23 +44,23 @@ def launcher(number: int) -> dict[str, Any]:
 
 def test_memory_does_not_grow_with_launcher_pods() -> None:
     log, pods = Lines(), PodHistory(MPIJOB)
-    evidence = Evidence(Api(nobody), MPIJOB, Cursor(), log)
-    restarts = Restarts(MPIJOB, evidence, log, None)
+    evidence = EvidenceCollector(Api(nobody), MPIJOB, Cursor(), log)
+    restarts = RestartReporter(MPIJOB, evidence, log, None)
     sizes = []
     for number in range(600):
         pod = launcher(number)
         name = pod["metadata"]["name"]
-        keep = evidence.tail(LogLine(name, "mpi", "Launcher", 0, 0, "", ""))
-        for line in range(TAIL):
+        keep = evidence.recorder(LogLine(name, "mpi", "Launcher", 0, 0, "", ""))
+        for line in range(TAIL_LINES):
             keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
         mine = {pod["metadata"]["uid"]: pod}
-        pods.see(mine, START)
+        pods.update(mine, START)
         evidence.forget_all_but(pods.all)
-        restarts.see(JOB, mine)
+        restarts.update(JOB, mine)
         restarts.report(at_once=True)
-        pods.lost(pod)
-        restarts.see_deleted(pod)
-        assert evidence.of_run(name, "mpi", 0, {}), "the newest one is there"
+        pods.mark_deleted(pod)
+        restarts.mark_deleted(pod)
+        assert evidence.lines_of_run(name, "mpi", 0, {}), "the newest one is kept"
         sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
     assert sizes[599] < sizes[299] * 1.1
     assert restarts.crash_loop(6)

@@ -17,7 +17,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
-from airflow_provider_ktrain.engine.preflight import NAME
+from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
 
@@ -57,7 +57,7 @@ def test_valid_manifest_has_no_problem_and_is_not_created(cluster: TestCluster, 
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     plural = f"{manifest['kind'].lower()}s"
     made = api.list_cluster_custom_object("kubeflow.org", "v1", plural)["items"]
-    assert not {"train", "horovod", NAME} & {job["metadata"]["name"] for job in made}
+    assert not {"train", "horovod", PLACEHOLDER_NAME} & {job["metadata"]["name"] for job in made}
 
 
 def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, check: Check) -> None:
