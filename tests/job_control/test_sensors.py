@@ -21,7 +21,7 @@ from tests.operators.instance import Store
 
 
 class Heard:
-    """A logger that notes when a text is logged."""
+    """Notes when a text is logged."""
 
     def __init__(self, log: Any, text: str, heard: threading.Event) -> None:
         self._log, self._text, self._heard = log, text, heard
@@ -39,7 +39,7 @@ FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
 
 
 def sensor(job: Object, **arguments: Any) -> Any:
-    """A sensor for a job; in the worker unless told otherwise."""
+    """A sensor for a job; it isn't deferrable by default."""
     of = MPIJobSensor if job["kind"] == "MPIJob" else PyTorchJobSensor
     arguments = {"task_id": "wait", "job_name": job["metadata"]["name"], "deferrable": False} | arguments
     return of(timeout=240, **arguments)
@@ -47,20 +47,20 @@ def sensor(job: Object, **arguments: Any) -> Any:
 
 @pytest.fixture
 def later() -> Iterator[list[threading.Timer]]:
-    """Timers that are over when the test is."""
+    """Timers that end with the test."""
     timers: list[threading.Timer] = []
     yield timers
     for timer in timers:
         timer.join()
 
 
-def test_it_waits_for_success_and_leaves_the_job(jobs: Jobs) -> None:
+def test_sensor_waits_for_success_and_keeps_the_job(jobs: Jobs) -> None:
     job = jobs.submit(command=["true"])
     sensor(job).execute({})
     assert jobs.condition(job, "Succeeded")
 
 
-def test_a_job_that_is_not_there_yet(
+def test_sensor_waits_for_a_missing_job(
     jobs: Jobs, later: list[threading.Timer], capfd: pytest.CaptureFixture[str]
 ) -> None:
     manifest = jobs.build(command=["true"])
@@ -78,14 +78,14 @@ def test_a_job_that_is_not_there_yet(
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("conditions", ["Running", ["Running", "Succeeded"]])
-def test_a_condition_or_one_of_several(jobs: Jobs, conditions: str | list[str]) -> None:
+def test_sensor_waits_for_one_of_several_conditions(jobs: Jobs, conditions: str | list[str]) -> None:
     job = jobs.submit(kind="MPIJob", workers=1)
     sensor(job, conditions=conditions).execute({})
     assert jobs.condition(job, "Running")
     assert not jobs.condition(job, "Succeeded")
 
 
-def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
+def test_sensor_fails_with_the_cause_and_keeps_the_job(jobs: Jobs) -> None:
     job = jobs.submit(command=FAILS)
     with pytest.raises(TrainingUserCodeError) as error:
         sensor(job).execute({})
@@ -95,8 +95,8 @@ def test_a_job_that_ends_otherwise_says_why_and_stays(jobs: Jobs) -> None:
     sensor(job, conditions=["Failed"]).execute({})  # unless that is what is waited for
 
 
-def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -> None:
-    """Once the sensor follows it: one that is not there yet is waited for."""
+def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Timer]) -> None:
+    """It is deleted only after the sensor has seen it, because a sensor waits for a missing job."""
     job = jobs.submit(command=["sh", "-c", "while :; do echo step; sleep 0.2; done"])
     jobs.wait(job, "Running")
     followed = threading.Event()
@@ -118,7 +118,7 @@ def test_a_job_that_somebody_deletes(jobs: Jobs, later: list[threading.Timer]) -
         Waits(task_id="wait", job_name=job["metadata"]["name"], logs="all", deferrable=False, timeout=240).execute({})
 
 
-def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
+def test_sensor_timeout_keeps_the_job(jobs: Jobs) -> None:
     job = jobs.submit()
     jobs.wait(job, "Running")
     impatient = sensor(job)
@@ -141,7 +141,7 @@ def test_a_limit_that_passes_leaves_the_job(jobs: Jobs) -> None:
     ],
     ids=["fails", "soft_fail", "never_fail"],
 )
-def test_a_limit_that_passes_in_the_triggerer_says_what_was_waited_for(
+def test_timeout_in_the_triggerer_names_the_awaited_condition(
     lenient: dict[str, Any], error: type[AirflowException], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waiting = MPIJobSensor(task_id="wait", job_name="train", conditions=["Running"], timeout=600, **lenient)
@@ -151,7 +151,7 @@ def test_a_limit_that_passes_in_the_triggerer_says_what_was_waited_for(
     assert ("Skipped instead of failed: MPIJob train" in "".join(capfd.readouterr())) is bool(lenient)
 
 
-def test_logs_are_brought_where_they_are_wanted(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sensor_forwards_logs_on_request(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     job = jobs.submit(command=["sh", "-c", "echo lesson one"])
     sensor(job).execute({})
     assert "lesson one" not in "".join(capfd.readouterr())
@@ -159,7 +159,7 @@ def test_logs_are_brought_where_they_are_wanted(jobs: Jobs, capfd: pytest.Captur
     assert "[Master 0] lesson one" in "".join(capfd.readouterr())
 
 
-def test_one_look_at_a_time(jobs: Jobs) -> None:
+def test_reschedule_mode_checks_once_per_run(jobs: Jobs) -> None:
     job = jobs.build()
     looks = sensor(job, mode="reschedule", conditions=["Running"])
     assert looks.poke({}) is False
@@ -172,7 +172,7 @@ def test_one_look_at_a_time(jobs: Jobs) -> None:
         sensor(failed, mode="reschedule").poke({})
 
 
-def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
+def test_deferred_sensor_holds_no_worker(jobs: Jobs) -> None:
     job = jobs.submit(command=["true"])
     waiting = sensor(job, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -199,7 +199,7 @@ def test_deferred_it_holds_no_worker(jobs: Jobs) -> None:
 
 
 class Patient(PyTorchJobSensor):
-    """Waits in the worker for a moment after the first failure of a trigger, then for long."""
+    """Waits in the worker briefly after the first failure of a trigger, then for long."""
 
     seconds_in_worker = (0.5, 240.0)
 
@@ -222,7 +222,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("method", "arguments"), FAILURES, ids=["no trigger", "event"])
-def test_a_trigger_that_fails_is_followed_by_another(
+def test_failed_trigger_is_replaced(
     jobs: Jobs, capfd: pytest.CaptureFixture[str], method: str, arguments: dict[str, Any]
 ) -> None:
     job, here = jobs.submit(), context()
@@ -239,7 +239,7 @@ def test_a_trigger_that_fails_is_followed_by_another(
     assert jobs.condition(job, "Running")
 
 
-def test_a_trigger_that_fails_again_and_again_ends_with_the_timeout(jobs: Jobs) -> None:
+def test_repeatedly_failing_trigger_ends_at_the_timeout(jobs: Jobs) -> None:
     job, here = jobs.submit(), context()
     waiting = Patient(task_id="wait", job_name=job["metadata"]["name"], timeout=3)
     with pytest.raises(TaskDeferred):
@@ -249,7 +249,7 @@ def test_a_trigger_that_fails_again_and_again_ends_with_the_timeout(jobs: Jobs) 
         waiting.resume_execution(*FAILURES[0], here)
 
 
-def test_a_cluster_that_is_away_is_asked_again_in_the_worker(
+def test_sensor_retries_while_the_cluster_is_unreachable(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job, here = jobs.submit(), context()
@@ -292,12 +292,12 @@ def test_soft_fail_covers_a_job_that_ended_otherwise_after_a_failed_trigger(jobs
         waiting.resume_execution(*FAILURES[0], context())
 
 
-def test_a_look_at_a_cluster_that_is_away_is_repeated(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reschedule_mode_retries_while_the_cluster_is_unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable(jobs, monkeypatch)
     assert sensor(jobs.build(), mode="reschedule").poke(context()) is False
 
 
-def test_an_unknown_condition_is_refused(jobs: Jobs) -> None:
+def test_unknown_condition_is_refused(jobs: Jobs) -> None:
     for wrong, remedy in (("Done", "; remedy: write one of these"), ("running", "; remedy: did you mean 'Running'\\?")):
         expected = rf"^conditions\[0\]: .*found '{wrong}'; expected some of Created, Running, .*Failed{remedy}$"
         with pytest.raises(TrainingConfigurationError, match=expected):
