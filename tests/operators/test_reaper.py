@@ -191,7 +191,7 @@ def test_without_the_right_to_read_namespaces_it_goes_on(
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     _, found = look(instance)
     assert len(found["candidates"]) == 1
-    assert f"Whether namespace '{instance.cluster.namespace}' exists cannot be checked" in capsys.readouterr().out
+    assert f"Can't check that namespace '{instance.cluster.namespace}' exists" in capsys.readouterr().out
 
 
 def least_rights(cluster: TestCluster, name: str) -> Any:
