@@ -31,13 +31,13 @@ def result(*pods: dict[str, Any], line: str = "") -> tuple[Any, str]:
     return find_result(PYTORCHJOB, JOB, pods, line)
 
 
-def test_the_marked_line_wins_over_the_termination_message() -> None:
+def test_result_line_wins_over_the_termination_message() -> None:
     assert result(pod('{"a": 1}'), line=f'{RESULT_MARKER}{{"a": 2}}') == ({"a": 2}, "")
     assert result(pod('{"a": 1}')) == ({"a": 1}, "")
     assert result(pod("[1, 2]")) == ([1, 2], "")
 
 
-def test_no_result() -> None:
+def test_job_without_result() -> None:
     assert result() == (None, "")
     assert result(pod("finished after 3 epochs")) == (None, ""), "a message for people"
     assert result(pod('{"a": 1}', "worker")) == (None, ""), "only the primary's"
@@ -45,7 +45,7 @@ def test_no_result() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "{'a': 1}", '"' + "x" * MAX_BYTES + '"'])
-def test_a_bad_result_is_said_and_does_not_raise(text: str) -> None:
+def test_invalid_result_gives_a_warning(text: str) -> None:
     found, why = result(line=RESULT_MARKER + text)
     assert found is None
     assert why.startswith("Its result is left out: the line with KTRAIN_RESULT")
@@ -71,7 +71,7 @@ STORED = {
 
 
 @pytest.mark.parametrize(("text", "stored"), STORED.items(), ids=[text[:20] for text in STORED])
-def test_what_airflow_cannot_carry_is_changed_or_left_out(text: str, stored: tuple[Any, str]) -> None:
+def test_values_that_airflow_cannot_store_are_changed_or_left_out(text: str, stored: tuple[Any, str]) -> None:
     """It would end the triggerer, and with it every task that waits there."""
     value, why = stored
     assert result(line=RESULT_MARKER + text)[0] == value
@@ -80,19 +80,19 @@ def test_what_airflow_cannot_carry_is_changed_or_left_out(text: str, stored: tup
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 3000])
-def test_what_is_too_deep_is_left_out(depth: int) -> None:
+def test_deeply_nested_result_is_left_out(depth: int) -> None:
     found, why = result(line=RESULT_MARKER + '{"a": ' + "[" * depth + "]" * depth + ', "b": 1}')
     assert "nested more than 64 deep" in why
     assert depth > MAX_DEPTH + 1 or found["b"] == 1
     msgspec.msgpack.encode(found)
 
 
-def test_json_that_cannot_be_read_is_too_deep() -> None:
+def test_json_too_deep_for_the_parser_is_left_out() -> None:
     assert result(line=RESULT_MARKER + "[" * 20000)[0] is None
     assert "nested more than 64 deep" in result(line=RESULT_MARKER + "[" * 20000)[1]
 
 
-def test_only_the_first_changes_are_named() -> None:
+def test_warnings_list_only_the_first_changes() -> None:
     found, why = result(line=RESULT_MARKER + json.dumps([math.nan] * 500))
     assert found == ["nan"] * 500
     assert len(why.splitlines()) == 11
@@ -103,7 +103,7 @@ def test_marked_termination_message_may_be_any_json() -> None:
     assert result(pod("done\nKTRAIN_RESULT 0.97\n")) == (0.97, "")
 
 
-def test_what_airflow_can_carry_is_a_result() -> None:
+def test_result_that_airflow_can_store_is_unchanged() -> None:
     deep = "[" * MAX_DEPTH + "0" + "]" * MAX_DEPTH
     for text in (f"[{2**64 - 1}, {-(2**63)}]", '{"x": 1.8e19, "ok": true, "é": null}', r'"\ud83d\ude00"', deep):
         assert result(line=RESULT_MARKER + text) == (json.loads(text), "")
@@ -125,7 +125,7 @@ JSON = st.recursive(
 
 
 @given(JSON | st.text(st.characters(exclude_categories=())))
-def test_whatever_a_job_writes_can_be_carried(value: Any) -> None:
+def test_airflow_can_store_any_result_that_a_job_writes(value: Any) -> None:
     for text in [json.dumps(value), *([value] if isinstance(value, str) else [])]:
         found = result(line=RESULT_MARKER + text), result(pod(text))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == [list(f) for f in found]

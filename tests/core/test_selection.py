@@ -1,4 +1,4 @@
-"""Whose logs a task brings."""
+"""Which replicas' logs a task follows."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def chosen(choice: LogChoice, kind: Kind, made: dict[str, Any]) -> list[str]:
         ({}, []),
     ],
 )
-def test_the_choice(choice: LogChoice, expected: list[str]) -> None:
+def test_choice_selects_replicas(choice: LogChoice, expected: list[str]) -> None:
     check_choice(choice, PYTORCHJOB)
     assert chosen(choice, PYTORCHJOB, job(PYTORCHJOB, Master=1, Worker=2)) == expected
 
 
 @pytest.mark.parametrize(("workers", "replicas"), [(15, 16), (16, 1)])
-def test_auto_is_all_of_a_job_of_up_to_16(workers: int, replicas: int) -> None:
+def test_auto_selects_all_replicas_of_jobs_with_up_to_16(workers: int, replicas: int) -> None:
     assert len(chosen("auto", PYTORCHJOB, job(PYTORCHJOB, Master=1, Worker=workers))) == replicas
 
 
-def test_the_primary_of_workers_alone_and_of_an_mpijob() -> None:
+def test_primary_without_a_master_and_of_an_mpijob() -> None:
     assert chosen("primary", PYTORCHJOB, job(PYTORCHJOB, Worker=3)) == ["Worker-0"]
     assert chosen("primary", MPIJOB, job(MPIJOB, Launcher=1, Worker=2)) == ["Launcher-0"]
 
 
 @pytest.mark.parametrize("choice", ["some", "", {"Launcher": [0]}, {"Worker": ["0"]}, {"Worker": [-1]}])
-def test_what_cannot_be_meant_is_named(choice: LogChoice) -> None:
+def test_invalid_choice_is_rejected(choice: LogChoice) -> None:
     with pytest.raises(KtrainError, match=r"logs: found .*expected"):
         check_choice(choice, PYTORCHJOB)

@@ -50,7 +50,7 @@ def cluster() -> Iterator[TestCluster]:
         yield reached
 
 
-class Told:
+class CollectedLines:
     """A sink that keeps the lines of each run of each container."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class Told:
         return found
 
 
-class Stage:
+class WritingPods:
     """Pods that write, and a follower that observes them through a watch."""
 
     def __init__(self, cluster: TestCluster, api: Api, test: str) -> None:
         self.cluster, self.api, self.test = cluster, api, test
-        self.told = Told()
-        self.follower = LogFollower(api, self.told, kind=PYTORCHJOB)
+        self.collected = CollectedLines()
+        self.follower = LogFollower(api, self.collected, kind=PYTORCHJOB)
         self.pods: dict[str, dict[str, Any]] = {}
         self.calm = False
 
@@ -123,9 +123,9 @@ class Stage:
                 await self.fault("drop", seconds=0.01)
             else:
                 await self.fault("cut_logs", bytes=rng.randrange(1, 200_000), count=2)
-            before, wanted = self.told.lines, rng.randrange(1, 100)
+            before, wanted = self.collected.lines, rng.randrange(1, 100)
             with contextlib.suppress(TimeoutError):
-                await until(lambda b=before, w=wanted: self.told.lines >= b + w, 1)
+                await until(lambda b=before, w=wanted: self.collected.lines >= b + w, 1)
 
     async def fault(self, name: str, **how: Any) -> None:
         """A fault switch; the request may itself be cut by the one before."""
@@ -153,18 +153,18 @@ ROLE = {"type": "worker", "index": "0"}
 
 
 @contextlib.asynccontextmanager
-async def stage(cluster: TestCluster, test: str) -> AsyncIterator[Stage]:
+async def writing_pods(cluster: TestCluster, test: str) -> AsyncIterator[WritingPods]:
     async with api_of(cluster) as api:
-        set_up = Stage(cluster, api, test)
+        pods_here = WritingPods(cluster, api, test)
         pods = shared_informer(api, paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
         async with pods.subscribe(key=by_label("test", test)) as subscription:
-            observing = asyncio.create_task(set_up.observe(subscription))
+            observing = asyncio.create_task(pods_here.observe(subscription))
             try:
-                yield set_up
+                yield pods_here
             finally:
                 observing.cancel()
-                await set_up.clear()
-                await set_up.follower.close()
+                await pods_here.clear()
+                await pods_here.follower.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,30 +172,30 @@ async def test_every_line_of_every_run_is_read_once_and_in_order(cluster: TestCl
     """Streams are cut all the time; one container restarts, one pod joins late, one is deleted while it writes."""
     rng, name = random.Random(seed), f"every-{seed}"
     steady, restarts, late, deleted = (f"{name}-{what}" for what in ("steady", "restarts", "late", "deleted"))
-    async with stage(cluster, name) as at, asyncio.timeout(240):
+    async with writing_pods(cluster, name) as at, asyncio.timeout(240):
         trouble = asyncio.create_task(at.trouble(rng))
         await at.write(steady, 1000)
         await at.write(restarts, 600, code=1)
         await at.write(deleted, 10**6)
-        await until(lambda: at.told.runs[steady, 0] and at.told.runs[deleted, 0])
+        await until(lambda: at.collected.runs[steady, 0] and at.collected.runs[deleted, 0])
         await at.write(late, 300)
-        await until(lambda: at.restarts(restarts) >= 1 and at.told.runs[restarts, 1])
+        await until(lambda: at.restarts(restarts) >= 1 and at.collected.runs[restarts, 1])
         await until(lambda: at.phase(steady) == at.phase(late) == "Succeeded")
         at.calm = True
         await trouble
         await at.clear()
         # these are followed again: their logs go with them
-        seen = len(at.told.runs[deleted, 0])
-        await until(lambda: len(at.told.runs[deleted, 0]) > seen)
+        seen = len(at.collected.runs[deleted, 0])
+        await until(lambda: len(at.collected.runs[deleted, 0]) > seen)
         last = at.restarts(restarts)  # what begins after it has 20 s and more to wait
-        await until(lambda: len(at.told.runs[restarts, last]) == 601)
+        await until(lambda: len(at.collected.runs[restarts, last]) == 601)
         await at.delete(deleted)
         await at.delete(restarts)
         await until(lambda: at.pods[deleted] == at.pods[restarts] == {})
         report = await at.follower.drain(30)
-    assert (at.told.broken(), at.told.notes) == ({}, [])
-    assert {run for run in at.told.runs if run[0] != restarts} == {(steady, 0), (late, 0), (deleted, 0)}
-    assert len(at.told.runs[steady, 0]) == 1001
-    assert len(at.told.runs[late, 0]) == 301
-    assert len(at.told.runs[restarts, 0]) == 601
+    assert (at.collected.broken(), at.collected.notes) == ({}, [])
+    assert {run for run in at.collected.runs if run[0] != restarts} == {(steady, 0), (late, 0), (deleted, 0)}
+    assert len(at.collected.runs[steady, 0]) == 1001
+    assert len(at.collected.runs[late, 0]) == 301
+    assert len(at.collected.runs[restarts, 0]) == 601
     assert report.unread == []
