@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.jobs import Log, read_job
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
@@ -361,8 +361,9 @@ class WorkerHost:
                 log=self._log,
                 stop=self._stop,
                 handover=self.handover,
-                until=until,
-                fail_fast_on_forbidden=self._created_at is not None or not options.release,
+                host=HostPolicy(
+                    until=until, fail_fast_on_forbidden=self._created_at is not None or not options.release
+                ),
             )
 
     # release

@@ -108,7 +108,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def _follow(self, ref: JobRef) -> Outcome:
         from airflow_provider_ktrain.engine.follow.loop import follow
-        from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Stop
+        from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Stop
 
         handover = Handover.from_dict(self.handover)
         self._cursor = Cursor.from_dict(handover.cursor)
@@ -121,8 +121,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 log=self.log,
                 stop=Stop(),
                 handover=handover,
-                fail_fast_on_forbidden=not self.options["release"],
-                shared=True,
+                host=HostPolicy(fail_fast_on_forbidden=not self.options["release"], shared=True),
                 cursor=self._cursor,
             )
         assert not isinstance(outcome, Handover)  # only with `until`

@@ -27,7 +27,7 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.jobs import job_pods
 from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
@@ -150,8 +150,8 @@ class Task:
         handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), handover=handover, until=until,
-            fail_fast_on_forbidden=fail_fast_on_forbidden, shared=shared,
+            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), handover=handover,
+            host=HostPolicy(until=until, fail_fast_on_forbidden=fail_fast_on_forbidden, shared=shared),
         )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:

@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine.follow import loop as supervisor
+from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
 from airflow_provider_ktrain.engine.jobs import set_suspended
 from tests.clusters import REAL, TestCluster
@@ -331,7 +331,7 @@ async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> No
 
 
 async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
     ref = (await task.submit(gpus=1000)).ref
     following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
 

@@ -1,4 +1,4 @@
-"""The last lines of a job that is released after a kill, when nobody follows it any more."""
+"""Logs the last lines of a job that is released after a kill, when nobody follows it any more."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import retry_transient
-from airflow_provider_ktrain.engine.follow.loop import log_line
+from airflow_provider_ktrain.engine.follow.output import log_line
 from airflow_provider_ktrain.engine.jobs import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
-DRAIN = 5.0  #: seconds that logs may take after the release: the pods are gone by then
-PATIENCE = 300.0  #: seconds that an API server which is away is asked again: a release asks as long
+DRAIN_SECONDS = 5.0  #: for the logs after the release: the pods are gone by then
+RETRY_SECONDS = 300.0  #: in which requests to an unreachable API server are repeated, as in a release
 
 
 @contextlib.asynccontextmanager
 async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log: Log) -> AsyncIterator[None]:
     """Log what the job's containers write while the body of the `async with` releases it, and count these lines.
 
-    The release doesn't wait for this: it begins at once, and what can't be read is left out.
+    The release doesn't wait for this: it begins at once, and lines that can't be read are left out.
 
-    :param logs: whose logs to bring: see `core.selection`.
-    :param cursor: where the process that followed the job stopped; moved on in place.
+    :param api: client for the cluster.
+    :param ref: the job.
+    :param logs: whose logs to follow: see `core.logs.selection`.
+    :param cursor: where the process that followed the job stopped; updated in place.
+    :param log: where lines are logged.
     """
     kind = kind_of(ref.kind)
     chosen = chooser("none", kind, {})
@@ -39,7 +42,7 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
 
     async def observe() -> None:
         nonlocal chosen
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + RETRY_SECONDS
         job, pods = await asyncio.gather(
             retry_transient(lambda: read_job(api, ref), end), retry_transient(lambda: job_pods(api, ref), end)
         )
@@ -51,10 +54,10 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
     try:
         yield
         try:
-            await asyncio.wait_for(observing, DRAIN)
+            await asyncio.wait_for(observing, DRAIN_SECONDS)
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
             log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed: {e}")
-        report = await follower.drain(DRAIN)
+        report = await follower.drain(DRAIN_SECONDS)
         lines = report.lines + report.dropped + report.late
         if lines:
             log.info(f"{lines:,} lines were written between the kill and the end of the pods")

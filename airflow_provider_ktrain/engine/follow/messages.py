@@ -1,4 +1,4 @@
-"""What a host gives to `engine.supervisor.follow` and what it gets: small values that travel between processes."""
+"""What a host passes to `follow` and gets from it. Most of it travels between processes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,23 @@ class Options:
         limits = Limits(**known_fields(Limits, mapping(data).get("limits")))
         conditions = tuple(mapping(data).get("conditions") or ())
         return cls(**{**known_fields(cls, data), "limits": limits, "conditions": conditions})
+
+
+@dataclass(frozen=True)
+class HostPolicy:
+    """How the process that follows a job behaves.
+
+    :param until: when to hand the job over, by `time.monotonic`. Default: None, follow it to its end.
+    :param fail_fast_on_forbidden: fail if a watch is rejected (401, 403) in the first minute: for a job that was just
+        created, or that isn't ours to release. Any other job was followed before, and an API server may reject
+        requests for a while after its restart. Default: False.
+    :param shared: whether the process follows many jobs, as a triggerer does: it uses one watch for all jobs of the
+        deployment. Default: False.
+    """
+
+    until: float | None = None
+    fail_fast_on_forbidden: bool = False
+    shared: bool = False
 
 
 class Stop:

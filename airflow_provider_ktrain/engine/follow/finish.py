@@ -1,0 +1,240 @@
+"""Ends the following of a job: reads the rest of the logs, diagnoses, releases the job, and returns the outcome."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis import job as diagnosis
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.logs.result import find_result
+from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.summary import summary_of_success
+from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.observer import Observer
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.logs.report import DrainReport
+from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+
+Object = dict[str, Any]
+MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
+SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
+KILL_SECONDS = 4.0  #: for the release after a kill: Airflow kills the process soon
+MAX_NAMED_CONTAINERS = 3  #: in one message
+
+
+class Finisher:
+    """Ends the following in one of several ways; the loop decides which and when.
+
+    :param api: client for the cluster.
+    :param state: the job as last observed.
+    :param output: its logs, restarts and result line.
+    :param observer: brings the state up to date after the logs were read.
+    :param options: of the task.
+    :param stop: how the host asks for an early end, and what then becomes of the job.
+    :param waits_after_timeout: whether the release waits for the pods to stop after a TIMEOUT. False in a worker:
+        there Airflow's own timeout would interrupt that.
+    :param watches_before: number of watch requests that the client had made when the following began.
+    :param log: where causes, gaps in logs and releases are logged.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        state: JobState,
+        output: JobOutput,
+        observer: Observer,
+        options: Options,
+        stop: Stop,
+        *,
+        waits_after_timeout: bool,
+        watches_before: int,
+        log: Log,
+    ) -> None:
+        self._api, self._state, self._output, self._observer = api, state, output, observer
+        self._options, self._stop, self._log = options, stop, log
+        self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
+        self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
+
+    async def hand_over(self) -> Handover:
+        """Stop following; the next process goes on where this one stopped."""
+        await self._output.close()
+        self._count()
+        return Handover(
+            cursor=self._output.cursor.to_dict(),
+            metrics=self._state.metrics,
+            result_line=self._output.result_line,
+            pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
+            handed_over_at=time.time(),
+        )
+
+    def let_go(self) -> Outcome:
+        """Stop following a job that belongs to another try of the task. Nothing is released."""
+        self._log.warning(f"{self._state.ref} belongs to another try of this task now. This try stops following it.")
+        return Outcome(self._phase, False, superseded=True)
+
+    async def conditions_met(self, conditions: set[str]) -> Outcome:
+        """The job has a condition that the task waits for."""
+        if self._state.ended:
+            await self._drain_to_the_end()
+        self._log.info(f"{self._state.ref} has the condition {' and '.join(sorted(conditions))}")
+        return Outcome(self._phase, True)
+
+    async def ended(self) -> Outcome:
+        """The job succeeded, failed or was deleted: read the logs, find the cause, release; in this order."""
+        await self._drain_to_the_end()
+        await self._observer.update()  # pods may have changed while the logs were read
+        state = self._state
+        if state.phase is Phase.SUCCEEDED:
+            return Outcome(state.phase, False) if self._options.conditions else await self._release(None)
+        gone = state.phase is Phase.GONE
+        return await self.failed(
+            diagnosis.diagnose(state.job or {}, state.pods.all, *await self._evidence(), gone=gone)
+        )
+
+    async def failed(self, cause: Cause) -> Outcome:
+        """Log the cause and release the job.
+
+        The cause is logged before the release because a deferred task must wait for a worker before it can log it.
+        """
+        self._output.restarts.report(at_once=True)
+        self._log.warning("\n".join(filter(None, (cause.summary, cause.resolution))))
+        return await self._release(cause)
+
+    async def killed(self) -> Outcome:
+        """After a kill there are only seconds: release first, everything else if time allows."""
+        self.releasing = True
+        decision = await self._stop.decision()
+        cause = Cause(Category.KILLED, decision.reason)
+        if decision.keep:
+            self._count()
+            return Outcome(self._phase, False, cause=cause.as_dict(), metrics=self._state.metrics)
+        return await self._release(cause, verify=False, timeout=KILL_SECONDS)
+
+    async def diagnose_limit(self, limit: Limit, amount: float) -> Cause:
+        """The cause of a job that passed a limit, with its last log lines."""
+        await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
+        state = self._state
+        return diagnosis.diagnose_limit(limit, amount, state.job or {}, state.pods.all, *await self._evidence())
+
+    async def diagnose_crash_loop(self, loop: CrashLoop) -> Cause:
+        """The cause of a job with a replica that fails again and again, with its last log lines."""
+        await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
+        seen = self._state.job or {}, self._state.pods.all, *await self._evidence()
+        return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, *seen)
+
+    @property
+    def _phase(self) -> Phase:
+        return self._state.phase or Phase.PENDING
+
+    async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
+        pods = self._state.pods
+        return await self._output.evidence.gather(self._state.ref, pods.all, pods.uids)
+
+    # logs
+
+    async def _drain_to_the_end(self) -> None:
+        """Read the rest of the logs of a job that has ended.
+
+        After `drain_timeout` seconds without a line this ends. While lines come it goes on, for MAX_DRAIN_SECONDS and
+        not past the deadline: the last lines show why a training failed, and the release deletes them.
+        """
+        longest = MAX_DRAIN_SECONDS
+        if self._options.deadline is not None:
+            longest = max(min(longest, self._options.deadline - time.time()), SHORT_DRAIN_SECONDS)
+        await self._drain(min(self._options.drain_timeout, longest), longest)
+
+    async def _drain(self, timeout: float, longest: float | None = None) -> None:
+        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
+        began = time.monotonic()
+        report = await self._output.follower.drain(timeout, longest)
+        for (pod, container), tally in report.containers.items():
+            for gap in tally.gaps:
+                self._log.warning(f"Log of {pod}/{container}: {gap}")
+            if tally.dropped:
+                self._log.warning(
+                    f"Log of {pod}/{container}: {tally.dropped:,} lines ({tally.dropped_bytes:,} bytes) were left out "
+                    "by the rate limit"
+                )
+        self._warn_about_unread_lines(report, time.monotonic() - began)
+
+    def _warn_about_unread_lines(self, report: DrainReport, seconds: float) -> None:
+        """Log in one line which lines were not read. A job that still runs when a limit ends it always has some."""
+        unread = report.unread if self._state.ended else []
+        keys = list(dict.fromkeys([*(key for key, tally in report.containers.items() if tally.late), *unread]))
+        if not keys:
+            return
+        names = ", ".join(f"{pod}/{container}" for pod, container in keys[:MAX_NAMED_CONTAINERS])
+        more = f" and {len(keys) - MAX_NAMED_CONTAINERS:,} more" if len(keys) > MAX_NAMED_CONTAINERS else ""
+        lines = f"{'at least ' * bool(unread)}{counted(report.late, 'line')}" if report.late else "the last lines"
+        self._log.warning(
+            f"Logs are incomplete: reading them was stopped after {seconds:.0f} s. Missing: {lines} of {names}{more}."
+        )
+
+    # release
+
+    async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
+        """Release the job, log what it used, and return the outcome. `cause` is None after a success."""
+        self.releasing = True
+        self._output.restarts.report(at_once=True)
+        if cause and cause.category is Category.TIMEOUT and not self._waits_after_timeout:
+            verify = False
+        released = error = ""
+        kept: dict[str, str] | None = None
+        if self._options.release and self._state.ref.uid:
+            released, error, kept = await self._request_release(cause is None, verify, timeout)
+        state, job, now = self._state, self._state.job or {}, utc_now()
+        spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")))
+        self._log.info(summary_of_success(state.ref, state.kind, job, spent, now) if cause is None else str(spent))
+        self._count()
+        result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
+        return Outcome(
+            self._phase,
+            cause is None,
+            cause=None if cause is None else cause.as_dict(),
+            released=released,
+            release_error=error,
+            kept=kept,
+            usage=spent.as_dict(),
+            result=result,
+            result_error=result_error,
+            metrics=state.metrics,
+        )
+
+    async def _request_release(
+        self, succeeded: bool, verify: bool, timeout: float | None
+    ) -> tuple[str, str, dict[str, str] | None]:
+        """The fields `released`, `release_error` and `kept` of the outcome."""
+        state, ended = self._state, self._state.ended
+        began = time.monotonic()
+        try:
+            done = await release(
+                self._api,
+                state.ref,
+                mode_of(self._options.on_finish_action, succeeded=succeeded, ended=ended),
+                verify=verify,
+                timeout=timeout or self._options.release_timeout,
+                spare_ended=True,
+            )
+        except ReleaseError as e:
+            self._log.warning(str(e))
+            return "", str(e), None
+        finally:
+            state.metrics["seconds.release"] = round(time.monotonic() - began, 3)
+        self._log.info(done.text)
+        # after a kill, an ended job stays: the next try may need its status to see how it ended
+        return done.text, "", state.ref.to_dict() if done.kept and ended and self._stop.reason is None else None
+
+    def _count(self) -> None:
+        """Add what this host has done to the metrics; once, at its end."""
+        self._state.count_phase()
+        report, metrics = self._output.follower.report(), self._state.metrics
+        watches = self._api.stats["watches"] - self._watches_before
+        done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": watches}
+        metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})

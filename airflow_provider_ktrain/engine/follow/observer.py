@@ -1,0 +1,208 @@
+"""Observes the job and its pods by two watches, and asks the API server where a watch proves nothing.
+
+The API server gives no order between the two watches: one may show that the job failed before the other shows the pod
+that failed. A watch may also be seconds behind. So nothing irreversible is decided from what a watch does *not* show:
+before a job counts as deleted or as another try's, and before a diagnosis without the pod that explains it, the API
+server is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, label_value
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import explain, is_transient
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
+from airflow_provider_ktrain.engine.jobs import Log, job_pods, read_job
+from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
+
+Object = dict[str, Any]
+FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
+FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
+POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for the pod that explains it
+
+
+@contextlib.asynccontextmanager
+async def subscriptions(api: Api, ref: JobRef, *, shared: bool) -> AsyncIterator[tuple[Subscription, Subscription]]:
+    """Watch the job and its pods.
+
+    :param shared: use one watch for all jobs of the deployment, if the job has its label.
+    """
+    jobs_path = paths.jobs(kind_of(ref.kind), ref.version, ref.namespace)
+    pods_path = paths.core(ref.namespace, "pods")
+    if shared and ref.submission:
+        selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}"
+        jobs_informer = shared_informer(api, jobs_path, label_selector=selector)
+        pods_informer = shared_informer(api, pods_path, label_selector=selector)
+    else:
+        jobs_informer = shared_informer(api, jobs_path, field_selector=f"metadata.name={ref.name}")
+        pods_informer = shared_informer(api, pods_path, label_selector=ref.pod_selector)
+    async with (
+        jobs_informer.subscribe(key=by_uid(ref.uid) if ref.uid else by_name(ref.name)) as jobs,
+        pods_informer.subscribe(key=by_label(*ref.pod_selector.split("="))) as pods,
+    ):
+        yield jobs, pods
+
+
+class Observer:
+    """Brings the job's state and output up to date with the watches.
+
+    :param api: client for the cluster.
+    :param state: what to update.
+    :param output: gets the pods, to follow their logs.
+    :param jobs: subscription to the job.
+    :param pods: subscription to its pods.
+    :param fail_fast_on_forbidden: see `HostPolicy`.
+    :param log: where phases, and watches that fail, are logged.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        state: JobState,
+        output: JobOutput,
+        jobs: Subscription,
+        pods: Subscription,
+        *,
+        fail_fast_on_forbidden: bool,
+        log: Log,
+    ) -> None:
+        self._api, self._state, self._output, self._log = api, state, output, log
+        self._jobs, self._pods = jobs, pods
+        self._fail_fast = fail_fast_on_forbidden
+        self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
+
+    async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
+        """Wait until a watch has changes, `stopped` is set or `timeout` seconds have passed."""
+        changes = [asyncio.ensure_future(self._jobs.changed()), asyncio.ensure_future(self._pods.changed())]
+        waits: list[asyncio.Future[Any]] = [*changes, asyncio.ensure_future(stopped.wait())]
+        try:
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for change in changes:
+                if change.done():
+                    self._note(change)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _note(self, changes: asyncio.Future[list[WatchEvent]]) -> None:
+        """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
+        error = changes.exception()
+        if error is not None:
+            self._bear(error)
+            return
+        self._rejected_since = None
+        for seen in changes.result():
+            if seen.type == "DELETED":
+                self._mark_deleted(seen.object)
+
+    def _bear(self, error: BaseException) -> None:
+        """Warn that a watch is rejected; raise the error if that lasts too long."""
+        state, now = self._state, time.monotonic()
+        if self._rejected_since is None:
+            self._rejected_since = now
+            self._log.warning(f"Can't watch {state.ref}, trying again: {error}")
+        early = self._fail_fast and (state.phase is None or now - state.began < FAIL_FAST_SECONDS)
+        if early or now - self._rejected_since > FORBIDDEN_GRACE_SECONDS:
+            if isinstance(error, ApiStatusError | ApiUnavailable):
+                resources = f"{state.kind.plural}.{state.kind.group} and pods"
+                raise explain(error, "watch", resources, state.ref.namespace)
+            raise error
+
+    def _mark_deleted(self, obj: Object) -> None:
+        if obj["metadata"]["uid"] == self._state.ref.uid:
+            self._state.job = obj
+        elif self._state.owns(obj):
+            self._state.pods.mark_deleted(obj)
+            self._output.mark_deleted(obj)
+
+    async def update(self) -> bool:
+        """Bring state and output up to date. Returns whether the phase changed."""
+        state = self._state
+        if not state.ref.uid and self._jobs.objects:
+            state.bind(next(iter(self._jobs.objects)))
+        job = await self._find_job()
+        if job is not None:
+            state.job = job
+        if state.job is not None:
+            mine = {uid: pod for uid, pod in self._pods.objects.items() if state.owns(pod)}
+            state.pods.update(mine, utc_now())
+            self._output.observe(state.job, mine, filter(state.owns, self._pods.deleted))
+        return self._update_phase()
+
+    async def _find_job(self) -> Object | None:
+        """The job as it is now, or as it was when it was deleted; None if it isn't known.
+
+        If the watch doesn't have the job, that doesn't prove that the job was deleted: a watch that is older than the
+        job may not have it yet, and a watch with a selector reports a job that lost its label as deleted. So the API
+        server is asked.
+        """
+        state = self._state
+        job = self._jobs.objects.get(state.ref.uid)
+        if state.ref.uid and job is None and not state.gone and self._jobs.synced:
+            try:
+                job = await read_job(self._api, state.ref)
+                state.gone, state.uncertain = job is None, job is not None
+            except (ApiUnavailable, ApiStatusError) as e:
+                if self._fail_fast and not is_transient(e):
+                    raise
+                state.uncertain = True
+        elif job is not None:
+            state.uncertain = False
+        return job or next((last for last in self._jobs.deleted if last["metadata"]["uid"] == state.ref.uid), None)
+
+    def _update_phase(self) -> bool:
+        """Update the phase once the pods are known, too: without them, an end has neither logs nor cause."""
+        state = self._state
+        if not self._pods.synced or (state.job is None and not state.gone):
+            return False
+        phase = phase_of(state.job, filter(state.owns, self._pods.objects.values()))
+        if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
+            phase = Phase.GONE
+        if phase is state.phase:
+            return False
+        self._log.info(state.describe(phase), phase=phase.value)
+        state.enter(phase)
+        if phase in (Phase.RUNNING, Phase.RESTARTING):
+            self._output.restart_silence(time.time())  # it wrote nothing before because it didn't run
+        return True
+
+    async def is_superseded(self) -> bool:
+        """Whether another try owns the job, confirmed by the API server.
+
+        The watch may show an older owner. If this try stopped because of that, nobody would follow the job.
+        """
+        state = self._state
+        if not state.superseded:
+            return False
+        try:
+            state.job = await read_job(self._api, state.ref) or state.job
+        except (ApiUnavailable, ApiStatusError):
+            state.uncertain = True
+            return False
+        return state.superseded
+
+    async def pods_are_behind(self) -> bool:
+        """Whether the job has ended and the watch of the pods doesn't yet show why.
+
+        True if no known pod explains the end, and the API server knows other pods or pod phases than the watch, or
+        can't be asked; for POD_WATCH_LAG_SECONDS at most.
+        """
+        state = self._state
+        if time.monotonic() >= state.phase_since + POD_WATCH_LAG_SECONDS or state.pods_explain_the_end():
+            return False
+        known = {pod["metadata"]["uid"]: phase_of_pod(pod) for pod in state.pods.live}
+        try:
+            existing = await job_pods(self._api, state.ref)
+        except (ApiUnavailable, ApiStatusError):
+            return True
+        return {pod["metadata"]["uid"]: phase_of_pod(pod) for pod in existing} != known

@@ -1,0 +1,134 @@
+"""The job's output: container logs, the result line and restarts."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, keep_result_line
+from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
+from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
+
+Object = dict[str, Any]
+#: After this time since the handover, a trigger assumes that another triggerer followed the job in between. A trigger
+#: usually starts within 2 s; Airflow needs longer than this to move it from a lost triggerer.
+TAKEOVER_SECONDS = 10.0
+
+
+class JobOutput:
+    """Logs the lines of the job's containers, and keeps what diagnosis and result need of them.
+
+    :param api: client for the cluster.
+    :param state: the job that the output belongs to.
+    :param choice: whose logs to follow: see `core.logs.selection`.
+    :param cursor: position in each container's log; updated in place.
+    :param handover: from the process that followed the job before.
+    :param log: where lines, gaps and restarts are logged.
+    """
+
+    def __init__(
+        self, api: Api, state: JobState, choice: LogChoice, cursor: Cursor, handover: Handover, log: Log
+    ) -> None:
+        self._state, self._choice, self._log = state, choice, log
+        self._handed_over_at = handover.handed_over_at
+        self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
+        self.cursor = cursor
+        self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
+        self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
+        self.evidence = EvidenceCollector(api, state.kind, cursor, log)
+        self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
+        self.follower = LogFollower(
+            api,
+            partial(log_line, log, state.kind),
+            kind=state.kind,
+            cursor=cursor,
+            chosen=lambda pod, _: self._chosen is not None and self._chosen(pod),
+            inspector=self._inspector,
+        )
+
+    async def close(self) -> None:
+        await self.follower.close()
+
+    def observe(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object]) -> None:
+        """Follow the chosen containers, and report restarts.
+
+        :param job: the job as it is now.
+        :param pods: its existing pods, by uid.
+        :param deleted: last states of pods that were deleted since the previous call.
+        """
+        if self._chosen is None:
+            self._chosen = chooser(self._choice, self._state.kind, job)
+        self.evidence.forget_all_but(self._state.pods.all)
+        self.restarts.update(job, pods, deleted)
+        for pod in pods.values():
+            self.follower.observe(pod)
+
+    def mark_deleted(self, pod: Object) -> None:
+        """Record that a pod was deleted. `pod` is its last state."""
+        self.restarts.mark_deleted(pod)
+        self.follower.observe(pod, deleted=True)
+
+    def restart_silence(self, at: float) -> None:
+        """Count the time without a line from `at` on, in epoch seconds."""
+        self.last_line_at = at
+
+    def warn_about_repeated_lines(self, *, shared: bool) -> None:
+        """Log which lines may be repeated after a handover.
+
+        A trigger can't ask whether another triggerer followed the job before it. The time since the handover decides.
+
+        :param shared: whether this process is a triggerer.
+        """
+        if self._choice == "none" or not self._handed_over_at:
+            return
+        if shared and time.time() - self._handed_over_at > TAKEOVER_SECONDS:
+            since = datetime.datetime.fromtimestamp(self._handed_over_at, datetime.UTC)
+            self._log.warning(
+                f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this one started late."
+            )
+        if self.cursor.unreadable:
+            self._log.warning("The log positions that were handed over can't be read: all lines are repeated.")
+        elif self.cursor.omitted:
+            self._log.warning(
+                f"Lines since {self.cursor.since[11:19]} of {self.cursor.omitted:,} containers may be repeated: "
+                "the positions of that many don't fit into the trigger's arguments."
+            )
+
+    def _inspector(self, source: LogLine) -> Inspect:
+        """A function that sees each line of a container before the rate limit drops any.
+
+        Result lines, and lines that show why a replica failed, must not be lost when a container floods its log.
+        """
+        keep = self.evidence.recorder(source)
+        primary = source.index == 0 and source.role == self._state.kind.primary(self._state.job or {})
+
+        def inspect(text: str, written: str, run: int) -> None:
+            self.last_line_at = time.time()
+            keep(text, written, run)
+            if primary and RESULT_MARKER in text:
+                self.result_line = keep_result_line(self.result_line, text)
+
+        return inspect
+
+
+def log_line(log: Log, kind: Kind, line: LogLine) -> None:
+    """Log one line of a container with its replica as prefix. Notes of the follower itself are warnings."""
+    say = log.warning if line.note else log.info
+    say(
+        format_line(line.text, kind, line.role, line.index, line.container),
+        role=line.role,
+        index=line.index,
+        pod=line.pod,
+    )

@@ -1,0 +1,68 @@
+"""Finds out whether a job that doesn't start can still start: looks at its events, ever less often."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.diagnosis.startup import find_startup_failure, find_unstartable_command
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.jobs import Log
+
+Object = dict[str, Any]
+FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
+INTERVAL_FACTOR = 1.5  #: by which the interval grows after each check
+MAX_INTERVAL_SECONDS = 300.0
+
+
+class StartupChecks:
+    """Checks the events of a job while it hasn't started.
+
+    :param state: the job.
+    :param evidence: reads the events.
+    :param log: where the newest Warning event is logged.
+    """
+
+    def __init__(self, state: JobState, evidence: EvidenceCollector, log: Log) -> None:
+        self._state, self._evidence, self._log = state, evidence, log
+        self._checked_at = time.monotonic()
+        self._interval = FIRST_INTERVAL_SECONDS
+        self._obstacle = ""  # last logged Warning event
+
+    def phase_changed(self) -> None:
+        """Begin with short intervals again."""
+        self._interval = FIRST_INTERVAL_SECONDS
+
+    @property
+    def due(self) -> float | None:
+        """When to check next, by `time.monotonic`; None if the job has started."""
+        return self._checked_at + self._interval if self._state.not_started else None
+
+    async def find_failure(self) -> Cause | None:
+        """Why the job can never start; None if it may start or no check is due."""
+        state = self._state
+        if cause := find_unstartable_command(state.job or {}, state.pods.all):
+            return cause
+        if self.due is None or time.monotonic() < self.due:
+            return None
+        self._checked_at = time.monotonic()
+        self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
+        waited = time.monotonic() - state.phase_since
+        events = await self._evidence.read_events(state.ref, state.pods.uids)
+        cause = find_startup_failure(state.job or {}, state.pods.all, events, waited, utc_now())
+        if cause is None:
+            self._log_obstacle(events)
+        return cause
+
+    def _log_obstacle(self, events: list[Object]) -> None:
+        """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""
+        warnings = [event for event in events if event.get("type") == "Warning"]
+        if warnings:
+            last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+            about = last["involvedObject"]
+            obstacle = f"{last.get('reason')} ({about.get('kind')} {about['name']})\n{last.get('message')}"
+            if obstacle != self._obstacle:
+                self._log.warning(f"{self._state.ref} is still {self._state.phase}: {obstacle}")
+            self._obstacle = obstacle

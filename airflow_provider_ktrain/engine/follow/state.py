@@ -1,0 +1,100 @@
+"""What was observed of one job and its pods."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
+from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.pod_history import PodHistory
+from airflow_provider_ktrain.core.state.status import Phase, true_conditions
+from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.jobs import belongs
+
+Object = dict[str, Any]
+CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}  # else its name
+
+
+class JobState:
+    """The job and its pods as last observed. It sends no requests: the observer updates it.
+
+    :param ref: the job. If it has no uid, `bind` adds it when the job is seen first.
+    :param handover: from the process that followed the job before.
+    """
+
+    def __init__(self, ref: JobRef, handover: Handover) -> None:
+        self.ref = ref
+        self.kind = kind_of(ref.kind)
+        self.job: Object | None = None  #: as last seen, also after it was deleted
+        self.gone = False  #: whether the job was deleted
+        self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
+        self.pods = PodHistory(self.kind, handover.pod_history)
+        self.phase: Phase | None = None  #: None until the job and its pods are known
+        self.began = self.phase_since = time.monotonic()
+        self.metrics = dict(handover.metrics)
+
+    def bind(self, uid: str) -> None:
+        """From now on, follow the job with this uid and not another one of the same name."""
+        self.ref = replace(self.ref, uid=uid)
+
+    def owns(self, pod: Mapping[str, Any]) -> bool:
+        """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
+        return bool(self.ref.submission) or belongs(pod, self.ref)
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is not None and self.phase.ended
+
+    @property
+    def not_started(self) -> bool:
+        return self.phase in (Phase.PENDING, Phase.STARTING)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the job, as last seen, belongs to another try of the task."""
+        owner = Owner.of(self.job or {})
+        return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
+
+    def enter(self, phase: Phase) -> None:
+        self.count_phase()
+        self.phase, self.phase_since = phase, time.monotonic()
+
+    def count_phase(self) -> None:
+        """Add the time in the current phase to the metrics."""
+        if self.phase is not None:
+            name = f"seconds.{self.phase.lower()}"
+            self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
+
+    def describe(self, phase: Phase) -> str:
+        """A log line about the job in `phase`, with the message of the condition that shows the phase."""
+        conditions = true_conditions({} if phase is Phase.GONE else self.job or {})
+        condition = conditions.get(CONDITION_OF_PHASE.get(phase, phase.value))
+        why = f": {condition.message or condition.reason}" if condition else ""
+        return f"{self.ref} is {phase}{why}"
+
+    def pods_explain_the_end(self) -> bool:
+        """Whether a known pod shows why the job ended: a failed one, or the primary that succeeded."""
+        if self.phase is Phase.FAILED:
+            return any(failure.is_latest for failure in find_failures(self.kind, self.pods.all, {}))
+        if self.phase is not Phase.SUCCEEDED:
+            return True
+        primary = self.kind.primary(self.job or {}), 0
+        return any(
+            phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
+            for pod in self.pods.all
+        )
+
+
+def phase_of_pod(pod: Mapping[str, Any]) -> str:
+    """The pod's own phase: Pending, Running, Succeeded, Failed or Unknown; "None" without a status."""
+    return str((pod.get("status") or {}).get("phase"))
+
+
+def utc_now() -> datetime.datetime:
+    """The current time, with the time zone UTC."""
+    return datetime.datetime.now(datetime.UTC)
