@@ -28,7 +28,7 @@ EPOCH = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
 
 
 def stamp(seconds: float, nanos: int = 0) -> str:
-    """A kubelet's timestamp, so many seconds after EPOCH."""
+    """A timestamp in the format of the kubelet, a number of seconds after EPOCH."""
     moment = EPOCH + timedelta(seconds=int(seconds))
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{round((seconds % 1) * 1e9) + nanos:09d}Z"
 
@@ -44,7 +44,7 @@ class Record:
 
 @dataclass
 class LogFile:
-    """The log of one run of one container: the files that rotation made, of which the last is served."""
+    """The log of one run of one container: its rotated files, of which the last is served."""
 
     files: list[list[Record]] = field(default_factory=lambda: [[]])
     ended: bool = False
@@ -63,7 +63,7 @@ class LogFile:
 
 
 class FakeKube:
-    """Pods, their logs, and the ways in which reading them goes wrong."""
+    """Pods, their logs, and faults of requests."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
@@ -79,9 +79,9 @@ class FakeKube:
         self.refusal: tuple[int, str] | None = None
         self.streams: dict[int, web.BaseRequest] = {}
         self.cut_after: Callable[[], int | None] = lambda: None  # bytes of a stream until it is cut
-        self.clean_cuts = False  # whether a cut looks like the end of the answer
+        self.clean_cuts = False  # whether a cut looks like the end of the response
         self.cuts = 0
-        self.refused = 0  # requests that were answered with `refusal`
+        self.refused = 0  # requests that got `refusal`
         self.sent = 0  # pieces of streams that were sent
         self._watchers: set[asyncio.Event] = set()
         self._uids = itertools.count(1)
@@ -114,22 +114,22 @@ class FakeKube:
         return obj
 
     def expire(self) -> None:
-        """All resource versions so far are too old to be watched from."""
+        """Expire all resourceVersions so far."""
         self.version += 1
         self.oldest = self.version
 
     def bookmark(self) -> str:
-        """Tell all watches which version they have come to."""
+        """Send a bookmark to all watches."""
         self.version += 1
         self._record("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(self.version)}})
         return str(self.version)
 
     def forget(self, name: str) -> Object:
-        """Delete an object of which no watch tells."""
+        """Delete an object without an event."""
         return self.objects.pop(name)
 
     def cut(self) -> None:
-        """Cut all streams that are open."""
+        """Cut all open streams."""
         for request in list(self.streams.values()):
             if request.transport is not None:
                 request.transport.abort()
@@ -166,7 +166,7 @@ class FakeKube:
         )
 
     def log(self, pod: str, container: str = "main", restart: int = 0) -> LogFile:
-        """The log file of a run; made where there is none."""
+        """The log of a run; created if it doesn't exist."""
         uid = self.objects[pod]["metadata"]["uid"]
         return self.logs.setdefault((uid, container, restart), LogFile())
 
@@ -174,7 +174,7 @@ class FakeKube:
 
     @property
     def open(self) -> int:
-        """Streams that the client has not left."""
+        """Streams that the client hasn't closed."""
         return sum(r.transport is not None and not r.transport.is_closing() for r in self.streams.values())
 
     def _selected(self, query: Any) -> Callable[[Object], bool]:
@@ -260,7 +260,7 @@ class FakeKube:
         uid, container = pod["metadata"]["uid"], query["container"]
         runs = sorted(run for u, c, run in self.logs if (u, c) == (uid, container))
         if "previous" in query:
-            # in a back-off, the previous run is the current one as well
+            # during a back-off, the previous run is also the current one
             statuses = pod["status"]["containerStatuses"] + pod["status"]["initContainerStatuses"]
             now = next(s for s in statuses if s["name"] == container)
             runs = [run for run in runs if run == now["restartCount"] - ("waiting" not in now["state"])]
@@ -284,7 +284,7 @@ class FakeKube:
                     new_line = not record.partial
                 if out:
                     await write(bytes(out))
-                elif records is not file.files[-1]:  # it goes on with the newest file, whatever lay between
+                elif records is not file.files[-1]:  # it continues with the newest file and skips files in between
                     records, at = file.files[-1], 0
                 elif "follow" not in query or file.ended:
                     break
@@ -306,7 +306,7 @@ class FakeKube:
 
 
 class Cut(Exception):
-    """The stream has been cut, or is at the end that was asked for."""
+    """The stream was cut, or has reached its limit."""
 
 
 @dataclass
@@ -315,7 +315,7 @@ class Writer:
     request: web.BaseRequest
     response: web.StreamResponse
     left: int | None  # bytes until the cut
-    most: int | None  # bytes until the end that was asked for
+    most: int | None  # bytes until limitBytes
 
     async def __call__(self, data: bytes) -> None:
         if self.most is not None:
@@ -343,7 +343,7 @@ class Writer:
 
 
 def seen(held: set[str], kind: str, obj: Object, match: Callable[[Object], bool]) -> str | None:
-    """What a watch with a selector tells of a change, given the uids it holds."""
+    """The event of a watch with a selector for a change, given the uids that it has sent."""
     if kind == "BOOKMARK":
         return kind
     uid = obj["metadata"]["uid"]
@@ -364,7 +364,7 @@ def status(code: int, reason: str, message: str) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def serving(kube: FakeKube) -> AsyncIterator[Api]:
-    """Serve it, with an Api that asks it."""
+    """Serve it, and give an Api for it."""
     async with clients(kube) as make_client:
         api = Api(make_client)
         try:
@@ -375,7 +375,7 @@ async def serving(kube: FakeKube) -> AsyncIterator[Api]:
 
 @contextlib.asynccontextmanager
 async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
-    """Serve it, and give what builds clients for it."""
+    """Serve it, and give a function that builds clients for it."""
     from kubernetes_asyncio import client
 
     runner = web.ServerRunner(web.Server(kube.handle), shutdown_timeout=0.01)
@@ -396,13 +396,13 @@ async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
 
 
 async def until(condition: Callable[[], Any], seconds: float = 240) -> None:
-    """Wait for a condition of this process."""
+    """Wait until the condition is true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
 def cutter(rng: random.Random, longest: int, times: int) -> Callable[[], int | None]:
-    """Cuts so many streams after a random number of bytes; then none any more."""
+    """Cuts a number of streams, each after a random number of bytes."""
     left = itertools.count(times, -1)
     return lambda: rng.randrange(longest) if next(left) > 0 else None

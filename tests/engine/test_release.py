@@ -85,7 +85,7 @@ async def test_release_without_verify_returns_at_once(task: Task) -> None:
     assert "foregroundDeletion" in job["metadata"]["finalizers"], "the job stays until its pods are gone"
 
 
-# what is kept
+# jobs that are kept
 
 
 async def test_suspend_keeps_an_unfinished_job_without_pods(task: Task) -> None:
@@ -146,7 +146,7 @@ async def test_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
     assert await task.job()
 
 
-# what is not touched
+# jobs that are not changed
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -179,7 +179,7 @@ class Meddled(MeddledApi):
 
     task: Task
     times = 1
-    owner = 0  # the try that takes the job over; 0: only something unimportant changes
+    owner = 0  # the try that adopts the job; 0: only an unimportant field changes
 
     async def before(self, method: str, path: str) -> None:
         if method not in ("DELETE", "PATCH") or "pytorchjobs" not in path or not self.times:
@@ -214,7 +214,7 @@ async def test_release_ends_after_a_concurrent_adoption(task: Task, cluster: Tes
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
-# what fails
+# failures
 
 
 async def test_error_names_pods_that_are_left_at_the_timeout(task: Task) -> None:

@@ -256,7 +256,7 @@ async def test_change_between_read_and_write_is_decided_again(task: Task, cluste
     async with api_of(cluster, Meddled) as api:
         adopted = await task.submit(2, api=api)
         assert api.changed == 3
-        assert str(task.log).count("Adopting it.") >= 4  # operators write, too
+        assert str(task.log).count("Adopting it.") >= 4  # operators also write
         assert not adopted.created
         api.changed = 0
         replaced = await task.submit(3, first=3, api=api)
@@ -278,7 +278,7 @@ async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster
     assert Owner.of(await task.job() or {}) == task.owner(3)
 
 
-# what cannot be done
+# failures
 
 
 @pytest.mark.embedded

@@ -397,7 +397,7 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
 
             coming: list[asyncio.Task[list[Subscription]]] = []
             async with Hook().api() as first:
-                first.at_close(begins_to_close)  # the first: the informers are yet to be closed
+                first.at_close(begins_to_close)  # runs first, before the informers are closed
                 for selector in selectors:
                     async with shared_informer(first, PODS, label_selector=selector).subscribe() as subscription:
                         await subscription.changed()
@@ -430,7 +430,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
             await until(lambda: pods.stats["cuts"] > 4)
             kube.refusal, kube.away = None, False
             kube.put("a")
-            assert len(await subscription.changed()) == 1  # and no error before
+            assert len(await subscription.changed()) == 1  # without an error before it
     assert len(log_lines(caplog)) == 2
     assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed; trying again: ")
     assert log_lines(caplog)[1].startswith(f"INFO Watch of {PODS} works again after ")
@@ -532,7 +532,7 @@ class Story:
                 for _ in range(actions):
                     self.rng.choice([self.write, self.write, self.trouble])()
                     before, turns = ours.stats.total(), self.rng.choice([0, 1, 5, 500])
-                    while turns and ours.stats.total() == before:  # until it has moved, or long enough to have
+                    while turns and ours.stats.total() == before:  # until it has made progress, or has had time to
                         turns -= 1
                         await asyncio.sleep(0)
                 self.kube.cut_after = lambda: None
@@ -552,19 +552,19 @@ class Story:
 
     @staticmethod
     def check(received: list[WatchEvent]) -> None:
-        """Told in an order that makes sense, each version once, and what was deleted stays so."""
+        """Events are in order, each version comes once, and a deleted object stays deleted."""
         held: dict[str, int] = {}
         once: set[tuple[str, str, int]] = set()
         for event in received:
             uid, version = event.object["metadata"]["uid"], int(event.object["metadata"]["resourceVersion"])
             assert (event.type, uid, version) not in once
             once.add((event.type, uid, version))
-            # a deletion that is found by listing has the object as it was last event
+            # a deletion that is found by listing has the object in its last known state
             assert version > held.get(uid, 0) or (version == held[uid] and event.type == "DELETED")
             held[uid] = version
 
 
-# a seed does not shrink
+# seeds can't be shrunk
 @settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_no_event_is_missed_or_delivered_twice(seed: int, actions: int) -> None:
