@@ -19,14 +19,17 @@ from airflow_provider_ktrain.core.text import clean
 class Options:
     """How a job is followed; travels in trigger kwargs.
 
-    :param logs: whose logs to bring: see `core.selection`.
-    :param deadline: epoch seconds at which the execution is over, or None.
-    :param on_finish_action: delete_job, keep_job or delete_succeeded_job; whatever is kept, GPUs are not.
-    :param drain_timeout: seconds without a line after which reading the rest of the logs ends, before the pods are
-        deleted. Where lines still come it goes on for 5 minutes at most, and not past the deadline.
-    :param release_timeout: seconds until pods must be seen to be gone; their own grace and 30 s where that is longer.
-    :param release: False for jobs that others submitted: nothing is ever deleted.
-    :param conditions: following ends, with success, as soon as one of these is True.
+    :param logs: whose logs to follow: see `core.logs.selection`. Default: "auto".
+    :param limits: time limits and numbers of restarts. Default: see `Limits`.
+    :param deadline: when the execution must end, in epoch seconds. Default: None, no deadline.
+    :param on_finish_action: delete_job, keep_job or delete_succeeded_job. A job that is kept holds no GPUs. Default:
+        delete_job.
+    :param drain_timeout: before the pods are deleted, the rest of the logs is read until no line has come for this
+        time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. Default: 30.
+    :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period
+        plus 30 s. Default: 90.
+    :param release: whether to release the job. False for a job that others submitted. Default: True.
+    :param conditions: types of job conditions; following ends with success when one of them is True. Default: none.
     """
 
     logs: LogChoice = "auto"
@@ -39,10 +42,12 @@ class Options:
     conditions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """The options as JSON types."""
         return {**asdict(self), "conditions": list(self.conditions)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Options:
+        """Read what `to_dict` returned, in this release or another one."""
         limits = Limits(**known_fields(Limits, mapping(data).get("limits")))
         conditions = tuple(mapping(data).get("conditions") or ())
         return cls(**{**known_fields(cls, data), "limits": limits, "conditions": conditions})
@@ -68,7 +73,7 @@ class HostPolicy:
 class Stop:
     """A request to end early, from a signal handler or another task.
 
-    :param decide: asked once the loop knows of the request: whether the job is released or kept. None: released.
+    :param decide: called after a request; returns whether to release or to keep the job. Default: None, release it.
     """
 
     def __init__(self, decide: Callable[[], Awaitable[KillDecision]] | None = None) -> None:
@@ -77,27 +82,27 @@ class Stop:
         self._wake: Callable[[], object] | None = None
 
     def request(self, reason: str) -> None:
-        """Ask for the end; safe in a signal handler while the loop runs."""
+        """Request the end. A signal handler may call this while the event loop runs."""
         self.reason = reason
         if self._wake is not None:
             self._wake()
 
     async def decision(self) -> KillDecision:
-        """What is done with the job."""
+        """Whether to release or to keep the job."""
         if self._decide is not None:
             return await self._decide()
         return KillDecision(KillAction.RELEASE, self.reason or "")
 
     def attach(self, event: asyncio.Event) -> None:
-        """From now on, a request sets `event` in the running loop."""
+        """From now on, a request sets `event` in the running event loop."""
         loop = asyncio.get_running_loop()
         self._wake = lambda: loop.is_running() and loop.call_soon_threadsafe(event.set)
         if self.reason is not None:
             event.set()
 
 
-#: the cause of an outcome that names none
-UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome doesn't tell why"}
+#: cause of a failed outcome without one
+UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outcome contains no cause"}
 
 
 @dataclass(frozen=True)
@@ -105,16 +110,17 @@ class Outcome:
     """How following ended; travels as the trigger's event.
 
     :param phase: the job's last phase.
-    :param succeeded: True where the training did.
-    :param superseded: True where another try owns the job by now: nothing was touched.
-    :param cause: why it failed, of `core.diagnosis.Cause`, as a dict.
-    :param released: the release's line for the log; empty where nothing was released.
-    :param release_error: why the release failed, or empty; the caller must try again.
-    :param kept: the `JobRef`, as a dict, of a job that has ended and that the caller deletes when all else is done: its
-        status is the one proof of how it ended, for whoever follows it next if this outcome never arrives.
-    :param usage: GPU-seconds, of `core.usage`.
-    :param result: what the primary handed over (`core.result`), and `result_error` what is wrong with it.
-    :param metrics: seconds per phase, log lines and bytes, watch requests, over all hosts that followed the job.
+    :param succeeded: whether the training succeeded.
+    :param superseded: whether another try owns the job; then nothing was released. Default: False.
+    :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
+    :param released: log line about the release. Default: "", nothing was released.
+    :param release_error: why the release failed; the caller must try again. Default: "", it didn't fail.
+    :param kept: `JobRef`, as a dict, of an ended job that the caller must delete at the very end. If this outcome never
+        arrives, the job's status is the only proof of how it ended. Default: None.
+    :param usage: GPU-seconds: see `core.state.usage`. Default: empty.
+    :param result: the result that the primary printed: see `core.logs.result`. Default: None.
+    :param result_error: what is wrong with the result. Default: "".
+    :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
     """
 
     phase: str
@@ -130,15 +136,18 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what Airflow's processes and its database cannot carry."""
+        """As JSON types, without characters that Airflow's processes or its database reject."""
         return clean(asdict(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
-        """What `to_dict` gave, here or in another release. ValueError where it doesn't tell of a success."""
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: `succeeded` is missing.
+        """
         fields = known_fields(cls, data)
         if not isinstance(fields.get("succeeded"), bool):
-            raise ValueError(f"an outcome doesn't tell whether the job succeeded; its fields: {sorted(fields)}")
+            raise ValueError(f"expected a boolean `succeeded` in the outcome, found the fields {sorted(fields)}")
         fields.setdefault("phase", "Succeeded" if fields["succeeded"] else "Failed")
         if fields.get("cause") is not None:
             fields["cause"] = {**UNKNOWN_CAUSE, **mapping(fields["cause"])}
@@ -146,31 +155,33 @@ class Outcome:
 
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:
-    """The event with which a trigger ends: how the job ended, or why the trigger can't follow it any further."""
-    said = {"error": clean(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
-    return {"version": VERSION, **said}
+    """The event with which a trigger ends: the outcome, or why the trigger can't follow the job any more."""
+    content = {"error": clean(ended)} if isinstance(ended, str) else {"outcome": ended.to_dict()}
+    return {"version": VERSION, **content}
 
 
 def read_event(event: Any) -> Outcome | str:
-    """The outcome that a trigger's event brings, or why there is none: an unreadable event is a trigger's failure."""
-    said = mapping(event)
-    if "outcome" in said:
+    """The outcome in a trigger's event, or the trigger's error. An unreadable event counts as an error."""
+    content = mapping(event)
+    if "outcome" in content:
         try:
-            return Outcome.from_dict(said["outcome"])
+            return Outcome.from_dict(content["outcome"])
         except ValueError as e:
-            return f"its event cannot be read: {e}"
-    return str(said.get("error") or f"its event cannot be read: found {sorted(map(str, said))}, expected an outcome")
+            return f"its event can't be read: {e}"
+    return str(
+        content.get("error") or f"its event can't be read: expected `outcome`, found {sorted(map(str, content))}"
+    )
 
 
 @dataclass(frozen=True)
 class Handover:
     """What the next process that follows the job needs to know; travels in trigger kwargs and in the task's state.
 
-    :param cursor: where each container's log stands, of `core.logcursor`.
-    :param metrics: as in `Outcome`, so far.
-    :param result_line: the primary's result line so far; empty where there is none.
-    :param pod_history: what was counted of pods that are gone, of `core.podhistory`.
-    :param handed_over_at: when it was made, in epoch seconds; 0 where that isn't known.
+    :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
+    :param metrics: as in `Outcome`, so far. Default: empty.
+    :param result_line: last result line of the primary. Default: "", there is none.
+    :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
+    :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
     """
 
     cursor: dict[str, Any] = field(default_factory=dict)
@@ -180,7 +191,7 @@ class Handover:
     handed_over_at: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what Airflow's processes and its database cannot carry."""
+        """As JSON types, without characters that Airflow's processes or its database reject."""
         return clean({"version": VERSION, **asdict(self)})
 
     @classmethod
@@ -190,11 +201,17 @@ class Handover:
 
 @dataclass(frozen=True)
 class Deferral:
-    """What a trigger is started with: its arguments, which are stored in the task's state as well.
+    """Arguments of a trigger, of which a copy is stored in the task's state.
 
-    Airflow gives the worker nothing of a trigger that failed: from the stored copy it follows the job then.
+    If a trigger fails, Airflow doesn't pass its arguments to the worker. The worker then reads the stored copy to go on
+    with the job.
 
-    :param failures: how many triggers of this try have failed before.
+    :param job: the job to follow.
+    :param options: how to follow it.
+    :param handover: from the worker.
+    :param kubernetes_conn_id: id of the Airflow connection. Default: kubernetes_default.
+    :param cluster_context: context of the kubeconfig. Default: None, the connection's.
+    :param failures: number of triggers of this try that failed before. Default: 0.
     """
 
     job: JobRef
@@ -217,7 +234,10 @@ class Deferral:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Deferral:
-        """What `to_dict` gave, here or in another release. ValueError where it names no job."""
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: it contains no job.
+        """
         nested = {
             "job": JobRef.from_dict(mapping(data.get("job"))),
             "options": Options.from_dict(data.get("options")),
@@ -227,9 +247,9 @@ class Deferral:
 
 
 def seconds_in_worker(failures: int, schedule: Sequence[float]) -> float | None:
-    """How long the worker follows a job whose trigger has failed, before the task defers again; None: to its end.
+    """How long the worker follows a job after its trigger failed, in seconds; None to follow it to its end.
 
-    :param failures: how many triggers of this try have failed, this one included.
-    :param schedule: seconds after the first failure, the second, and so on.
+    :param failures: number of triggers of this try that failed, including this one.
+    :param schedule: seconds after the first failure, the second one, and so on.
     """
     return schedule[failures - 1] if failures <= len(schedule) else None
