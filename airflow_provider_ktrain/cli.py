@@ -1,4 +1,4 @@
-"""`ktrain`: the embedded cluster, checks of manifests, RBAC rules."""
+"""Run an embedded cluster, check manifests, and print RBAC rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.manifest.loader import parse, the_job, unknown
 
 
 class Judge(Protocol):
-    """Finds the problems of a manifest; `rendered` is False where some of its values are templates."""
+    """Finds the problems of a manifest; `rendered` is False if some of its values are templates."""
 
     def __call__(self, manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]: ...
 
@@ -45,21 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_check(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "check",
-        help="find mistakes in manifests before they cost anything",
-        description="Exit status: 0 no errors (warnings are no errors), 1 errors, 2 a file cannot be read, or the "
-        "cluster cannot be asked. Values that are Jinja templates are checked when they are rendered.",
+        help="check manifests for errors",
+        description="Exit status: 0: no errors (there may be warnings), 1: errors, 2: a file can't be read or the "
+        "cluster can't be reached. Jinja templates are only checked when the task renders them.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON; - for standard input")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON file; - for standard input")
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    server = parser.add_argument_group("the cluster")
+    server = parser.add_argument_group("cluster")
     server.add_argument(
         "--server",
         action="store_true",
-        help="ask the cluster as well, and create nothing: what it serves, its schema, namespace, rights, queue, and a "
-        "dry run on the server",
+        help="also check against the cluster, without creating anything: served versions, schema, namespace, rights, "
+        "queue, and a dry run on the API server",
     )
     server.add_argument("--kubeconfig", metavar="PATH", help="default: KUBECONFIG, else ~/.kube/config")
-    server.add_argument("--context", help="of the kubeconfig; default: its current one")
+    server.add_argument("--context", help="context of the kubeconfig; default: its current context")
     server.add_argument("--namespace", "-n", help="default: the manifest's, else the context's, else default")
     parser.set_defaults(run=_check)
 
@@ -67,9 +67,7 @@ def _add_check(subparsers: Any) -> None:
 def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
     if (args.kubeconfig or args.context or args.namespace) and not args.server:
-        print(
-            "ktrain check: --kubeconfig, --context and --namespace are for --server, which is missing", file=sys.stderr
-        )
+        print("ktrain check: --kubeconfig, --context and --namespace need --server", file=sys.stderr)
         return 2
     try:
         with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
@@ -94,12 +92,14 @@ def _check(args: argparse.Namespace) -> int:
 def _add_rbac(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "rbac",
-        help="print the least Role that workers and triggerers need in a namespace",
-        description="For `kubectl apply -f -`. Give it to the identity of the connection that Airflow uses.",
+        help="print the minimal Role for workers and triggerers in a namespace",
+        description="Pipe it into `kubectl apply -f -`. Bind it to the identity that Airflow's connection uses.",
     )
     parser.add_argument("--namespace", "-n", required=True)
-    parser.add_argument("--name", default="ktrain", help="of the Role (default: ktrain)")
-    parser.add_argument("--service-account", default="", help="[NAMESPACE:]NAME: print a RoleBinding for it as well")
+    parser.add_argument("--name", default="ktrain", help="name of the Role (default: ktrain)")
+    parser.add_argument(
+        "--service-account", default="", help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it"
+    )
     parser.set_defaults(run=_rbac)
 
 
@@ -139,9 +139,9 @@ def _offline(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
 
 @contextlib.contextmanager
 def _asking(args: argparse.Namespace) -> Iterator[Judge]:
-    """A check that asks the cluster of a kubeconfig as well.
+    """A check that also queries the cluster of a kubeconfig.
 
-    :raises ClusterError: there is no such kubeconfig or context.
+    :raises ClusterError: the kubeconfig or context does not exist.
     """
     import asyncio
 
@@ -151,13 +151,13 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
     from airflow_provider_ktrain.engine.preflight import preflight
 
     place = args.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    remedy = "give one by --kubeconfig or KUBECONFIG"
+    remedy = "set --kubeconfig or KUBECONFIG"
     if not any(os.path.exists(os.path.expanduser(path)) for path in place.split(os.pathsep)):
         raise ClusterError(f"the kubeconfig {place} does not exist: {remedy}")
     try:
         contexts, current = config.list_kube_config_contexts(args.kubeconfig)
     except (config.ConfigException, yaml.YAMLError, TypeError) as e:
-        raise ClusterError(f"the kubeconfig {place} cannot be used: {e}: {remedy}") from None
+        raise ClusterError(f"the kubeconfig {place} is invalid: {e}: {remedy}") from None
     chosen = next((c for c in contexts if c["name"] == args.context), None) if args.context else current
     if chosen is None:
         names = ", ".join(c["name"] for c in contexts)
@@ -169,8 +169,8 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
         return client.ApiClient(configuration)
 
     def judge(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
-        said = manifest.get("metadata")
-        own = said.get("namespace") if isinstance(said, Mapping) else None
+        metadata = manifest.get("metadata")
+        own = metadata.get("namespace") if isinstance(metadata, Mapping) else None
         namespace = args.namespace or own or chosen["context"].get("namespace") or "default"
         found: list[Problem] = runner.run(preflight(api, manifest, namespace, rendered=rendered))
         return found

@@ -1,6 +1,7 @@
-"""Everything that depends on Airflow's version, in one place: 3.2.2 and newer.
+"""Everything that depends on Airflow's version or internals, in one place. Supported: 3.2.2 and newer.
 
-Branches for Airflow below 3.3 say so: "below 3.3" finds all that can be deleted once 3.3 is required.
+Code for Airflow below 3.3 is marked "below 3.3" and can be deleted once 3.3 is required. A test in
+tests/operators/test_compat.py fails when Airflow renames an internal that this module uses.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 DEFAULT_WORKER_SECONDS = 10.0
 TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
 DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
-SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after which the cluster deletes a job that its task has kept
+SUCCEEDED_JOB_TTL = 3600  #: below 3.3; seconds after its end after which the cluster deletes a kept job
 #: below 3.3
-WHO_DELETES_IT = "Its operator deletes a PyTorchJob an hour after its end; the reaper deletes any other kind"
-RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that stand for task state
-#: seconds a trigger keeps its event: 3.3 fails a task whose event comes while its worker still reports the deferral (2
-#: of 20 within 5 s)
+WHO_DELETES_IT = "The training-operator deletes a PyTorchJob an hour after its end; the reaper deletes other kinds"
+RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that replace the task state
+#: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
+#: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)
 EARLIEST_EVENT = 10.0
 #: remote log storage to which Airflow uploads a log file when its process or trigger ends
 UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
 
 
 def deployment_id() -> str:
-    """`[ktrain] deployment_id`, or a short hash of the API server's base URL: tells Airflows on one cluster apart."""
-    if said := explicit_deployment_id():
-        return said
+    """`[ktrain] deployment_id`, else a hash of Airflow's base URL: identifies this Airflow on a shared cluster."""
+    if configured := explicit_deployment_id():
+        return configured
     return "d" + hashlib.sha256((_server_url() or "airflow").encode()).hexdigest()[:10]
 
 
 def is_common_deployment_id() -> bool:
-    """Whether our deployment id is that of every Airflow where nobody set anything.
+    """Whether the deployment id is a default that other Airflow deployments have as well.
 
-    Airflow has nothing else that all its parts share and no other Airflow does: workers need no fernet key, and each
-    machine that has none makes one up.
+    Nothing else in Airflow's configuration is shared by all its components and unique to a deployment: workers don't
+    need a fernet key, and each machine without one generates its own.
     """
     url = _server_url()
     return not explicit_deployment_id() and (not url or urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1"))
@@ -67,16 +68,16 @@ def worker_seconds() -> float:
 
 
 def job_url() -> str:
-    """`[ktrain] job_url`: the template of a page about a job; an empty string where it is not set."""
+    """`[ktrain] job_url`: the URL template of a page about a job; an empty string if it is not set."""
     from airflow.sdk.configuration import conf
 
     return str(conf.get("ktrain", "job_url", fallback="") or "")
 
 
 def task_state(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
-    """The state of a task instance, asked of Airflow.
+    """The state of a task instance, requested from Airflow.
 
-    `none` where it has no state (a clear has reset it), `absent` where there is no such task instance.
+    `none` if it has no state (a clear resets it), `absent` if the task instance does not exist.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
@@ -120,26 +121,26 @@ def resume_without_sensor(
 
 
 def supervisor_connection() -> object | None:
-    """The connection to Airflow's supervisor, over which this process asks; None where there is none."""
+    """This process's connection to Airflow's supervisor; None if there is none."""
     from airflow.sdk.execution_time import task_runner
 
     return getattr(task_runner, "SUPERVISOR_COMMS", None)
 
 
 def explicit_deployment_id() -> str:
-    """`[ktrain] deployment_id`; an empty string where it is not set."""
+    """`[ktrain] deployment_id`; an empty string if it is not set."""
     from airflow.sdk.configuration import conf
 
     return str(conf.get("ktrain", "deployment_id", fallback="") or "")
 
 
 def remember(context: Context, key: str, value: Any) -> bool:
-    """Store something for later segments and tries of this task: in `task_state_store`, which survives a SIGKILL.
+    """Store a value for later resumes and tries of this task, in Airflow's task state, which survives a SIGKILL.
 
-    Below 3.3 there is no such store. What a resumed task needs (RESUME_STATE) is an XCom then, which Airflow keeps over
-    a resume and clears before the next try; anything else is not stored.
+    Below 3.3 there is no task state. The values that a resumed task needs (RESUME_STATE) become XComs, which Airflow
+    keeps when a task resumes and clears before the next try. Other values are not stored.
 
-    :return: whether later tries find it.
+    :return: whether later tries can read the value.
     """
     store = context.get("task_state_store")
     if store is not None:
@@ -150,7 +151,7 @@ def remember(context: Context, key: str, value: Any) -> bool:
 
 
 def recall(context: Context, key: str) -> Any:
-    """What `remember` stored for this task of this run; None where there is nothing."""
+    """The value that `remember` stored for this task in this run; None if there is none."""
     store = context.get("task_state_store")
     if store is not None:
         return store.get(key)
@@ -161,29 +162,29 @@ def recall(context: Context, key: str) -> Any:
 
 
 def has_task_state(context: Context) -> bool:
-    """Whether later tries find what this one stores.
+    """Whether later tries can read what this try stores.
 
-    Below 3.3 they don't: the job itself is the only proof of its success then, so its task doesn't delete it.
+    Below 3.3 they can't: the job itself is the only proof of its success, so the task doesn't delete it.
     """
     return context.get("task_state_store") is not None
 
 
 def calls_on_kill() -> bool:
-    """Whether Airflow calls `BaseTrigger.on_kill`. Below 3.3 it only cancels a trigger, whatever the reason."""
+    """Whether Airflow calls `BaseTrigger.on_kill`. Below 3.3 it only cancels the trigger, for any reason."""
     from airflow.triggers.base import BaseTrigger
 
     return hasattr(BaseTrigger, "on_kill")
 
 
 def push(context: Context, key: str, value: Any) -> None:
-    """Push an XCom of this task, without characters that a database refuses."""
+    """Push an XCom of this task, without characters that databases reject."""
     context["ti"].xcom_push(key=key, value=clean(value))
 
 
 class StorableLog:
-    """Mixin of operators, sensors and triggers: their `log` writes no characters that Airflow can't carry.
+    """Mixin of operators, sensors and triggers: their `log` removes characters that Airflow can't store.
 
-    Half of a surrogate pair in a traceback ends a triggerer or a worker in Airflow 3.3, since its log is JSON in UTF-8.
+    In Airflow 3.3, half of a surrogate pair in a traceback ends the triggerer or worker: its log is JSON in UTF-8.
     """
 
     @property
@@ -192,9 +193,9 @@ class StorableLog:
 
 
 def storable_log(log: Any) -> Any:
-    """A logger that writes to `log` without such characters. A traceback is a part of the text then.
+    """A logger that writes to `log` without such characters. A traceback becomes part of the text.
 
-    structlog does it, so that the line still names the code that wrote it and not this module.
+    It is a structlog wrapper, so that a line's location is still the code that logged it and not this module.
     """
     everything = structlog.make_filtering_bound_logger(0)
     processors: list[Any] = [structlog.processors.format_exc_info, _storable_event]
@@ -202,7 +203,7 @@ def storable_log(log: Any) -> Any:
 
 
 def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the call of the logger below."""
+    """The arguments for the wrapped logger."""
     cleaned = clean(event)
     traceback = cleaned.pop("exception", "")
     text = cleaned.pop("event")
@@ -210,12 +211,12 @@ def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[t
 
 
 def trigger_failure(next_kwargs: Mapping[str, Any] | None) -> str | None:
-    """Why Airflow resumes a task with TRIGGER_FAILED, in one line; None where its deferral has timed out.
+    """Why Airflow resumes a task with TRIGGER_FAILED, in one line; None if the deferral timed out.
 
-    Airflow hands over an error, which is one of two texts, and for a trigger that failed a traceback: text, or lines.
+    Airflow passes an error, which is one of two texts, and for a failed trigger a traceback: text or a list of lines.
     """
     given = next_kwargs or {}
-    error = given.get("error") or "Airflow names no error"
+    error = given.get("error") or "Airflow reported no error"
     text = str(getattr(error, "value", error))
     if text == DEFERRAL_TIMEOUT:
         return None
@@ -224,13 +225,13 @@ def trigger_failure(next_kwargs: Mapping[str, Any] | None) -> str | None:
 
 
 def trigger_traceback(next_kwargs: Mapping[str, Any] | None) -> str:
-    """The traceback of a trigger that failed; empty where Airflow hands over none."""
+    """The traceback of a failed trigger; an empty string if Airflow passes none."""
     given = (next_kwargs or {}).get("traceback") or ""
     return "".join(map(str, given)).strip() if isinstance(given, list | tuple) else str(given).strip()
 
 
 def push_return_value(context: Context, operator: BaseOperator, value: Any) -> None:
-    """Push what `execute` is about to return, as Airflow does after it: an XCom backend may refuse it.
+    """Push the return value before `execute` returns it, because an XCom backend may reject it.
 
     With `multiple_outputs` each key of a dict is pushed as well.
     """
@@ -243,19 +244,19 @@ def push_return_value(context: Context, operator: BaseOperator, value: Any) -> N
 
 
 def gauge(name: str, value: float, **tags: str) -> None:
-    """One of Airflow's metrics."""
+    """Set a gauge of Airflow's metrics."""
     from airflow.sdk.observability.stats import Stats
 
     Stats.gauge(name, value, tags=tags)
 
 
 def trigger_log_hint(ti: Any) -> str:
-    """Where the log lines of a trigger will be visible; empty where Airflow shows them like those of a worker.
+    """Where the log lines of a trigger are visible; an empty string if Airflow shows them like those of a worker.
 
-    It follows from Airflow's own limits: a trigger's log file is uploaded when the trigger ends, and until then only
-    the triggerer's log server has it; with CloudWatch, Airflow reads the worker's stream alone (apache/airflow#70317).
+    Airflow uploads a trigger's log file when the trigger ends; until then, only the triggerer's log server has it. From
+    CloudWatch, Airflow only reads the worker's log stream (apache/airflow#70317).
 
-    :param ti: the task instance that defers.
+    :param ti: the task instance that is about to defer.
     """
     from airflow.sdk.configuration import conf
 
@@ -265,7 +266,7 @@ def trigger_log_hint(ti: Any) -> str:
     if folder.startswith("cloudwatch://"):
         try:
             stream = _log_path(ti).replace(":", "_")
-        except Exception:  # the template may name what only Airflow's log handler knows
+        except Exception:  # the template may use values that only Airflow's log handler has
             stream = "<path of the task's log>"
         return (
             "Airflow does not show a trigger's log lines from CloudWatch after the trigger has ended "

@@ -1,4 +1,4 @@
-"""What Airflow asks of every provider: its name and what it brings."""
+"""The provider's metadata for Airflow: name, decorators, links and configuration options."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ def get_provider_info() -> dict[str, Any]:
                 "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob.",
                 "options": {
                     "deployment_id": {
-                        "description": "Tells several Airflows on one cluster apart: it is in every job's name, label "
-                        "and owner. Default: a hash of [api] base_url. Set it where that can change, and where it is "
-                        "not set or localhost: then every other such Airflow has the same default.",
+                        "description": "Identifies this Airflow among those that share a cluster; part of each job's "
+                        "name, label and owner. Default: a hash of [api] base_url. Set it if base_url may change, is "
+                        "not set or is localhost: other deployments then have the same default.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "team-a-prod",
                         "default": "",
                     },
                     "worker_seconds": {
-                        "description": "Seconds that a deferrable task follows its job in the worker before it "
-                        "defers, so that short jobs never do: Airflow 3.3 fails some tasks whose trigger fires within "
-                        "seconds.",
+                        "description": "Seconds that a deferrable task follows its job in the worker before it defers. "
+                        "Shorter jobs never defer: Airflow 3.3 fails some tasks whose trigger fires within seconds.",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": None,
                         "default": "10",
                     },
                     "job_url": {
-                        "description": "A page about a job, to which a button of its task leads: a dashboard's URL "
-                        "with {kind}, {plural}, {namespace}, {name} or {uid} in it. Default: no button.",
+                        "description": "URL of a dashboard's page about a job, for a button of its task, with the "
+                        "placeholders {kind}, {plural}, {namespace}, {name} and {uid}. Default: no button.",
                         "version_added": "0.1.0",
                         "type": "string",
                         "example": "https://grafana.example.com/d/training?var-namespace={namespace}&var-job={name}",

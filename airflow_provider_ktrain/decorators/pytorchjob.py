@@ -1,4 +1,4 @@
-"""`@task.pytorchjob`: a plain Python function becomes the program of a PyTorchJob's replicas."""
+"""`@task.pytorchjob` runs a Python function as the program of a PyTorchJob's replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 QUOTES = "\"'"
-_REMEDY = "Decorators below @task.pytorchjob don't reach the pod: decorate a function inside of this one, and call it"
+_REMEDY = (
+    "Decorators below @task.pytorchjob are not applied in the pod: decorate a function inside this one and call it"
+)
 
 
 class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
@@ -44,33 +46,33 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
 
     def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
         if taken := {"command", "args"} & kwargs.keys():
-            raise ValueError(f"@task.pytorchjob: {taken.pop()} is the function itself; leave it out")
+            raise ValueError(f"@task.pytorchjob: {taken.pop()} can't be set, because the function is the program")
         super().__init__(python_callable=python_callable, **kwargs)
         self._definition = _definition(python_callable)
-        problems = [*cannot_travel(self._definition, python_callable.__name__), *self._of_the_context()]
+        problems = [*cannot_travel(self._definition, python_callable.__name__), *self._context_problems()]
         if self.do_xcom_push and _returns_nothing(self.logs):
             problems.append(
                 f"logs={self.logs!r} leaves out replica 0, whose log has the return value of "
                 f"{python_callable.__name__}: follow that one too, or set do_xcom_push=False"
             )
         if self.image is None and self.manifest is None:
-            problems.append(f"{python_callable.__name__} has no image to run in: give image=..., or a manifest")
+            problems.append(f"{python_callable.__name__} has no image: set image=... or manifest=...")
         if problems:
             raise ValueError("@task.pytorchjob: " + "; ".join(problems))
 
-    def _of_the_context(self) -> Iterator[str]:
-        """What the function would get of Airflow's context as an ordinary `@task`, and does not get in a pod."""
+    def _context_problems(self) -> Iterator[str]:
+        """Parameters that an ordinary `@task` gets from Airflow's context, which is not available in a pod."""
         name, signature = self.python_callable.__name__, inspect.signature(self.python_callable)
         given = signature.bind_partial(*self.op_args, **self.op_kwargs).arguments
         for parameter in signature.parameters.values():
             if parameter.name in given:
                 continue
             if parameter.kind is parameter.VAR_KEYWORD:
-                yield f"{name} takes **{parameter.name}, which stays empty, as Airflow's context does not travel"
+                yield f"{name} takes **{parameter.name}, but Airflow's context is not available in the pod"
             elif parameter.name in compat.context_keys():
                 yield (
-                    f"{name} takes {parameter.name!r} of Airflow's context, which does not travel: give the parameter "
-                    'another name and pass what it needs, as in day="{{ ds }}"'
+                    f"{name} takes {parameter.name!r} from Airflow's context, which is not available in the pod: "
+                    'rename the parameter and pass a value, as in day="{{ ds }}"'
                 )
 
     def get_python_source(self) -> str:
@@ -89,9 +91,9 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
         return PyTorchJobOperator.execute(self, context)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
-        """As the operator does; a return value that isn't JSON fails the task for good: a retry would train again.
+        """Conclude as the operator does, but fail the task without a retry if the return value isn't JSON.
 
-        The outcome of an earlier try ends here as well.
+        A retry would train again and lose the value again. The outcome of an earlier try is treated the same.
         """
         from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 
@@ -107,7 +109,7 @@ class _PyTorchJobDecoratedOperator(DecoratedOperator, PyTorchJobOperator):
 def _definition(function: Callable[..., Any]) -> Definition:
     """The definition of the function that is decorated.
 
-    :raises ValueError: it has none: it is no plain function, its source can't be read, or it has decorators below ours.
+    :raises ValueError: it isn't a plain function, its source can't be read, or it has decorators below ours.
     """
     if not isinstance(function, FunctionType):
         raise ValueError(f"@task.pytorchjob: found {type(function).__name__}, expected a function. {_REMEDY}")
@@ -158,26 +160,26 @@ def pytorchjob_task(
 ) -> TaskDecorator:
     """Run a function in every replica of a PyTorchJob; rank 0's return value is the task's.
 
-    The function's source travels alone, as it was written: it imports what it needs inside. Its arguments and its
-    return value are JSON. With `nproc_per_node` over 1 torchrun starts it, else it runs once in each replica. What it
-    uses of the module around it, or takes of Airflow's context, is an error when the DAG is parsed. Decorators above
-    this one, such as `@setup` and `@task.run_if`, are Airflow's; those below it are refused.
+    Only the function's source is sent to the pod, so it imports what it needs inside. Its arguments and its return
+    value are JSON. With `nproc_per_node` above 1, torchrun starts it; otherwise it runs once in each replica. A name of
+    the surrounding module or of Airflow's context is an error when the DAG is parsed. Decorators above this one, such
+    as `@setup` and `@task.run_if`, are applied by Airflow; decorators below it are errors.
 
     :param python_callable: the function.
-    :param multiple_outputs: unroll a returned dict into several XComs.
-    :param kwargs: of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
-    :raises ValueError: when the DAG is parsed: the function needs what does not travel; it has decorators below this
-        one; `command` or `args` is given; there is neither `image` nor `manifest`; `logs` leaves out replica 0.
-    :raises TrainingConfigurationError: when the task runs: the arguments are no JSON, or over 96 KiB with the program;
-        the return value is no JSON.
+    :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
+    :param kwargs: parameters of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
+    :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
+        this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out replica 0.
+    :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
+        the program; the return value isn't JSON.
     """
     decorate = functools.partial(_decorate, {"multiple_outputs": multiple_outputs, **kwargs})
     return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))
 
 
 def _decorate(options: Mapping[str, Any], python_callable: Callable[..., Any]) -> TaskDecorator:
-    """Decorate the function; refused here already, so that `.expand()` is refused when the DAG is parsed, too."""
-    if callable(python_callable):  # else Airflow says what is wrong
+    """Decorate the function. It is checked here, so that `.expand()` also fails when the DAG is parsed."""
+    if callable(python_callable):  # otherwise Airflow reports the error
         _definition(python_callable)
     return task_decorator_factory(
         python_callable=python_callable, decorated_operator_class=_PyTorchJobDecoratedOperator, **options

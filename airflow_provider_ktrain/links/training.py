@@ -1,4 +1,4 @@
-"""The button in Airflow's UI that leads from a task to its job, on a dashboard of the user's."""
+"""The button in Airflow's UI that opens a task's job in the user's dashboard."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class TrainingJobLink(BaseOperatorLink):
-    """`[ktrain] job_url`, with the job's kind, plural, namespace, name and uid put into it; none where it is not set.
+    """`[ktrain] job_url`, formatted with the job's kind, plural, namespace, name and uid. No button if it is not set.
 
-    Airflow asks for it when a worker is done with the task; operators push it as soon as the job exists.
+    Airflow stores the link when a worker finishes the task; the operators already push it when the job exists.
     """
 
     name = "Training job"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The URL, or an empty string, which shows no button."""
+        """The URL; an empty string shows no button."""
         if not compat.job_url():
             return ""
         job = compat.xcom_of(ti_key, "job")
@@ -35,12 +35,14 @@ class TrainingJobLink(BaseOperatorLink):
 
 
 def url_of(job: Mapping[str, Any]) -> str:
-    """The URL of a job (XCom `job`); empty, with a warning, where `job_url` asks for what there is not."""
+    """The URL of a job (XCom `job`); empty, with a warning, if `job_url` has an unknown placeholder."""
     template = compat.job_url()
     try:
         return template.format_map({**job, "plural": kind_of(job["kind"]).plural})
     except (KeyError, ValueError, IndexError) as e:
         log.warning(
-            "[ktrain] job_url: found %r, expected {kind} {plural} {namespace} {name} {uid} in it: %s", template, e
+            "[ktrain] job_url: found %r; expected {kind} {plural} {namespace} {name} {uid} as placeholders: %s",
+            template,
+            e,
         )
         return ""

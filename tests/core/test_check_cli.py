@@ -118,9 +118,9 @@ def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "absent.yaml cannot be read: No such file or directory" in capsys.readouterr().err
     nowhere = str(tmp_path / "kubeconfig")
     assert main(["check", "--server", "--kubeconfig", nowhere, str(DATA / "torchrun-cpu.yaml")]) == 2
-    assert f"the kubeconfig {nowhere} does not exist: give one by --kubeconfig" in capsys.readouterr().err
+    assert f"the kubeconfig {nowhere} does not exist: set --kubeconfig" in capsys.readouterr().err
     assert main(["check", str(DATA / "torchrun-cpu.yaml"), "--namespace", "training"]) == 2
-    assert "--server, which is missing" in capsys.readouterr().err
+    assert "need --server" in capsys.readouterr().err
     with pytest.raises(SystemExit) as e:
         main(["check"])
     assert e.value.code == 2

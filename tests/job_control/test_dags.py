@@ -69,11 +69,19 @@ def wants_the_context(**context: Any) -> str:
     [
         (uses_the_module, {}, "uses_the_module uses 'OUTSIDE', which is defined outside of it"),
         (waits, {}, "waits is a generator: return one value"),
-        (fine, {"command": ["python"]}, "command is the function itself; leave it out"),
-        (fine, {"args": ["x"]}, "args is the function itself; leave it out"),
-        (fine, {"image": None}, "fine has no image to run in: give image=..., or a manifest"),
-        (wants_the_date, {}, "wants_the_date takes 'ds' of Airflow's context, which does not travel: give"),
-        (wants_the_context, {}, r"wants_the_context takes \*\*context, which stays empty"),
+        (fine, {"command": ["python"]}, "command can't be set, because the function is the program"),
+        (fine, {"args": ["x"]}, "args can't be set, because the function is the program"),
+        (fine, {"image": None}, "fine has no image: set image=... or manifest=..."),
+        (
+            wants_the_date,
+            {},
+            "wants_the_date takes 'ds' from Airflow's context, which is not available in the pod: rename",
+        ),
+        (
+            wants_the_context,
+            {},
+            r"wants_the_context takes \*\*context, but Airflow's context is not available in the pod",
+        ),
     ],
 )
 def test_unserializable_arguments_fail_when_the_dag_is_parsed(
