@@ -1,4 +1,4 @@
-"""The worker as host of the engine: one event loop, a kill that reaches it, errors in Airflow's words."""
+"""Runs the engine in a worker: one event loop, handling of kills, and conversion of errors to Airflow's."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 
 T = TypeVar("T")
 Object = dict[str, Any]
-PAUSE = 5.0  #: seconds until following is begun again where it could not be done
-KILL_SECONDS = 3.5  #: Airflow gives on_kill 5 s before SIGKILL
-STATE_SECONDS = 1.5  #: of these, for Airflow's answer about the task's state
-WORKED = 1200.0  #: seconds of following after which the next error is another trouble: it bears one for 600 s
-FRESH = 120.0  #: seconds after its creation in which a job has done next to nothing
+RETRY_SECONDS = 5.0  #: seconds between two attempts to follow a job
+KILL_SECONDS = 3.5  #: seconds to release a job after a kill: Airflow sends SIGKILL 5 s after on_kill
+STATE_SECONDS = 1.5  #: seconds of KILL_SECONDS to wait for the task's state
+#: seconds of following after which an error starts the patience again; `follow` itself retries an error for 600 s
+PATIENCE_RESET_SECONDS = 1200.0
+NO_PROGRESS_SECONDS = 120.0  #: seconds after its creation in which a job has made no progress worth keeping
 
 
 @contextlib.contextmanager
 def as_airflow_errors() -> Iterator[None]:
-    """Errors as Airflow's, with texts that its log can carry: it writes those of the causes as well."""
+    """Raise the provider's errors as Airflow's, without characters that Airflow's log can't store."""
     try:
         with _typed_errors():
             yield
@@ -56,7 +57,7 @@ def as_airflow_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _typed_errors() -> Iterator[None]:
-    """Our errors as Airflow's: only a `final` one is not retried."""
+    """Raise a KtrainError as an Airflow exception; one that is `final` is not retried."""
     try:
         yield
     except KtrainError as e:
@@ -64,7 +65,7 @@ def _typed_errors() -> Iterator[None]:
 
 
 class Submitting(Protocol):
-    """What is submitted: `operators.submission.Submission`."""
+    """What the host submits: `operators.submission.Submission`."""
 
     @property
     def is_retry(self) -> bool:
@@ -76,16 +77,16 @@ class Submitting(Protocol):
         ...
 
     async def find(self, api: Api, *, created: bool = False) -> JobRef | None:
-        """The job of this task if `carry_out` was cut off; with `created` only one that it has created."""
+        """The task's job, if `carry_out` was interrupted. With `created`, only a job that this try has created."""
         ...
 
 
 @dataclass(frozen=True)
 class Try:
-    """The try of a task that a host works for: what decides whether a job outlives it.
+    """The task try that a host works for; it decides whether the job is kept when the try ends.
 
-    :param retry_left: whether Airflow runs another try if this one fails.
-    :param ask_state: asks Airflow for the task's state, of `compat.task_state`; it may block for long.
+    :param retry_left: whether Airflow retries the task if this try fails.
+    :param ask_state: returns the task's state, as `compat.task_state` does; it may block for a long time.
     """
 
     retry_left: bool
@@ -99,28 +100,28 @@ class Try:
 
 
 class WorkerHost:
-    """Runs the engine's coroutines in this process, for one execution of one task.
+    """Runs the engine's coroutines in this process, for one execution of one task. A context manager.
 
-    `kill` may come at any time, in a signal handler: while the loop runs it wakes the supervisor, else it decides over
-    the job by itself. A context manager.
+    `kill` may be called at any time, in a signal handler. While the event loop runs, it wakes the loop; otherwise it
+    decides itself whether the job is released.
 
-    :param hook: of the connection; loaded.
-    :param log: where lines go.
-    :param task: the try that this host works for; None for hosts that own no job.
+    :param hook: hook of the connection, loaded.
+    :param log: the task's logger.
+    :param task: the try that this host works for. Default: None, the host owns no job.
     """
 
     def __init__(self, hook: TrainingHook, log: Log, task: Try | None = None) -> None:
         self.handover = Handover()
-        self._created_at: float | None = None  # of a job that this host has created; time.monotonic()
+        self._created_at: float | None = None  # time.monotonic() at which this host created the job
         self._hook = hook
         self._log = log
         self._task = task
         self._stop = Stop(self._decide)
-        self._decision: kills.KillDecision | None = None  # over the job, after a kill
+        self._decision: kills.KillDecision | None = None  # what happens to the job after a kill
         self._runner = asyncio.Runner()
         self._running = False
-        self._ref: JobRef | None = None  # of a job that we have to release
-        self._submitting: Submitting | None = None  # while there may be a job that we do not know yet
+        self._ref: JobRef | None = None  # the job to release if this try ends early
+        self._submitting: Submitting | None = None  # set while a job may exist whose identity is unknown
         self._mode_of_kill = Mode.DELETE
 
     def __enter__(self) -> Self:
@@ -131,7 +132,7 @@ class WorkerHost:
     ) -> None:
         try:
             undecided = error is not None and not isinstance(error, TrainingKilledError)
-            if undecided and (self._ref or self._submitting):  # between create and follow, or cut off by a timeout
+            if undecided and (self._ref or self._submitting):  # between submit and follow, or interrupted by a timeout
                 if not _is_trouble(error):
                     self._run(self._release_now())
                 elif self._retry_left or not (self._submitting or self._is_fresh):
@@ -156,23 +157,19 @@ class WorkerHost:
 
     @property
     def _is_fresh(self) -> bool:
-        """Whether this host created the job, and so lately that nothing is lost with it."""
-        return self._created_at is not None and time.monotonic() - self._created_at < FRESH
+        """Whether this host created the job so recently that its deletion loses no progress."""
+        return self._created_at is not None and time.monotonic() - self._created_at < NO_PROGRESS_SECONDS
 
     def _keep(self, why: str) -> None:
         ref, self._ref, self._submitting = self._ref, None, None
-        what = str(ref) if ref else "If this task has a job, it"
-        until = (
-            "for the next try; if none comes, the reaper"
-            if self._retry_left
-            else "as it is. No retry is left: the reaper"
-        )
-        self._log.warning(f"{what} is kept {until} releases it ({why})")
+        what = str(ref) if ref else "The task's job, if it exists,"
+        kept = "is kept for the next try; if there is none," if self._retry_left else "is kept. No retry is left:"
+        self._log.warning(f"{what} {kept} the reaper releases it ({why})")
 
     def kill(self, reason: str) -> None:
-        """End this execution now, and decide over the job: in a signal handler, whatever is going on.
+        """End this execution now and decide what happens to the job. Safe in a signal handler, at any time.
 
-        :param reason: what is known; why the task ends, Airflow is asked.
+        :param reason: the reason if Airflow doesn't report the task's state.
         """
         self._stop.request(reason)
         if not self._running:
@@ -183,23 +180,26 @@ class WorkerHost:
             asyncio.run(self._release_unless_kept())
 
     def check(self) -> None:
-        """TrainingKilledError where a kill was asked for: Airflow lets a task go on after `on_kill`."""
+        """Raise after a kill: Airflow lets a task continue after `on_kill`.
+
+        :raises TrainingKilledError: `kill` was called.
+        """
         if self._stop.reason is not None:
             self._end_killed()
             raise TrainingKilledError(self._decision.reason if self._decision else self._stop.reason)
 
     def hand_over(self) -> None:
-        """The job is a trigger's from here on: a kill that comes later is the trigger's to answer.
+        """Give up the job: from now on the trigger follows it and handles kills.
 
-        :raises TrainingKilledError: a kill came before.
+        :raises TrainingKilledError: `kill` was called before.
         """
         self.check()
         self._ref = None
-        if self._decision is not None:  # a kill in between
+        if self._decision is not None:  # killed meanwhile
             raise TrainingKilledError(self._decision.reason)
 
     async def _decide(self) -> kills.KillDecision:
-        """Whether a killed try releases its job: by the task's state in Airflow, asked until it is known."""
+        """Whether a killed try releases its job, by the task's state in Airflow; asked again until it is certain."""
         if self._decision is None or not self._decision.certain:
             state = await self._state()
             self._decision = kills.decision_for_worker(state, self._task is not None and self._task.retry_left)
@@ -212,18 +212,18 @@ class WorkerHost:
         try:
             return await _in_thread(self._task.ask_state, STATE_SECONDS)
         except Exception as e:
-            self._log.warning(f"The state of the task cannot be read: {type(e).__name__}: {e}")
+            self._log.warning(f"The task's state can't be read from Airflow: {type(e).__name__}: {e}")
             return kills.UNKNOWN
 
     async def _release_unless_kept(self) -> None:
         decision = await self._decide()
         if not decision.keep:
             await self._release_now()
-        elif decision.certain:  # else it is asked again as this execution goes on, if Airflow leaves it the time
+        elif decision.certain:  # otherwise the state is read again later, if there is time
             self._ref = self._submitting = None
 
     def take_over(self, ref: JobRef, on_finish_action: str, handover: Handover) -> None:
-        """Go on with a job that an earlier segment of this try submitted: from now on a kill releases it."""
+        """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
         self._ref, self.handover = ref, handover
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         self.check()
@@ -231,7 +231,11 @@ class WorkerHost:
     # submit
 
     def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
-        """Create or adopt the job."""
+        """Create or adopt the job.
+
+        :param submission: what to submit.
+        :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+        """
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         self._submitting = submission
         self.check()
@@ -251,7 +255,7 @@ class WorkerHost:
             waiting = asyncio.ensure_future(killed.wait())
             await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            if not working.done():  # killed while a request may be on its way
+            if not working.done():  # killed while a request may be in flight
                 await asyncio.wait([working], timeout=1)
             if working.done():
                 return await working
@@ -262,9 +266,9 @@ class WorkerHost:
         raise TrainingKilledError(self._decision.reason)
 
     async def _release_now(self, *, created: bool = False) -> None:
-        """In the seconds that a kill leaves: the job of this task, known or not.
+        """Release the task's job, known or not, in the few seconds that remain after a kill.
 
-        :param created: only a job that this try has created.
+        :param created: only a job that this try has created. Default: False.
         """
         ref, self._ref = self._ref, None
         submission, self._submitting = self._submitting, None
@@ -274,17 +278,15 @@ class WorkerHost:
                 if ref is None and submission is not None:
                     ref = await submission.find(api, created=created)
                     if ref is None and created and submission.is_retry:
-                        self._log.warning(
-                            "A job that an earlier try left is kept. No retry is left: the reaper takes it"
-                        )
+                        self._log.warning("The job of an earlier try is kept. No retry is left: the reaper releases it")
                 if ref is not None:
                     done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False, spare_ended=True)
                     self._log.info(done.text)
-        except Exception as e:  # it must not hide why the task ends
-            self._log.warning(f"The job could not be released: {e}. A reaper releases what is left")
+        except Exception as e:  # must not hide why the task ends
+            self._log.warning(f"The job could not be released: {e}. The reaper releases it")
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
-        """Run one coroutine function with the API and the connection's namespace."""
+        """Run a coroutine function with the API and the connection's namespace."""
 
         async def run() -> T:
             async with self._hook.api() as api:
@@ -296,28 +298,32 @@ class WorkerHost:
     # follow
 
     def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
-        """Follow a job that others submitted: nothing is ever released. TimeoutError after `timeout` seconds."""
+        """Follow a job that somebody else submitted; it is never released.
+
+        :param timeout: seconds. Default: None, no limit.
+        :raises TimeoutError: the job has not ended in time.
+        """
         ended: Outcome | Handover = self._run(asyncio.wait_for(self._follow(ref, options, None), timeout))
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 
     def follow(self, ref: JobRef, options: Options, until: float | None, *, patience: float = 0.0) -> Outcome | None:
-        """Follow to the end: the outcome. With `until`: None where the job goes on, and `handover` is set.
+        """Follow the job and return its outcome; None if `until` has passed, and then `handover` is set.
 
-        A job that cannot be followed is kept, as that proves nothing about its training. The exception is a job that
-        was just created and must not be watched (403), without a retry that might: it has done nothing yet.
+        A job that can't be followed is kept, because that proves nothing about its training. One exception: a job that
+        was just created, without the right to watch it (403) and without a retry left. It has made no progress yet.
 
-        :param until: of `time.monotonic`, or None.
-        :param patience: seconds from the first error for which following is begun again. Default: 0.
+        :param until: a time of `time.monotonic`; None follows the job to its end.
+        :param patience: seconds from the first error for which following is retried. Default: 0.
         """
         try:
             ended: Outcome | Handover = self._run(self._follow(ref, options, until, patience))
         except Exception as e:
-            self._log.warning(f"{ref} cannot be followed any more: {e}")
+            self._log.warning(f"Following {ref} failed: {e}")
             if self._stop.reason is not None:
                 self.check()
             if self._retry_left or not (self._is_fresh and isinstance(e, NoRightError)):
-                self._keep("that it cannot be followed says nothing about its training")
+                self._keep("its training may still run")
                 raise
             try:
                 self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
@@ -342,15 +348,15 @@ class WorkerHost:
             try:
                 return await self._follow_once(ref, options, until)
             except Exception as e:
-                if give_up is None or time.monotonic() - began > WORKED:
+                if give_up is None or time.monotonic() - began > PATIENCE_RESET_SECONDS:
                     give_up = time.monotonic() + patience
                 never = self._is_fresh and isinstance(e, NoRightError)
-                if never or self._stop.reason is not None or time.monotonic() + PAUSE > give_up:
+                if never or self._stop.reason is not None or time.monotonic() + RETRY_SECONDS > give_up:
                     raise
-                self._log.warning(f"{ref} cannot be followed now: {e}. Trying again in {PAUSE:.0f} s")
+                self._log.warning(f"Following {ref} failed: {e}. Retrying in {RETRY_SECONDS:.0f} s")
             self._stop.attach(stopped)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), PAUSE)
+                await asyncio.wait_for(stopped.wait(), RETRY_SECONDS)
 
     async def _follow_once(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
         async with self._hook.api(ref) as api:
@@ -369,7 +375,12 @@ class WorkerHost:
     # release
 
     def release(self, ref: JobRef, on_finish_action: str, *, spare_ended: bool = False) -> Released:
-        """Release a job that may have ended or not, by `on_finish_action`. ReleaseError where that fails."""
+        """Release a job, whether or not it has ended.
+
+        :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+        :param spare_ended: keep a job that has ended and delete only its running pods. Default: False.
+        :raises ReleaseError: the job or its pods could not be released.
+        """
         self._ref = None
         done: Released = self._run(self._release_as_it_stands(ref, on_finish_action, spare_ended))
         return done
@@ -383,7 +394,7 @@ class WorkerHost:
             return await release(api, ref, mode, spare_ended=spare_ended)
 
     def ended(self, ref: JobRef) -> Object | None:
-        """The job, if it is there and has ended; None also where that cannot be asked."""
+        """The job if it exists and has ended; None also if the API server can't be reached."""
 
         async def look(api: Api, _: str) -> Object | None:
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
@@ -395,20 +406,21 @@ class WorkerHost:
 
 
 def _is_trouble(error: BaseException | None) -> bool:
-    """Whether this error alone ends no training: another try could go on with its job.
+    """Whether another try could continue with the job after this error.
 
-    A timeout of Airflow's and Ctrl-C, which are no `Exception`, are ends that somebody set.
+    Airflow's execution timeout and Ctrl-C are not `Exception`s: they end the task on purpose.
     """
     final = isinstance(error, AirflowFailException) or (isinstance(error, KtrainError) and error.final)
     return isinstance(error, Exception) and not final
 
 
 async def _in_thread(ask: Callable[[], T], seconds: float) -> T:
-    """What `ask` returns; TimeoutError after so many seconds.
+    """Run `ask` in a daemon thread: the loop waits for threads of its own executor when it closes.
 
-    In a daemon thread of its own: one of the loop's executor would be waited for as the loop closes. `ask` blocks for
-    as long as Airflow's supervisor is silent, or while the main thread, which a signal handler has interrupted, holds
-    the lock of the connection to it.
+    `ask` blocks until Airflow's supervisor responds, or while the main thread, interrupted by a signal handler, holds
+    the lock of the connection to the supervisor.
+
+    :raises TimeoutError: no response after `seconds`.
     """
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
     answer.set_running_or_notify_cancel()

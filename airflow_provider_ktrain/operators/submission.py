@@ -1,4 +1,4 @@
-"""One submission of one try: where the job goes, which attempt it is, what is sent."""
+"""One submission of one try: the job's cluster, namespace and name, the attempt, and the manifest that is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.core.logs.selection import LogChoice
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
-DISCOVERY_PATIENCE = 15.0  #: seconds; a cluster that is not there at all should be told soon
+DISCOVERY_PATIENCE = 15.0  #: seconds to retry discovery; short, so that an unreachable cluster is reported soon
 
 
 class SubmittingOperator(Protocol):
@@ -72,17 +72,17 @@ class SubmittingOperator(Protocol):
 
 
 class Submission:
-    """Prepared in the worker before an event loop runs; `carry_out` is then free of questions to Airflow.
+    """A submission, prepared before the event loop runs: `carry_out` sends no requests to Airflow.
 
-    Where the job goes is written into the task's state *before* it is created: a retry that would go elsewhere must
-    not start a second job there.
+    The job's place (connection, cluster, namespace, name) is stored in the task's state *before* the job is created, so
+    that a retry whose connection has changed doesn't start a second job on another cluster.
 
     :param source: the rendered manifest.
-    :param offline: the manifest as far as it can be built without a cluster; None where it is invalid.
-    :param invalid: why. It is raised unless an earlier try has submitted a job, which is dealt with first: under
-        reattach='always' it is adopted, under 'if_unchanged' it is released and `invalid` is raised then.
-    :raises PlaceChangedError: this try resolves to another place than the one before.
-    :raises AccessError: its connection means another cluster than it did then.
+    :param offline: the manifest as built without a cluster; None if it is invalid.
+    :param invalid: why it is invalid. It is raised, unless an earlier try has submitted a job: with
+        reattach='always' that job is adopted, with 'if_unchanged' it is released and `invalid` is raised afterwards.
+    :raises PlaceChangedError: the connection or namespace has changed since the previous try.
+    :raises AccessError: the connection points to another cluster than in the previous try.
     """
 
     def __init__(
@@ -100,8 +100,9 @@ class Submission:
         self.owner, self.first_try = operator.job_owner(context)
         if compat.is_common_deployment_id():
             operator.log.warning(
-                "[ktrain] deployment_id is not set, and [api] base_url tells this Airflow from no other one: where "
-                "another runs the same DAGs on this cluster, set AIRFLOW__KTRAIN__DEPLOYMENT_ID in all parts of each"
+                "Set [ktrain] deployment_id: another Airflow that runs this DAG on this cluster would use the same job "
+                "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "
+                "AIRFLOW__KTRAIN__DEPLOYMENT_ID to the same value in all components of each Airflow."
             )
         self.version: str | None = None
         self._submission = ""  # value of the submission label of the job that this try creates
@@ -116,8 +117,8 @@ class Submission:
             self.name, self.namespace = before["name"], before["namespace"]
         else:
             self.name = self.owner.key.job_name(operator.name)
-            said = (offline.get("metadata") or {}).get("namespace")
-            self.namespace = operator.namespace or said or hook.namespace or "default"
+            own = (offline.get("metadata") or {}).get("namespace")
+            self.namespace = operator.namespace or own or hook.namespace or "default"
         self._reattach: Reattach = operator.reattach if invalid is None or followable(operator) else "if_unchanged"
         if same_life:  # `retries` may have been changed since
             self.first_try = state.get("first_try", self.first_try)
@@ -135,7 +136,7 @@ class Submission:
         _same_place(before, place)
         job = task_state.read_job(context) if before else None
         place["cluster"] = asyncio.run(_cluster(hook, job))
-        if not job:  # else it was found there
+        if not job:  # else the hook has already compared the clusters
             _same_place(before, place)
         life = {"max_tries": self.owner.max_tries, "first_try": self.first_try}
         self._state = {"version": VERSION, **life, "place": place}
@@ -148,12 +149,12 @@ class Submission:
 
     @property
     def attempt(self) -> int:
-        """Which submission of this life of the task it is, from 1: KTRAIN_ATTEMPT."""
+        """The number of this submission since the task was last cleared, from 1: KTRAIN_ATTEMPT."""
         return self._previous + 1
 
     @property
     def checkpoint_dir(self) -> str | None:
-        """The same for all tries of this life; a clear begins another one unless `resume_on_clear`."""
+        """The checkpoint directory: the same for all tries. A clear changes it, unless `resume_on_clear` is set."""
         if self._operator.checkpoint_dir is None:
             return None
         directory = f"{self._operator.checkpoint_dir.rstrip('/')}/{self.owner.key.job_name(self._operator.task_id)}"
@@ -161,7 +162,7 @@ class Submission:
         return f"{directory}/from-try-{self.first_try}" if cleared else directory
 
     async def carry_out(self, api: Api, log: Log) -> Submitted:
-        """Find out what the cluster serves; create or adopt."""
+        """Discover the served API version, then create or adopt the job."""
         operator = self._operator
         self.version = await served_version(api, operator.kind, patience=DISCOVERY_PATIENCE)
         try:
@@ -181,7 +182,7 @@ class Submission:
             )  # fmt: skip
 
     def _builder(self, served: str) -> Callable[[str], Manifest]:
-        """What makes the manifest that is sent, given the value of its submission label."""
+        """A function that returns the manifest to send, given the value of its submission label."""
         operator = self._operator
         built = operator.build_manifest(self._source, served, quiet=True, checkpoint_dir=self.checkpoint_dir)
         hashed = source_hash(built)
@@ -199,9 +200,9 @@ class Submission:
         return expire(stamped, compat.SUCCEEDED_JOB_TTL) if self._expires else stamped
 
     async def try_out(self, api: Api, log: Log) -> str:
-        """Ask all that can be asked without creating anything; returns a line for the log.
+        """Run all checks that create nothing; returns a line for the log.
 
-        :raises ManifestError: naming all that speaks against the job.
+        :raises ManifestError: listing all errors.
         """
         operator = self._operator
         version = await served_version(api, operator.kind, patience=DISCOVERY_PATIENCE)
@@ -212,22 +213,22 @@ class Submission:
         sent = operator.stamped(built, self.owner, self.name, self.namespace, "dry-run", source_hash(built))
         problems = await preflight(api, sent, self.namespace)
         raise_errors(problems)
-        told = {problem.code for problem in check(built)}
+        logged = {problem.code for problem in check(built)}
         for problem in problems:
-            if problem.code not in told:  # build_manifest has logged those
+            if problem.code not in logged:  # by build_manifest
                 log.warning(f"Manifest: {problem}")
-        return f"Dry run: nothing speaks against {operator.kind.name} {self.namespace}/{self.name}; nothing was created"
+        return f"Dry run: no errors found in {operator.kind.name} {self.namespace}/{self.name}; nothing was created"
 
     def remember(self, context: Context, submitted: Submitted) -> None:
-        """Note the job for later segments of the task; an adopted job is not another attempt."""
+        """Store the job in the task's state. An adopted job doesn't count as another attempt."""
         task_state.write_job(context, submitted.ref)
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 
     async def find(self, api: Api, *, created: bool = False) -> JobRef | None:
-        """The job of this task that this try has created, or that an earlier one has left; None for any other job.
+        """The job that this or an earlier try has created; None if there is none or another task owns it.
 
-        :param created: only one that this try has created. Default: False.
+        :param created: only a job that this try has created. Default: False.
         """
         kind = self._operator.kind
         version = self.version or await served_version(api, kind)
@@ -240,7 +241,7 @@ class Submission:
         owner = Owner.of(job)
         mine = owner == self.owner
         if owner is None or not (mine or (owner.key == self.owner.key and owner.try_number < self.owner.try_number)):
-            return None  # that there is one is no proof that it is ours
+            return None  # the name alone doesn't prove that the job is ours
         meta = job["metadata"]
         submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
         if created and not (mine and submission and submission == self._submission):
@@ -255,12 +256,12 @@ def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     changed = [key for key in now if before.get(key, now[key]) != now[key]]
     if changed:
         raise PlaceChangedError(
-            f"this try would submit to another place than the one before: {', '.join(changed)} changed; found {now}; "
-            f"expected {dict(before)}; remedy: put it back, or clear the task to start anew once the job there is gone"
+            f"{', '.join(changed)} changed since the previous try, whose job may still run; found {now}; "
+            f"expected {dict(before)}; remedy: undo the change, or delete that job and clear the task"
         )
 
 
-#: the parameters by which a job is followed and released, whatever its manifest is
+#: the parameters needed to follow and release an existing job, without its manifest
 FOLLOWING = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
     "log_stall_timeout", "max_restarts",
@@ -268,7 +269,7 @@ FOLLOWING = (
 
 
 def followable(operator: SubmittingOperator) -> bool:
-    """Whether a job of an earlier try can be followed, although another parameter or the manifest is invalid."""
+    """Whether the job of an earlier try can be followed although the manifest or another parameter is invalid."""
     try:
         for name, value in parameters.validated({name: getattr(operator, name) for name in FOLLOWING}).items():
             setattr(operator, name, value)
@@ -279,7 +280,10 @@ def followable(operator: SubmittingOperator) -> bool:
 
 
 async def _cluster(hook: TrainingHook, job: JobRef | None) -> str:
-    """Which cluster the connection means; AccessError where it is not the one that this job is in."""
+    """The identity of the connection's cluster.
+
+    :raises AccessError: `job` is in another cluster.
+    """
     async with hook.api(job) as api:
         return await api.cluster()
 

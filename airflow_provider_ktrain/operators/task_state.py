@@ -1,4 +1,4 @@
-"""What a task keeps in Airflow's task state for its later segments and tries: see docs/reference/formats.md."""
+"""What a task stores in Airflow's task state for later tries and resumes: see docs/reference/formats.md."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def write_job(context: Context, job: JobRef) -> None:
 
 
 def read_job(context: Context) -> JobRef | None:
-    """The job that this task submitted or adopted last; None where none is stored."""
+    """The job that this task submitted or adopted last; None if none is stored."""
     with contextlib.suppress(ValueError):
         return JobRef.from_dict(mapping(mapping(compat.recall(context, JOB_STATE)).get("job")))
     return None
 
 
 def write_deferral(context: Context, deferral: Deferral) -> None:
-    """Store what the trigger is started with, and when."""
+    """Store the arguments of the trigger, and the time."""
     compat.remember(context, DEFERRAL_STATE, {**deferral.to_dict(), "deferred_at": _now()})
 
 
 def read_deferral(context: Context) -> tuple[Deferral, str] | None:
-    """What this try's last trigger was started with, and when; None where no deferral of this try is stored."""
+    """The arguments of this try's last trigger, and when it was deferred; None if this try has stored none."""
     stored = mapping(compat.recall(context, DEFERRAL_STATE))
     with contextlib.suppress(ValueError):
         deferral = Deferral.from_dict(stored)
@@ -53,13 +53,13 @@ def read_deferral(context: Context) -> tuple[Deferral, str] | None:
 
 
 def read_job_of_this_try(context: Context) -> JobRef | None:
-    """The job that this try deferred for, or that the task submitted or adopted last; None where neither is stored."""
+    """The job that this try deferred for, else the task's last job; None if neither is stored."""
     deferred = read_deferral(context)
     return deferred[0].job if deferred else read_job(context)
 
 
 def write_outcome(context: Context, outcome: Outcome) -> bool:
-    """Store how this try ended, for later tries; False where the task has no state (Airflow below 3.3)."""
+    """Store how this try ended, for later tries; False if the task has no state store (Airflow below 3.3)."""
     ti = context["ti"]
     stored = stored_outcome(outcome.to_dict(), ti.try_number, ti.max_tries)
     if not compat.remember(context, OUTCOME_STATE, stored):
@@ -77,9 +77,9 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
 
 
 def read_earlier_success(context: Context) -> Outcome | None:
-    """The outcome of an earlier try of this life of the task whose training succeeded; None where there is none.
+    """The outcome of an earlier try, since the last clear, that succeeded; None if there is none.
 
-    :raises ValueError: it cannot be read.
+    :raises ValueError: the stored outcome can't be read.
     """
     ti = context["ti"]
     stored = earlier_success(compat.recall(context, OUTCOME_STATE), ti.try_number, ti.max_tries)

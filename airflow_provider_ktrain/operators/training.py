@@ -1,4 +1,4 @@
-"""Operators whose task *is* a training job: PyTorchJobOperator and MPIJobOperator."""
+"""Operators that run a training job as a task: PyTorchJobOperator and MPIJobOperator."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.operators.submission import Submission
     from airflow_provider_ktrain.worker_host import WorkerHost
 
-BACKSTOP_PADDING = 300.0  #: seconds from our own deadline to the cluster's
-KILLED = "the task was asked to stop (SIGTERM) before it had a job"
+BACKSTOP_PADDING = 300.0  #: seconds from the task's deadline to the job's activeDeadlineSeconds
+KILLED = "the task received SIGTERM"
 
 
 class TrainingJobOperator(compat.StorableLog, BaseOperator):
@@ -57,10 +57,10 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
-    defer_padding: ClassVar[float] = 900.0  #: seconds from our own deadline to Airflow's timeout of the deferral
-    #: seconds for which the worker follows the job after each failed trigger of a try; after the last, to its end
+    defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
+    #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
-    #: seconds for which a job may be out of reach where no trigger can follow it, or no retry is left
+    #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
     patience: ClassVar[float] = 900.0
 
     template_fields: Sequence[str] = (
@@ -134,7 +134,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         self.command = command
         self.args = args
         self.env = env
-        self.workers: Any = workers  # as `replicas` and `gpus` text of a template, until `_check_parameters` reads it
+        self.workers: Any = workers  # also text of a template, which `_check_parameters` converts; likewise below
         self.replicas: Any = replicas
         self.gpus: Any = gpus
         self.container_resources = container_resources
@@ -157,25 +157,28 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     # the manifest
 
     def resolve_template_files(self) -> None:
-        """Read a manifest file, so that its text is templated and shown.
+        """Read a manifest file, so that its text is templated and appears in the rendered fields.
 
-        There is no `template_ext`: that would also read every argument of the program that ends in `.yaml`.
+        `template_ext` is not used: Airflow would also read every program argument that ends in `.yaml`.
         """
         if (path := _path_of(self.manifest)) and "{{" not in path:
-            with contextlib.suppress(ManifestError):  # said at execute: a DAG that cannot be parsed would hide it
+            with contextlib.suppress(ManifestError):  # execute raises it: here it would break the whole DAG
                 self.manifest = self._source(path)
         super().resolve_template_files()
 
     def render_template(
         self, content: Any, context: Context, jinja_env: Any = None, seen_oids: set[int] | None = None
     ) -> Any:
-        """As Airflow does; a volume is rendered into a new one: it may be shared between tasks."""
+        """Render as Airflow does, but copy volumes instead of changing them: several tasks may share one."""
         if is_dataclass(content) and not isinstance(content, type) and isinstance(content, Volume):
             return replace(content, **super().render_template(vars(content), context, jinja_env, seen_oids))
         return super().render_template(content, context, jinja_env, seen_oids)
 
     def _source(self, path: str) -> str:
-        """The text of a manifest file, found as Airflow finds template files; ManifestUnreadableError for none."""
+        """The text of a manifest file, found as Airflow finds template files.
+
+        :raises ManifestUnreadableError: it can't be read.
+        """
         env = self.get_template_env()
         try:
             if os.path.isabs(path):
@@ -188,11 +191,11 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             raise ManifestUnreadableError(
                 f"manifest: the file {path!r} cannot be read ({type(e).__name__})",
                 expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
-                remedy="mend the path, or give the manifest itself as a dict or YAML text",
+                remedy="correct the path, or pass the manifest as a dict or YAML text",
             ) from None
 
     def _rendered(self, context: Context) -> Mapping[str, Any] | str | None:
-        """The manifest after templating; a file that only now has a name (mapped or templated paths) is read now."""
+        """The manifest after templating. A file whose path is a template or mapped is only read now."""
         if path := _path_of(self.manifest):
             return str(self.render_template(self._source(path), context))
         return self.manifest
@@ -223,11 +226,13 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     def build_manifest(
         self, source: Mapping[str, Any] | str | None, served: str | None = None, *, quiet: bool = False, **more: Any
     ) -> Manifest:
-        """The job's manifest: loaded or built, overlaid, checked; made to fit the API version `served` if given.
+        """Load or build the manifest, apply the options and check the result.
 
-        :param quiet: log no warnings, which were logged before.
+        :param source: the rendered manifest; None builds one from the options.
+        :param served: API version to convert the manifest to, such as `kubeflow.org/v1`. Default: no conversion.
+        :param quiet: log no warnings. Default: False.
         :param more: further fields of `core.manifest.overlay.JobOptions`.
-        :raises ManifestError: naming all that is wrong.
+        :raises ManifestError: listing all errors.
         """
         if source is None:
             built = build(self.kind.name, self._overlay(**more), served)
@@ -238,19 +243,19 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 self.log.warning("Manifest: %s", text)
             built = overlay(loaded, self._overlay(**more))
         if isinstance(metadata := built.get("metadata"), dict):
-            metadata.pop("name", None)  # the job gets one that is made of the task's identity
+            metadata.pop("name", None)  # the job's name is derived from the task's identity
         problems = check(built, self.kind.name)
         for problem in problems:
             if problem.level == "warning" and not quiet:
                 self.log.warning("Manifest: %s", problem)
         if errors := [str(p) for p in problems if p.level == "error"]:
-            raise ManifestError("the manifest cannot run: " + "\n".join(errors))
+            raise ManifestError("the manifest is invalid: " + "\n".join(errors))
         return manifests.fit(built, served) if served else built
 
     # the task
 
     def execute(self, context: Context) -> Any:
-        """Submit or adopt the job and follow it: to its end, or for some seconds and then in the triggerer."""
+        """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
         from airflow_provider_ktrain.operators.submission import Submission
         from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
 
@@ -280,7 +285,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     def _prepared(
         self, context: Context
     ) -> tuple[Mapping[str, Any] | str | None, Manifest | None, ManifestError | None]:
-        """The rendered manifest and the job as it is built without asking a cluster; or why it is invalid."""
+        """The rendered manifest and the job as built offline; or the error that makes them invalid."""
         try:
             self._check_parameters()
             source = self._rendered(context)
@@ -289,17 +294,17 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return None, None, invalid
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
-        """Store and push which job it is, as far as Airflow takes it: the job is found by its name as well."""
+        """Store and push the job's identity. A failure is only logged: the job is also found by its name."""
         try:
             submission.remember(context, submitted)
-            self._tell(context, submitted.ref)
+            self._push_job(context, submitted.ref)
         except Exception as e:
             self.log.warning(
-                "Airflow could not store which job it is: %s. %s is followed all the same", e, submitted.ref
+                "The job's identity could not be stored in Airflow (%s). %s is followed anyway", e, submitted.ref
             )
 
-    def _tell(self, context: Context, ref: JobRef) -> None:
-        """Which job it is, while it is."""
+    def _push_job(self, context: Context, ref: JobRef) -> None:
+        """Push the job's identity and its links, which users see while the job runs."""
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         compat.push(context, "job", job)
         for link in self.operator_extra_links:
@@ -311,22 +316,26 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
 
     def _defer(self, deferral: Deferral, context: Context, host: WorkerHost | None = None) -> NoReturn:
-        """Hand the job over to a trigger.
+        """Defer: a trigger follows the job from now on.
 
-        :param host: that followed it; a kill is its to answer until the trigger is on its way. Default: none did.
+        :param host: the host that followed the job and handles a kill until the task defers. Default: None.
         """
         from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
         try:
             task_state.write_deferral(context, deferral)
-        except Exception as e:  # it is only needed if the trigger fails
-            self.log.warning("What the triggerer needs to follow %s could not be stored: %s", deferral.job, e)
+        except Exception as e:  # only needed if the trigger fails
+            self.log.warning(
+                "The deferral of %s could not be stored (%s). If the trigger fails, lines may be repeated",
+                deferral.job,
+                e,
+            )
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
         if host is not None:
             host.hand_over()
-        self.log.info("%s goes on; the triggerer follows it from here and this worker is free", deferral.job)
+        self.log.info("Deferred: the triggerer now follows %s.", deferral.job)
         self.defer(
             trigger=TrainingJobTrigger(**deferral.to_dict()),
             method_name="execute_complete",
@@ -334,13 +343,13 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         )
 
     def _until_timeout(self, options: Options) -> timedelta | None:
-        """Airflow's timeout of the deferral, which our own deadline comes before."""
+        """The timeout of the deferral, which expires after the task's own deadline."""
         if options.deadline is None:
             return None
         return timedelta(seconds=max(options.deadline - time.time(), 0) + self.defer_padding)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """Resume after the trigger: result, or the exception of the cause; where it failed, follow the job."""
+        """Resume after the trigger: return the result, raise the cause, or follow the job if the trigger failed."""
         from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
         from airflow_provider_ktrain.worker_host import as_airflow_errors
 
@@ -351,10 +360,10 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return self._follow_in_worker(ended, context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Airflow's way back into a deferred task.
+        """Resume a deferred task; called by Airflow.
 
-        Where the deferral timed out, the GPUs are released before the task fails. Where the trigger failed, its job is
-        followed: a triggerer that cannot load the trigger says nothing about the training.
+        If the deferral timed out, the GPUs are released before the task fails. If the trigger failed, the worker
+        follows the job: a trigger that can't be loaded proves nothing about the training.
         """
         if next_method != compat.TRIGGER_FAILED:
             return super().resume_execution(next_method, next_kwargs, context)
@@ -364,17 +373,17 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         with as_airflow_errors():
             if reason is not None:
                 if traceback := compat.trigger_traceback(next_kwargs):
-                    self.log.warning("The traceback of the triggerer:\n%s", traceback)
+                    self.log.warning("Traceback of the trigger:\n%s", traceback)
                 return self._follow_in_worker(reason, context)
             if outcome := self._end_or_release(context):
                 return self._finish(outcome, context)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _follow_in_worker(self, reason: str, context: Context) -> Any:
-        """Follow a job whose trigger failed: for some time, for longer after each failure; then defer again.
+        """Follow a job whose trigger failed, for longer after each failure, and then defer again.
 
-        Nothing is released here: a failed trigger proves nothing about its job. It reads on from what was stored as
-        the task deferred, since Airflow overwrites what the failed trigger has logged with the next trigger's log.
+        Nothing is released: a failed trigger proves nothing about its job. Logs are read from the position stored when
+        the task deferred, because Airflow overwrites the failed trigger's log with that of the next trigger.
 
         :param reason: why the trigger failed.
         """
@@ -384,9 +393,9 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         deferral = replace(deferral, failures=deferral.failures + 1)
         ref, options = deferral.job, deferral.options
         seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
-        self.log.warning("The trigger failed: %s. Its job is not touched", clipped(reason, 150))
-        how_long = "to its end" if seconds is None else f"for {seconds:.0f} s, then the task defers again"
-        self.log.info("Failure %d of a trigger: this worker follows %s %s", deferral.failures, ref, how_long)
+        self.log.warning("The trigger failed: %s. The job is not affected", clipped(reason, 150))
+        how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
+        self.log.info("Trigger failure %d: this worker follows %s %s", deferral.failures, ref, how_long)
         until = None if seconds is None else time.monotonic() + seconds
         patience = self.patience if seconds is None else seconds
         try:
@@ -411,26 +420,26 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         self._defer(replace(deferral, handover=host.handover), context, host)
 
     def _patient_host(self, context: Context, until: float) -> WorkerHost:
-        """A host; a connection that cannot be read is read again: a secrets backend may be away.
+        """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
 
         :param until: of `time.monotonic`.
-        :raises AccessError: it cannot be read until then.
+        :raises AccessError: it still can't be read at `until`.
         """
-        from airflow_provider_ktrain.worker_host import PAUSE
+        from airflow_provider_ktrain.worker_host import RETRY_SECONDS
 
         while True:
             try:
-                return self._host_of_what_is_left(context)
+                return self._host_for_existing_job(context)
             except AccessError as e:
-                if time.monotonic() + PAUSE > until:
+                if time.monotonic() + RETRY_SECONDS > until:
                     raise
-                self.log.warning("The connection cannot be read now; trying again in %.0f s: %s", PAUSE, e)
-                time.sleep(PAUSE)
+                self.log.warning("The connection can't be read, retrying in %.0f s: %s", RETRY_SECONDS, e)
+                time.sleep(RETRY_SECONDS)
 
     def _stored_deferral(self, reason: str, context: Context) -> Deferral:
-        """What this try's last trigger was started with.
+        """The deferral of this try's last trigger.
 
-        :raises KtrainError: the task's state names no job of this try.
+        :raises KtrainError: the task's state contains no job of this try.
         """
         from airflow_provider_ktrain.engine.follow.messages import Handover
         from airflow_provider_ktrain.operators import task_state
@@ -441,56 +450,56 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return deferral
         job = task_state.read_job(context)
         if job is not None and job.owner == str(context["ti"].id):
-            self.log.warning("All lines of %s may be repeated: the task's state doesn't say which were read", job)
+            self.log.warning("All lines of %s may be repeated: the task's state contains no log position", job)
             return self._deferral(job, self._options({"metadata": {}}), Handover())
         raise KtrainError(
-            f"the trigger failed ({clipped(reason, 80)}), and the task's state names no job to follow. A retry adopts "
-            "the job; without a retry, the reaper releases it"
+            f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+            "adopts the job; without a retry, the reaper releases it"
         )
 
     def on_kill(self) -> None:
-        """In a signal handler: SIGTERM, of which Airflow's state of the task tells whether it is a kill."""
+        """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""
         self._killed = True
         if self._host is not None:
             self._host.kill(KILLED)
 
     def _earlier_success(self, context: Context) -> Outcome | None:
-        """The outcome of an earlier try of this life of the task whose training succeeded: it is not repeated."""
+        """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
         from airflow_provider_ktrain.operators import task_state
 
         try:
             outcome = task_state.read_earlier_success(context)
-        except ValueError as e:  # the job itself tells it then, if it is still there
+        except ValueError as e:  # the job's status has it as well, if the job still exists
             self.log.warning("The stored outcome of an earlier try cannot be read: %s", e)
             return None
         if outcome is not None:
-            self.log.info("An earlier try of this task has succeeded: its result is returned and nothing is submitted")
+            self.log.info("An earlier try succeeded: its result is returned and nothing is submitted")
             if job := task_state.read_job(context):
-                self._tell(context, job)
+                self._push_job(context, job)
         return outcome
 
     def _finish(self, outcome: Outcome, context: Context) -> Any:
-        """Store the outcome, so that no later try trains again; then conclude."""
+        """Store the outcome, so that no later try repeats the training; then conclude."""
         from airflow_provider_ktrain.operators import task_state
 
         stored = False
         try:
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
-        except Exception as e:  # it must not hide how the training ended
+        except Exception as e:  # must not hide how the training ended
             self.log.warning("The outcome could not be stored in the task's state: %s", e)
         return self._conclude(outcome, context, stored=stored)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
-        """Tell Airflow how the training ended, then delete its job: the result, or the exception of the cause.
+        """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
-        :param stored: whether a later try finds the outcome in the task's state. Without it a succeeded job is kept.
+        :param stored: whether the outcome is in the task's state. If not, a succeeded job is kept for a retry.
         """
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
         ti = context["ti"]
         if outcome.superseded:
-            raise TrainingSupersededError("another try of this task owns the job by now; nothing was touched")
+            raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         outcome = self._with_fit_result(outcome)
         late = bool(outcome.release_error)
         unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
@@ -500,22 +509,22 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
-        if unreleased and outcome.succeeded:  # what fails is the release, not the training
+        if unreleased and outcome.succeeded:  # the release failed, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         left = bool(outcome.kept) or (late and outcome.succeeded)
         if left and outcome.succeeded and not stored:
             if compat.has_task_state(context):
-                self.log.warning("The succeeded job is kept, without pods that run: its outcome could not be stored")
+                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored")
             else:
-                self.log.info("The succeeded job is kept for a retry, without pods that run. %s", compat.WHO_DELETES_IT)
+                self.log.info("The succeeded job is kept for a retry, without running pods. %s", compat.WHO_DELETES_IT)
         elif left and self._delete_or_release(context, outcome.kept):
-            self.log.warning("The job stays where it is, without running pods: it holds no GPUs")
+            self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs")
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
-        """The outcome with a result that can be returned to Airflow: no result fails a training that succeeded."""
+        """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
         if not outcome.succeeded:
             return outcome
         for line in outcome.result_error.splitlines():
@@ -524,7 +533,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             return outcome
         if not isinstance(outcome.result, dict):
             kind = type(outcome.result).__name__
-            self.log.warning("multiple_outputs: found a %s, expected a dict. The result is return_value only", kind)
+            self.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed", kind)
             self.multiple_outputs = False
             return outcome
         result, warnings = storable_outputs(outcome.result)
@@ -535,10 +544,10 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     def _delete_or_release(
         self, context: Context, job: Mapping[str, str] | None = None, *, spare_ended: bool = False
     ) -> str:
-        """Release this try's job by `on_finish_action`; returns why that failed, or an empty string.
+        """Release this try's job by `on_finish_action`; returns the error, or an empty string.
 
         :param job: a `JobRef` as a dict. Default: the one in the task's state.
-        :param spare_ended: of a job that has ended, delete only the pods that still run.
+        :param spare_ended: keep a job that has ended and delete only its running pods. Default: False.
         """
         from airflow_provider_ktrain.operators import task_state
 
@@ -546,25 +555,25 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             ref = JobRef.from_dict(job) if job else task_state.read_job_of_this_try(context)
             if ref is None:
                 return ""
-            with self._host_of_what_is_left(context) as host:
+            with self._host_for_existing_job(context) as host:
                 self.log.info(host.release(ref, self.on_finish_action, spare_ended=spare_ended).text)
-        except Exception as e:  # it must not hide how the training ended
+        except Exception as e:  # must not hide how the training ended
             self.log.error("%s", e)
             return str(e)
         return ""
 
     def _end_or_release(self, context: Context) -> Outcome | None:
-        """Where the deferral timed out: the outcome of this try's job if it has ended, else the job is released."""
+        """After the deferral timed out: the outcome of this try's job if it has ended, else release the job."""
         from airflow_provider_ktrain.operators import task_state
 
         if ref := task_state.read_job_of_this_try(context):
-            with self._host_of_what_is_left(context) as host:
+            with self._host_for_existing_job(context) as host:
                 if job := host.ended(ref):
                     return host.follow(ref, self._options(job), None)
         self._delete_or_release(context)
         return None
 
-    def _host_of_what_is_left(self, context: Context) -> WorkerHost:
+    def _host_for_existing_job(self, context: Context) -> WorkerHost:
         from airflow_provider_ktrain.worker_host import Try, WorkerHost
 
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
@@ -575,19 +584,22 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
 
     @property
     def job_name(self) -> str:
-        """A template of the job's name, for tasks beside this one: `ScaleTrainingJobOperator(job_name=train.job_name)`.
+        """A template of the job's name, for other tasks: `ScaleTrainingJobOperator(job_name=train.job_name)`.
 
-        The name is known before the job exists, so that such a task need not come after this one.
+        The name is known before the job exists, so such a task doesn't have to run after this one.
         """
         return f"{{{{ dag.get_task({self.task_id!r}).job_name_of(ti) }}}}"
 
     def job_name_of(self, ti: Any) -> str:
-        """The job's name in the run of `ti`, which may be of any task of this DAG. Not for mapped tasks."""
+        """The job's name in the DAG run of `ti`. Not for mapped tasks.
+
+        :param ti: a task instance of any task of this DAG.
+        """
         prefix = self.render_template(self.name, ti.get_template_context())
         return TaskKey(compat.deployment_id(), self.dag_id, self.task_id, ti.run_id).job_name(prefix)
 
     def job_owner(self, context: Context) -> tuple[Owner, int]:
-        """This try as an owner, and the try number with which the task's present life began."""
+        """This try as an owner, and the first try since the task was last cleared."""
         ti = context["ti"]
         index = -1 if ti.map_index is None else ti.map_index
         key = TaskKey(compat.deployment_id(), ti.dag_id, ti.task_id, ti.run_id, index)
@@ -597,7 +609,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
     def stamped(
         self, built: Manifest, owner: Owner, name: str, namespace: str, submission: str, hashed: str
     ) -> Manifest:
-        """The manifest as it is sent: named, labelled, owned, with a deadline that the cluster keeps by itself."""
+        """The manifest as it is sent: with name, labels, owner, and a deadline that the cluster enforces."""
         notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: hashed}
         if (seconds := self._seconds_to_run()) is not None:
             notes[DEADLINE_ANNOTATION] = f"{time.time() + seconds:.0f}"
@@ -605,7 +617,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         return manifests.stamp(built, name, namespace, owner.key.labels(submission), notes)
 
     def _seconds_to_run(self) -> float | None:
-        """From submission to our own deadline: before Airflow's alarm, which would interrupt us anywhere."""
+        """Seconds from submission to the task's deadline, shortly before Airflow's own execution_timeout."""
         if self.execution_timeout is None:
             return None
         whole = self.execution_timeout.total_seconds()
@@ -637,8 +649,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             raise ManifestError(
                 "log_stall_timeout",
                 found=f"{self.log_stall_timeout!r} with logs='none'",
-                expected="logs that are followed: without them every job looks silent",
-                remedy="follow one replica, such as logs='primary', or leave log_stall_timeout out",
+                expected="followed logs: without them, every job appears to stall",
+                remedy="follow a replica, such as logs='primary', or remove log_stall_timeout",
             )
 
 
@@ -811,13 +823,13 @@ class MPIJobOperator(TrainingJobOperator):
 
 
 def _has_retry(context: Context) -> bool:
-    """Whether Airflow tries again if this try fails."""
+    """Whether Airflow retries the task if this try fails."""
     ti = context["ti"]
     return bool(ti.try_number <= (ti.max_tries or 0))
 
 
 def _path_of(manifest: Any) -> str | None:
-    """The path that a manifest parameter is, or None where it is the manifest itself."""
+    """The path in a manifest parameter; None if the parameter is the manifest itself."""
     if isinstance(manifest, str) and "\n" not in manifest and manifest.strip().endswith((".yaml", ".yml", ".json")):
         return manifest.strip()
     return None

@@ -1,4 +1,4 @@
-"""Sensors for jobs that others submitted: PyTorchJobSensor and MPIJobSensor. They never delete anything."""
+"""Sensors for jobs that somebody else submitted: PyTorchJobSensor and MPIJobSensor. They never delete a job."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ RETRY_PAUSE = 5.0  #: seconds between two attempts to watch in the worker
 class Waiting:
     """What a sensor stores in the task's state when it defers.
 
-    :param failures: how many triggers of this try have failed. Default: 0.
-    :param deadline: epoch seconds at which its timeout is over. Default: 0, not known.
-    :param job: the job that it waits for, as `core.identity.JobRef`. Default: not known.
+    :param failures: number of failed triggers of this try. Default: 0.
+    :param deadline: epoch seconds at which the timeout expires. Default: 0, unknown.
+    :param job: the awaited job, a `core.identity.JobRef` as a dict. Default: unknown.
     """
 
     failures: int = 0
@@ -62,7 +62,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     """
 
     kind: ClassVar[Kind]
-    #: seconds for which the worker waits after the first, second and third failure of a trigger; later to the timeout
+    #: seconds that the worker waits after the 1st, 2nd and 3rd failed trigger of a try; then until the timeout
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
 
     template_fields: Sequence[str] = ("job_name", "namespace", "kubernetes_conn_id", "cluster_context")
@@ -104,7 +104,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     def _defer(self, context: Context, ref: JobRef, failures: int, deadline: float) -> NoReturn:
         """Wait in the triggerer until the deadline.
 
-        :param failures: how many triggers of this try have failed.
+        :param failures: number of failed triggers of this try.
         :param deadline: epoch seconds.
         """
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -123,7 +123,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         )
 
     def _watch(self, context: Context) -> None:
-        """Wait in this process: one watch instead of looking again and again."""
+        """Wait in this process, with a watch instead of polling."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
@@ -139,7 +139,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
 
     def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
-        """Fail or skip the task; retry it first where the error is no proof of how the job stands."""
+        """Fail or skip the task. An error that proves nothing about the job fails it first, while retries are left."""
         unproven = isinstance(error.__cause__, ClusterError)
         if (self.soft_fail or self.never_fail) and not (unproven and _has_retry(context)):
             self.log.warning("Skipped instead of failed: %s", error)
@@ -147,7 +147,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         raise error
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after the trigger. Airflow's own would fail the task where the trigger could not be loaded."""
+        """Resume after the trigger. Airflow's method would fail the task if the trigger could not be loaded."""
         from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         try:
@@ -174,7 +174,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                 self._go_on(context, ended)
 
     def _go_on(self, context: Context, reason: str) -> None:
-        """Wait in the worker after a failure of the trigger, for longer each time, then defer again."""
+        """Wait in the worker after a failed trigger, longer after each failure, then defer again."""
         from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         stored = Waiting.from_dict(compat.recall(context, STATE_KEY))
@@ -191,7 +191,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         self._defer(context, self._reference(stored), failures, deadline)
 
     def _reference(self, stored: Waiting) -> JobRef:
-        """The job as it was deferred for, or as the cluster serves it now."""
+        """The job that the sensor deferred for, or the job as found in the cluster."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
@@ -201,7 +201,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                 return host.call(self._look)[0]
 
     def _watch_until(self, until: float) -> bool:
-        """Whether the job had one of the conditions by then; what keeps it from being watched is tried again.
+        """Whether the job had one of the conditions before `until`. A watch that fails is retried.
 
         :param until: epoch seconds.
         """
@@ -217,7 +217,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
             except AirflowException as e:
                 if not isinstance(e.__cause__, ClusterError):
                     raise
-                self.log.warning("%s cannot be watched now: %s", self._title, e)
+                self.log.warning("%s can't be watched, retrying: %s", self._title, e)
                 time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
             else:
                 self._finish(outcome)
@@ -225,7 +225,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         return False
 
     def poke(self, context: Context) -> bool:
-        """One look, for `mode="reschedule"`."""
+        """Look once at the job, for `mode="reschedule"`."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         try:
@@ -235,15 +235,13 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                     return False
                 if set(self.conditions) & true_conditions(job).keys():
                     return True
-                if phase_of(job).ended:  # to say why it did takes a watch
+                if phase_of(job).ended:  # finding the cause takes a watch
                     self._finish(host.watch(ref, self._options(), self.timeout))
                 return False
         except AirflowException as e:
             if not isinstance(e.__cause__, ClusterError):
                 raise
-            self.log.warning(
-                "%s cannot be read now; the sensor looks again in %.0f s: %s", self._title, self.poke_interval, e
-            )
+            self.log.warning("%s can't be read, retrying in %.0f s: %s", self._title, self.poke_interval, e)
             return False
 
     def _hook(self) -> TrainingHook:
@@ -254,14 +252,14 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         return hook
 
     async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
-        """The job by its name, and the job if it is there; the log says what is waited for."""
+        """Find the job by its name and log what the sensor waits for. The second value is None if it doesn't exist."""
         from airflow_provider_ktrain.engine.jobs import find, served_version
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
         _, job = await find(api, self.kind, ref.version, ref.namespace, ref.name) or (ref, None)
-        now = "does not exist yet" if job is None else f"is {phase_of(job)}"
-        self.log.info("Waits until %s is %s; now it %s", ref, self._wanted, now)
+        now = "doesn't exist" if job is None else f"is {phase_of(job)}"
+        self.log.info("Waiting until %s is %s. Currently it %s", ref, self._wanted, now)
         return ref, job
 
     def _options(self) -> Options:
@@ -288,7 +286,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
 
 def _has_retry(context: Context) -> bool:
-    """Whether Airflow tries again if this try fails."""
+    """Whether Airflow retries the task if this try fails."""
     ti = context.get("ti")
     return ti is not None and ti.try_number <= (ti.max_tries or 0)
 

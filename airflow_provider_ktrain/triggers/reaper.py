@@ -1,4 +1,4 @@
-"""The pause between a reaper's two looks."""
+"""The trigger that waits between the two passes of the reaper."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from airflow_provider_ktrain.core.text import clean
 
 
 class SecondLookTrigger(BaseTrigger):
-    """Hands the candidates of the first look to the second.
+    """Waits, then passes the candidates of the first pass to the second.
 
-    :param candidates: owner's ti_id by the job's uid. Default: none.
-    :param due: epoch seconds of the second look. Default: at once.
-    :param version: of the format of these arguments. Default: this release's.
+    :param candidates: the owner's task instance id, by the job's uid. Default: none.
+    :param due: time of the second pass, in epoch seconds. Default: now.
+    :param version: version of the format of these arguments. Default: this release's.
     :param unknown: arguments of newer releases; ignored.
     """
 
@@ -32,7 +32,7 @@ class SecondLookTrigger(BaseTrigger):
         **unknown: Any,
     ) -> None:
         super().__init__()
-        self.candidates = clean(dict(mapping(candidates)))  # owners are text of annotations
+        self.candidates = clean(dict(mapping(candidates)))  # owners come from annotations
         self.due = due
         self.version = version
 

@@ -1,4 +1,4 @@
-"""The trigger of a deferred training: it runs the same `follow` as the worker, with the logs."""
+"""The trigger of a deferred training. It runs the same `follow` as the worker, including the logs."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.follow.messages import Outcome
 
-KILL_PATIENCE = 300.0  #: seconds that a kill asks an API server which is away, and waits for pods to go
-INTERRUPTED = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
-STATE_TIMEOUT = 60.0  #: seconds for one answer of Airflow about the task's state
-STATE_INTERVAL = 5.0  #: seconds between two such questions
+#: seconds after a kill to retry an unreachable API server and to wait for the pods to terminate
+KILL_RELEASE_SECONDS = 300.0
+INTERRUPT_RELEASE_SECONDS = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
+STATE_TIMEOUT = 60.0  #: seconds to wait for the task's state from Airflow
+STATE_INTERVAL = 5.0  #: seconds between two reads of the task's state
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
-    """Follows one job to its end, brings its logs, frees its GPUs, and fires one event: an outcome or an error.
+    """Follows one job to its end, logs its lines, releases its GPUs, and fires one event: an outcome or an error.
 
-    A job that has ended is deleted by `execute_complete`, when the event has arrived.
+    `execute_complete` deletes a job that has ended, once it has received the event.
 
-    Its arguments hold no manifest and no credentials. They are `engine.terms.Deferral` as a dict, maybe of another
-    release: unknown ones are ignored, missing ones have defaults. None of them can keep the trigger from being built,
-    as Airflow would fail the task then; without a job its event is an error.
+    The arguments contain no manifest and no credentials. They are `engine.follow.messages.Deferral` as a dict, possibly
+    written by another release: unknown arguments are ignored, missing ones have defaults. Invalid arguments don't
+    raise, because Airflow would fail the task; without a job, the event is an error.
 
     :param job: `core.identity.JobRef` as a dict.
-    :param options: `engine.terms.Options` as a dict. Default: the defaults of its fields.
-    :param handover: `engine.terms.Handover` of the worker as a dict. Default: nothing was followed before.
+    :param options: `engine.follow.messages.Options` as a dict. Default: the defaults of its fields.
+    :param handover: `engine.follow.messages.Handover` of the worker as a dict. Default: nothing was followed before.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`.
     :param cluster_context: context of its kubeconfig. Default: its current one.
-    :param failures: how many triggers of this try have failed before. Default: 0.
-    :param version: of the format of these arguments. Default: this release's.
+    :param failures: number of earlier triggers of this try that have failed. Default: 0.
+    :param version: version of the format of these arguments. Default: this release's.
     :param unknown: arguments of newer releases; ignored.
     """
 
-    state_patience: ClassVar[float] = 300.0  #: seconds in which a task that is scheduled or queued may show what it is
+    state_patience: ClassVar[float] = 300.0  #: seconds to wait for a scheduled or queued task to change its state
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         super().__init__()
         self.job = dict(mapping(job))
         read = Options.from_dict(options)
-        if not self.job.get("owner"):  # without an owner no deletion is fenced, and the job is not a task's
+        if not self.job.get("owner"):  # without an owner, deletions can't be fenced and the job isn't a task's
             read = replace(read, release=False)
         self.options = read.to_dict()
         self.handover = dict(mapping(handover))
@@ -78,7 +79,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.failures = failures
         self.version = version
         self._killing: asyncio.Future[None] | None = None
-        self._cursor: Cursor | None = None  # where the logs stand, for what is written after a kill
+        self._cursor: Cursor | None = None  # the log position, for lines written after a kill
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("version", "job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
@@ -94,13 +95,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             try:
                 event = event_of(await self._follow(JobRef.from_dict(self.job)))
             except Exception as e:
-                # never raise: Airflow hands only a traceback to the worker then
+                # don't raise: Airflow would pass only a traceback to the worker
                 self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
                 event = event_of(f"{type(e).__name__}: {e}")
             await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         except asyncio.CancelledError:
-            if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nobody is left
-                await self._release(JobRef.from_dict(self.job), timeout=INTERRUPTED, verify=False)
+            if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nothing else runs
+                await self._release(JobRef.from_dict(self.job), timeout=INTERRUPT_RELEASE_SECONDS, verify=False)
             elif not compat.calls_on_kill():
                 await self.on_kill()
             raise
@@ -130,19 +131,19 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     async def on_kill(self) -> None:
         """Release the job if its task was really killed.
 
-        Airflow also calls this where a stalled triggerer comes back after another took its triggers, and after a clear
-        when the new try may own the job already. So the task's state is asked first (`core.kills.action_for_trigger`),
-        and the release is fenced by the owner.
+        Airflow also calls this when a stalled triggerer resumes after another one took over its triggers, and after a
+        clear, when the new try may already own the job. So the task's state is read first
+        (`core.kills.action_for_trigger`), and the release is fenced by the owner.
 
-        A triggerer of Airflow 3.3 cancels what it has cancelled again every second, and after 30 s (on_kill_timeout):
-        it would cut the release off. So that is a task of its own, waited for here and, where this is cut off, in
-        `cleanup`; it ends with the triggerer.
+        A triggerer of Airflow 3.3 repeats its cancellation every second, and again after 30 s (on_kill_timeout), which
+        would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if
+        cancelled, `cleanup` does. It ends with the triggerer.
         """
         self._killing = asyncio.ensure_future(self._release_if_killed())
         await self._killed()
 
     async def cleanup(self) -> None:
-        """Wait for a kill that still runs; a triggerer that only stops has none."""
+        """Wait for the release after a kill. When the triggerer only stops, there is none."""
         await self._killed()
 
     async def _killed(self) -> None:
@@ -157,16 +158,16 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         state, action = await self._kill_action()
         if action is not KillAction.RELEASE:
             self.log.warning(
-                "%s is kept: its task is %s. Whoever has the task next goes on with it, or the reaper takes it",
+                "%s is kept: its task is %s. The next trigger or try continues with it, or the reaper releases it",
                 ref,
                 state,
             )
             return
-        self.log.info("The task is %s. Releasing its job %s", state, ref)
-        await self._release(ref, timeout=KILL_PATIENCE)
+        self.log.info("The task is %s. Releasing %s", state, ref)
+        await self._release(ref, timeout=KILL_RELEASE_SECONDS)
 
     async def _kill_action(self) -> tuple[str, KillAction]:
-        """The task's state, and what follows from it; asked again while that is not decided."""
+        """The task's state and what happens to the job; the state is read again while it doesn't decide that."""
         end = time.monotonic() + self.state_patience
         state = ""
         while True:
@@ -175,7 +176,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             if action is not KillAction.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
                 return state, action
             if state != before:
-                self.log.info("A kill of a task that is %s: its state is asked again until it is decided", state)
+                self.log.info("The trigger was cancelled while its task is %s. Waiting for that state to change", state)
             await asyncio.sleep(min(STATE_INTERVAL, self.state_patience))
 
     async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
@@ -195,7 +196,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             self.log.error("%s", e)
 
     def _last_lines(self, api: Api, ref: JobRef) -> contextlib.AbstractAsyncContextManager[None]:
-        """What logs the lines between a kill and the end of the pods."""
+        """Logs the lines that the pods write between the kill and their end."""
         from airflow_provider_ktrain.engine.follow.last_lines import last_lines
         from airflow_provider_ktrain.engine.follow.messages import Handover, Options
 
@@ -203,20 +204,20 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)
 
     async def _task_state(self) -> str:
-        """The state of our task instance, of `compat.task_state`; UNKNOWN where it cannot be read."""
+        """The state of this trigger's task instance; UNKNOWN if it can't be read."""
         if self.task_instance is None:
             return UNKNOWN
         try:
             return await _ask_state(self.task_instance)
         except Exception as e:
-            self.log.warning("The state of the task cannot be read: %s: %s", type(e).__name__, e)
+            self.log.warning("The task's state can't be read from Airflow: %s: %s", type(e).__name__, e)
             return UNKNOWN
 
     def _warm_up(self) -> None:
-        """Ask Airflow one harmless question, once in a process, and wait for no answer.
+        """Send Airflow one harmless request per process, without waiting for the response.
 
-        The triggerer's supervisor loads Airflow's API when its first request arrives, which takes 7 s and more: a kill
-        should not have to wait for that.
+        The triggerer's supervisor loads Airflow's API at the first request, which takes 7 s or more. A kill should not
+        have to wait for that.
         """
         global _warmed_up
         connection = supervisor_connection()
@@ -235,11 +236,11 @@ async def _ask_state(ti: Any) -> str:
     return await asyncio.wait_for(asking, STATE_TIMEOUT)
 
 
-_warmed_up: object | None = None  # the connection to the supervisor over which a question was asked
+_warmed_up: object | None = None  # the connection to the supervisor that was used for the request
 _warming_up: set[asyncio.Future[str]] = set()
 
 
 def _warmed(asking: asyncio.Future[str]) -> None:
     _warming_up.discard(asking)
     if not asking.cancelled():
-        asking.exception()  # whatever it is, a kill asks again
+        asking.exception()  # an error doesn't matter: a kill sends its own request

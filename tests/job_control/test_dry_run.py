@@ -27,7 +27,7 @@ def test_valid_job_passes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None
     before = jobs.names()
     assert dry_run(image="scratch:1", command=["true"], workers=2, gpus=1) is None
     said = "".join(capfd.readouterr())
-    assert f"Dry run: nothing speaks against PyTorchJob {jobs.namespace}/train-" in said
+    assert f"Dry run: no errors found in PyTorchJob {jobs.namespace}/train-" in said
     assert "nothing was created" in said
     assert dry_run(MPIJobOperator, image="scratch:1", command=["true"], workers=2) is None
     assert jobs.names() == before

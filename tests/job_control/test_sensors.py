@@ -67,13 +67,13 @@ def test_sensor_waits_for_a_missing_job(
     name = f"PyTorchJob {jobs.namespace}/{manifest['metadata']['name']}"
     with pytest.raises(TaskDeferred):
         sensor(manifest, deferrable=True).execute({})
-    assert f"Waits until {name} is Succeeded; now it does not exist yet" in "".join(capfd.readouterr())
+    assert f"Waiting until {name} is Succeeded. Currently it doesn't exist" in "".join(capfd.readouterr())
     later.append(threading.Timer(0.5, jobs.submit, [manifest]))
     later[0].start()
     sensor(manifest).execute({})
     assert jobs.condition(jobs.submitted(manifest), "Succeeded")
     sensor(manifest).execute({})
-    assert f"Waits until {name} is Succeeded; now it is Succeeded" in "".join(capfd.readouterr())
+    assert f"Waiting until {name} is Succeeded. Currently it is Succeeded" in "".join(capfd.readouterr())
 
 
 @pytest.mark.embedded
@@ -259,7 +259,7 @@ def test_sensor_retries_while_the_cluster_is_unreachable(
     unreachable(jobs, monkeypatch)
     with pytest.raises(TaskDeferred):
         waiting.resume_execution(*FAILURES[0], here)
-    assert f"PyTorchJob {job['metadata']['name']} cannot be watched now: " in "".join(capfd.readouterr())
+    assert f"PyTorchJob {job['metadata']['name']} can't be watched, retrying: " in "".join(capfd.readouterr())
 
 
 def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(

@@ -161,7 +161,7 @@ def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
     """It is a limit that the user set, also where a retry is left."""
 
     class TimedOut(PyTorchJobOperator):
-        def _tell(self, *_: Any) -> None:
+        def _push_job(self, *_: Any) -> None:
             raise AirflowTaskTimeout("execution_timeout")
 
     with pytest.raises(AirflowTaskTimeout):

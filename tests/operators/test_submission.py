@@ -206,7 +206,7 @@ def test_a_deployment_id_that_others_have_too_is_warned_of(
     monkeypatch.delenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID")
     monkeypatch.setenv(f"AIRFLOW__{setting}", value)
     instance.execute()
-    assert capsys.readouterr().out.count("[ktrain] deployment_id is not set") == warns
+    assert capsys.readouterr().out.count("Set [ktrain] deployment_id: ") == warns
 
 
 def test_a_clear_may_go_elsewhere(instance: Instance) -> None:

@@ -79,7 +79,7 @@ def test_a_kill_asks_whether_there_was_one(
     supervisor.states = states
     asyncio.run(trigger.on_kill())
     assert bool(instance.jobs()) is kept
-    assert ("Whoever has the task next goes on with it, or the reaper takes it" in capsys.readouterr().out) is kept
+    assert ("The next trigger or try continues with it, or the reaper releases it" in capsys.readouterr().out) is kept
 
 
 def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
@@ -293,7 +293,7 @@ def test_a_job_is_not_looked_for_in_another_cluster(
     with pytest.raises(TrainingClusterError, match=f"submitted to {server(instance.cluster)}.*{server(other)}"):
         instance.execute(number=2, retries=1)
     del instance.store["ktrain_job"]  # a worker that was lost just as it submitted
-    with pytest.raises(TrainingJobError, match="another place than the one before: cluster changed"):
+    with pytest.raises(TrainingJobError, match=r"^cluster changed since the previous try"):
         instance.execute(number=2, retries=1)
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]

@@ -46,7 +46,7 @@ def test_airflow_that_takes_no_xcom_ends_no_training(
     """The XCom tells which job it is, for people; the job is followed without it."""
     assert isinstance(instance.execute(retries=retries, refuses="job"), TaskDeferred)
     assert alive(instance)
-    assert "Airflow could not store which job it is: Airflow cannot be told of job" in capsys.readouterr().out
+    assert "The job's identity could not be stored in Airflow (Airflow cannot be told of job" in capsys.readouterr().out
 
 
 def test_airflow_that_does_not_store_the_job_ends_no_training(instance: Instance) -> None:
@@ -95,7 +95,7 @@ def test_credentials_refused_at_the_last_adoption_end_no_training(
     finally:
         instance.cluster.admin("clear")
     assert alive(instance) == [before]
-    assert "A job that an earlier try left is kept" in capsys.readouterr().out
+    assert "The job of an earlier try is kept" in capsys.readouterr().out
 
 
 def connection(instance: Instance, **extra: Any) -> str:
