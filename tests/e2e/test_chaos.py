@@ -63,6 +63,15 @@ def test_worker_lost_while_following(begin: Begin, airflow: Airflow) -> None:
     assert "Adopting it." in stage.log(2)
 
 
+def test_worker_killed_after_execute_returned(begin: Begin) -> None:
+    """Airflow doesn't know of the success yet: the retry returns the stored result and trains nothing."""
+    stage = begin("chaos_worker_ended", seconds=3)
+    stage.wait_line("execute has returned")
+    stage.kill_task(signal.SIGKILL)
+    check_end(stage, "success", try_number=2)
+    assert "line 0" not in stage.log(2)
+
+
 def test_worker_lost_for_good(begin: Begin, airflow: Airflow) -> None:
     """Without a retry nobody is left to act: the reaper."""
     stage = begin("chaos_worker", seconds=600)

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 from typing import Any
 
 import pendulum
@@ -34,6 +35,15 @@ class SoonTimedOut(PyTorchJobOperator):
     defer_padding = 3.0
 
 
+class WaitsAfterExecute(PyTorchJobOperator):
+    """Its first try stays in the worker after `execute` has returned, until the worker is killed."""
+
+    def post_execute(self, context: Any, result: Any = None) -> None:
+        if context["ti"].try_number == 1:
+            self.log.info("execute has returned")
+            time.sleep(600)
+
+
 def a_dag(dag_id: str) -> DAG:
     return DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"])
 
@@ -45,6 +55,7 @@ def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **
 
 dag("chaos_worker", deferrable=False)
 dag("chaos_worker_retries", deferrable=False, retries=1)
+dag("chaos_worker_ended", WaitsAfterExecute, deferrable=False, retries=1)
 dag("chaos_deferred")
 dag("chaos_deferred_retries", retries=1)
 dag("chaos_deferred_keeps", on_finish_action="keep_job")
