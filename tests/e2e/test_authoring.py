@@ -79,7 +79,7 @@ def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None
     over.set()
     assert most[0] == 4
     (first,) = [r for r in airflow.runs("intervals") if r["logical_date"].startswith("2026-02-01")]
-    assert "the triggerer follows it" in airflow.log("intervals", first["dag_run_id"], "train")
+    assert "the triggerer now follows" in airflow.log("intervals", first["dag_run_id"], "train")
 
 
 def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kube) -> None:

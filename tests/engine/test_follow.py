@@ -154,8 +154,11 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
 @pytest.mark.parametrize("policy", ["None", "Running", "All"])
 @pytest.mark.parametrize("each", [600, 2], ids=["one host", "many hosts"])
 async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy: str, each: float) -> None:
-    """The operator deletes the Worker, which still runs, when the Master has succeeded."""
-    program = "case $RANK in 0) sleep 5; echo line 0;; *) echo started; trap 'exit 143' TERM; sleep 600 & wait;; esac"
+    """The operator deletes the Worker, which still runs, when the Master has succeeded.
+
+    The Master ends a second after its line: under `All` its pod is deleted with its log as soon as it has ended.
+    """
+    program = "case $RANK in 0) sleep 5; echo line 0; sleep 1;; *) echo started; trap 'exit 143' TERM; sleep 600 & wait;; esac"
     ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": policy})).ref
     outcome: Outcome | Handover = Handover()
     while isinstance(outcome, Handover):
