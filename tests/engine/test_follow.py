@@ -158,7 +158,8 @@ async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy:
 
     The Master ends a second after its line: under `All` its pod is deleted with its log as soon as it has ended.
     """
-    program = "case $RANK in 0) sleep 5; echo line 0; sleep 1;; *) echo started; trap 'exit 143' TERM; sleep 600 & wait;; esac"
+    worker = "echo started; trap 'exit 143' TERM; sleep 600 & wait"
+    program = f"case $RANK in 0) sleep 5; echo line 0; sleep 1;; *) {worker};; esac"
     ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": policy})).ref
     outcome: Outcome | Handover = Handover()
     while isinstance(outcome, Handover):
