@@ -288,3 +288,9 @@ def _log_path(ti: Any) -> str:
 
     template = str(conf.get("logging", "log_filename_template"))
     return str(Template(template).render(ti=ti, try_number=ti.try_number))
+
+
+def has_retry(context: Context) -> bool:
+    """Whether Airflow retries the task if this try fails."""
+    ti = context.get("ti")
+    return ti is not None and bool(ti.try_number <= (ti.max_tries or 0))

@@ -276,7 +276,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 self._note(context, submission, submitted)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
-                patience = 0.0 if _has_retry(context) else self.patience
+                patience = 0.0 if compat.has_retry(context) else self.patience
                 outcome = host.follow(submitted.ref, options, until, patience=patience)
             if outcome is not None:
                 return self._finish(outcome, context)
@@ -820,12 +820,6 @@ class MPIJobOperator(TrainingJobOperator):
     """
 
     kind = MPIJOB
-
-
-def _has_retry(context: Context) -> bool:
-    """Whether Airflow retries the task if this try fails."""
-    ti = context["ti"]
-    return bool(ti.try_number <= (ti.max_tries or 0))
 
 
 def _path_of(manifest: Any) -> str | None:

@@ -141,7 +141,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
         """Fail or skip the task. An error that proves nothing about the job fails it first, while retries are left."""
         unproven = isinstance(error.__cause__, ClusterError)
-        if (self.soft_fail or self.never_fail) and not (unproven and _has_retry(context)):
+        if (self.soft_fail or self.never_fail) and not (unproven and compat.has_retry(context)):
             self.log.warning("Skipped instead of failed: %s", error)
             raise AirflowSkipException(f"Skipped instead of failed: {error}") from error
         raise error
@@ -283,12 +283,6 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     @property
     def _wanted(self) -> str:
         return " or ".join(self.conditions)
-
-
-def _has_retry(context: Context) -> bool:
-    """Whether Airflow retries the task if this try fails."""
-    ti = context.get("ti")
-    return ti is not None and ti.try_number <= (ti.max_tries or 0)
 
 
 class PyTorchJobSensor(TrainingJobSensor):
