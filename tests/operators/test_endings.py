@@ -138,8 +138,8 @@ def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> No
     assert not instance.jobs()
 
 
-class Lost(BaseException):
-    """The worker's process ends here."""
+class Lost(SystemExit):
+    """The worker's process ends here. asyncio swallows other exceptions that a signal handler raises in a callback."""
 
 
 def stop(*_: object) -> None:
