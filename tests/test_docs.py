@@ -156,9 +156,8 @@ def test_named_files_and_tests_exist(page: pathlib.Path) -> None:
 
 def parameters(cls: type) -> set[str]:
     """The parameters of a class's constructor, including Airflow's."""
-    return {
-        name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters
-    }
+    constructors = [vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)]
+    return {name for constructor in constructors for name in inspect.signature(constructor).parameters}
 
 
 def tables() -> list[Any]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What was not as expected in a scenario. The first process of pytest-xdist has all run, the others read."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "conformance"
-    tests = [item for item in request.session.items if "results" in getattr(item, "fixturenames", ())]
+    tests: list[Any] = [item for item in request.session.items if "results" in getattr(item, "fixturenames", ())]
     names = [item.callspec.params["scenario"].name for item in tests]
     suite: subprocess.Popen[bytes] | None = None
     try:

@@ -240,7 +240,8 @@ class Recording:
             if verb in step:
                 if self.cluster.embedded and "embedded" in step:
                     step = {**step, **step["embedded"]}
-                return await getattr(self, verb)(self.fill(step))
+                await getattr(self, verb)(self.fill(step))
+                return
         raise ValueError(f"{self.scenario.name}: no step can be made of {step}")
 
     def fill(self, value: Any) -> Any:

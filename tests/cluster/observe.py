@@ -22,7 +22,7 @@ STARTING = {"ContainerCreating", "PodInitializing"}
 JOBS = {"pytorchjobs", "mpijobs", "trainjobs", "jobsets", "jobs"}
 PLAIN = re.compile(r"^[\w.:/{}<>-]+$")
 
-VOLATILE = [
+VOLATILE: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<uid>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "<time>"),
     (re.compile(r"containerd://[0-9a-f]+"), "<container>"),
@@ -48,8 +48,8 @@ def scrubber(names: Mapping[str, str]) -> Callable[[Any], Any]:
             return value
         for text, name in known:
             value = value.replace(text, name)
-        for pattern, name in VOLATILE:
-            value = pattern.sub(name, value)
+        for pattern, replacement in VOLATILE:
+            value = pattern.sub(replacement, value)
         return value
 
     return scrub
@@ -303,7 +303,7 @@ def says(body: Any) -> str:
     return " ".join([kind, *([meta["name"]] if "name" in meta else []), *marks])
 
 
-def details(body: Obj) -> Obj:
+def details(body: Any) -> Obj:
     """What an expectation may ask of a body beyond its one line."""
     if not isinstance(body, dict):
         return {}

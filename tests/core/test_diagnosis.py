@@ -299,7 +299,7 @@ def written(name: str) -> str:
 
 
 def test_the_earliest_failure_is_the_cause_not_the_kills_after_it() -> None:
-    killed = {"metadata": {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}}
+    killed: dict[str, Any] = {"metadata": {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}}
     pods = [
         pod("Worker", 0, code=1, at=100),
         pod("Master", 0, code=143, at=103, **copy.deepcopy(killed)),

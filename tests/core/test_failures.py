@@ -28,7 +28,7 @@ ENDED = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:01:00
 
 def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     role = case.get("is", "Worker")
-    job = {"kind": "MPIJob" if role == "Launcher" else "PyTorchJob", "metadata": {"name": "train"}}
+    job: dict[str, Any] = {"kind": "MPIJob" if role == "Launcher" else "PyTorchJob", "metadata": {"name": "train"}}
     created = {"type": "Created", "status": "True", "reason": "Created", "message": "created"}
     job["status"] = {"conditions": [created]} if case.get("waits") else failed(message="")["status"]
     it = pod(role, 0)

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.identity import (
     Action,
     JobRef,
     Owner,
+    Reattach,
     TaskKey,
     cleared,
     decide,
@@ -54,8 +55,8 @@ def test_two_tasks_never_have_one_name(one: TaskKey, other: TaskKey) -> None:
 
 @pytest.mark.parametrize("field", ["deployment", "dag_id", "task_id", "run_id", "map_index"])
 def test_every_part_of_the_key_counts(field: str) -> None:
-    other = replace(KEY, **{field: 7 if field == "map_index" else "other"})
-    assert other.job_name("same") != KEY.job_name("same")
+    other: Any = {field: 7 if field == "map_index" else "other"}
+    assert replace(KEY, **other).job_name("same") != KEY.job_name("same")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_try_finds_what_it_created_itself() -> None:
 
 def test_every_combination_is_decided() -> None:
     for owner_try, first, condition, deleting, changed, reattach in itertools.product(
-        (1, 2, 3), (1, 2, 3), CONDITIONS, (False, True), (False, True), ("always", "if_unchanged")
+        (1, 2, 3), (1, 2, 3), CONDITIONS, (False, True), (False, True), get_args(Reattach)
     ):
         found = job(Owner(KEY, owner_try, f"ti-{owner_try}"), condition, deleting)
         decision = decide(found, Owner(KEY, 2, "ti-2"), first, reattach=reattach, changed=changed)

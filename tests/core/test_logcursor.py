@@ -136,8 +136,8 @@ def test_clock_that_is_set_back_loses_no_line() -> None:
 
 
 def test_since_is_a_whole_second_before_the_last_line() -> None:
+    assert Position().since is None
     position = Position()
-    assert position.since is None
     position.advance(at(10.25))
     assert position.since == "2026-11-21T10:00:09Z"
     position.advance(at(12.5))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.logs.result import MAX_BYTES, MAX_DEPTH, RESULT_MARKER, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.result import MAX_BYTES, RESULT_MARKER, find_result, keep_result_line
+from airflow_provider_ktrain.core.storable import MAX_DEPTH
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
 

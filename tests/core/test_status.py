@@ -91,7 +91,8 @@ def test_a_suspended_job_is_queued_until_it_has_started() -> None:
 
 
 def test_pods_distinguish_pending_from_starting() -> None:
-    placed, waiting = {"spec": {"nodeName": "n"}}, {"spec": {}}
+    placed: dict[str, Any] = {"spec": {"nodeName": "n"}}
+    waiting: dict[str, Any] = {"spec": {}}
     assert phase_of(job([("Created", "True")]), []) is Phase.PENDING
     assert phase_of(job([("Created", "True")]), [placed, waiting]) is Phase.PENDING
     assert phase_of(job([("Created", "True")]), [placed, placed]) is Phase.STARTING

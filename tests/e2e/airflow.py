@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from signal import Signals
 from typing import Any, TypeVar
 
 from tests.clusters import IMAGE, TestCluster
@@ -156,7 +157,7 @@ class Airflow:
 
         wait_for(f"the triggerers {', '.join(names)} work and no other", restarted)
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def signal(self, name: str, number: Signals) -> None:
         """To the component and all its children, those in sessions of their own included."""
         for pid in [*descendants(self.processes[name].pid), self.processes[name].pid]:
             with contextlib.suppress(ProcessLookupError):
@@ -196,7 +197,7 @@ class Airflow:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
 
-    def kill_task(self, dag_id: str, run_id: str, task_id: str, number: signal.Signals) -> None:
+    def kill_task(self, dag_id: str, run_id: str, task_id: str, number: Signals) -> None:
         """Signal the process that runs a task."""
         (process,) = self.task_processes(self.task(dag_id, run_id, task_id)["id"])
         os.kill(process, number)

@@ -395,7 +395,7 @@ async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
         await runner.cleanup()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 240) -> None:
+async def until(condition: Callable[..., Any], seconds: float = 240) -> None:
     """Wait until the condition is true."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110

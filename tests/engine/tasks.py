@@ -7,8 +7,9 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
@@ -73,8 +74,16 @@ class MeddledApi(Api):
 A = TypeVar("A", bound=Api)
 
 
+@overload
+def api_of(cluster: TestCluster, *, token: str = "") -> AbstractAsyncContextManager[Api]: ...
+
+
+@overload
+def api_of(cluster: TestCluster, cls: type[A], token: str = "") -> AbstractAsyncContextManager[A]: ...
+
+
 @contextlib.asynccontextmanager
-async def api_of(cluster: TestCluster, cls: type[A] = Api, token: str = "") -> AsyncIterator[A]:
+async def api_of(cluster: TestCluster, cls: type[Any] = Api, token: str = "") -> AsyncIterator[Any]:
     async def make_client() -> aio.ApiClient:
         configuration = aio.Configuration()
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)

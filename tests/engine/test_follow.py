@@ -184,7 +184,7 @@ async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 async def test_each_limit_ends_the_job(
-    task: Task, submitted: dict[str, Any], limits: dict[str, float], category: str, says: str
+    task: Task, submitted: dict[str, Any], limits: dict[str, Any], category: str, says: str
 ) -> None:
     ref = (await task.submit(**submitted)).ref
     outcome = await task.ended(ref, limits=Limits(**limits))

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from .tasks import Lines
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
-JOB = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
+JOB: dict[str, Any] = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
 
 
 async def nobody() -> Any:

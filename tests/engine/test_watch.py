@@ -7,6 +7,8 @@ import contextlib
 import contextvars
 import gc
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -35,7 +37,7 @@ from .fakekube import PODS, FakeKube, clients, cutter, serving, until
 OURS = {"app": "ktrain"}
 
 
-def versions(objects: dict[str, dict]) -> dict[str, str]:
+def versions(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects.values()}
 
 
@@ -508,7 +510,10 @@ class Story:
             self.kube.put(name, self.rng.choice([OURS, OURS, {"app": "x"}]), spec={"n": self.rng.random()})
 
     def trouble(self) -> None:
-        self.rng.choice([self.kube.cut, self.kube.expire, self.away, self.new_token, self.overload, lambda: None])()
+        troubles: list[Callable[[], object]] = [
+            self.kube.cut, self.kube.expire, self.away, self.new_token, self.overload, lambda: None
+        ]  # fmt: skip
+        self.rng.choice(troubles)()
         self.kube.cut_after = cutter(self.rng, 1500, self.rng.randrange(4))
 
     def away(self) -> None:

@@ -39,7 +39,7 @@ def config(folder: Path) -> dict[str, Any]:
     plugin.write_text(f"#!/bin/sh\ncat <<END\n{json.dumps(answer)}\nEND\n")
     plugin.chmod(0o755)
     data = {name: base64.b64encode(text.encode()).decode() for name, text in (("crt", CERTIFICATE), ("key", KEY))}
-    clusters = {
+    clusters: dict[str, dict[str, Any]] = {
         "plain": {"certificate-authority-data": data["crt"]},
         "by-file": {"certificate-authority": str(folder / "ca.crt")},
         "unverified": {"insecure-skip-tls-verify": True},

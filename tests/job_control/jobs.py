@@ -46,8 +46,8 @@ class Jobs:
         self, kind: str = "PyTorchJob", version: str = "v1", *, spec: Object | None = None, **options: Any
     ) -> Object:
         """A manifest with a unique name; `spec` is merged into its spec."""
-        options = {"image": IMAGE, "command": WAIT, "gpus": 1} | options
-        manifest = build(kind, JobOptions(**options), f"kubeflow.org/{version}")
+        given: dict[str, Any] = {"image": IMAGE, "command": WAIT, "gpus": 1, **options}
+        manifest = build(kind, JobOptions(**given), f"kubeflow.org/{version}")
         manifest["spec"] |= spec or {}
         for _, template in kind_of(manifest["kind"]).templates(manifest):
             template["spec"]["terminationGracePeriodSeconds"] = 1  # as the first process, a shell ignores SIGTERM

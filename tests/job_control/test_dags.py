@@ -10,8 +10,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.decorators.pytorchjob import pytorchjob_task
-from airflow_provider_ktrain.operators.training import TrainingJobOperator
+from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator, pytorchjob_task
 from airflow_provider_ktrain.sensors.training import TrainingJobSensor
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "example_dags"
@@ -102,6 +101,6 @@ def test_function_becomes_a_task() -> None:
     with DAG("functions") as dag:
         pytorchjob_task(image="x:1", workers=1)(fine)(1, b=5)
     task = dag.get_task("fine")
-    assert isinstance(task, TrainingJobOperator)
+    assert isinstance(task, _PyTorchJobDecoratedOperator)
     assert (list(task.op_args), task.op_kwargs) == ([1], {"b": 5})
     assert task.build_manifest(None)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1

@@ -197,7 +197,7 @@ KUEUE = "/apis/kueue.x-k8s.io"
 QUEUE = f"{KUEUE}/v1beta2/namespaces/default/localqueues/team-a"
 SCHEMA = "/openapi/v3/apis/kubeflow.org/v1"
 JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
-SERVED = {
+SERVED: dict[str, Object | int] = {
     "/apis/kubeflow.org": {"versions": [{"version": "v1"}]},
     "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]},
     "/api/v1/namespaces/default": {"status": {"phase": "Active"}},

@@ -215,7 +215,7 @@ def unreachable(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
 
 
-FAILURES = [
+FAILURES: list[tuple[str, dict[str, Any]]] = [
     (TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_FAILURE, "traceback": ["ImportError: no such module"]}),
     ("execute_complete", {"event": {"version": 1, "error": "ImportError: no such module"}}),
 ]

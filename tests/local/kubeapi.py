@@ -76,7 +76,7 @@ class Client:
                 yield json.loads(line)
 
 
-def eventually(check: Callable[[], Any], timeout: float = 240) -> Any:
+def eventually(check: Callable[..., Any], timeout: float = 240) -> Any:
     """What `check` returns as soon as that is true; its last failure where it never is."""
     until = time.monotonic() + timeout
     while True:

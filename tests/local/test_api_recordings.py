@@ -126,10 +126,9 @@ def compare_status(replay: Replay, step: dict[str, Any], answer: Answer) -> None
 def compare(replay: Replay, step: dict[str, Any], answer: Answer) -> None:
     assert answer.status == step["status"], answer.body
     body = step.get("body")
+    ours = answer.body if body is not None else None
     if isinstance(body, dict) and body.get("kind") == "Table":
         body, ours = table(body), table(answer.json)
-    else:
-        ours = answer.body if body is not None else None
     assert replay.shown(ours) == replay.shown(body)
     assert told(answer) == [h for h in step.get("told", ()) if h[0] in ("Warning", "Retry-After")]
     replay.learn(body, ours)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.local.controllers.batchjob import TRACKING, JobController
+from airflow_provider_ktrain.local.controllers.batchjob import JobController
+from airflow_provider_ktrain.local.controllers.jobpods import TRACKING
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
 from airflow_provider_ktrain.local.controllers.mpijob_v2beta1 import MPIJobV2Controller
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
@@ -273,7 +274,8 @@ class TestJob:
 
     def test_time_to_live(self) -> None:
         play = self.play(ttlSecondsAfterFinished=60)
-        play.exit(*play.names(r.POD), 0)
+        (pod,) = play.names(r.POD)
+        play.exit(pod, 0)
         play.wait(50)
         assert play.names(r.BATCH_JOB) == ["job"]
         play.wait(15)

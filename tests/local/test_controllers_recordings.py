@@ -71,9 +71,9 @@ class Replay(Play):
 
     def _job_changed(self, change: Any) -> None:
         status = change.object.get("status", {})
-        seen = [[f"{c['type']}={c['status']}/{c['reason']}/{c['message']}" for c in status.get("conditions", ())]]
+        conditions = [f"{c['type']}={c['status']}/{c['reason']}/{c['message']}" for c in status.get("conditions", ())]
         counts = status.get("replicaStatuses", {})
-        seen.append({t: {k: v for k, v in s.items() if k != "selector"} for t, s in counts.items()})
+        seen = [conditions, {t: {k: v for k, v in s.items() if k != "selector"} for t, s in counts.items()}]
         statuses = self.statuses[change.object["metadata"]["name"]]
         if status and change.type == "MODIFIED" and statuses[-1:] != [seen]:
             statuses.append(seen)
@@ -137,7 +137,8 @@ def load(name: str) -> dict[str, Any]:
     if name in RACES:
         text = json.dumps(recording["jobs"])
         for separator in "/", " ":
-            text = text.replace(*(wording.format(separator) for wording in RACES[name]))
+            ours, theirs = (wording.format(separator) for wording in RACES[name])
+            text = text.replace(ours, theirs)
         recording["jobs"] = json.loads(text)
     return recording
 

@@ -137,7 +137,7 @@ def test_extended_resources_and_init_containers_count() -> None:
     wanted["spec"]["initContainers"] = [{"name": "i", "resources": {"requests": {"cpu": "6"}}}]
     assert scheduler.requests(wanted) == {"pods": 1, "rdma/hca": 1, "cpu": 6}
     assert decide(wanted, hosts(1)).node is None
-    assert decide(wanted, hosts(1, **{"rdma/hca": "2"})).node == "ktrain-node-0"
+    assert decide(wanted, hosts(1, 0, **{"rdma/hca": "2"})).node == "ktrain-node-0"
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 4), st.integers(0, 8))

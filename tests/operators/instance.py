@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 from airflow.sdk import DAG, TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
@@ -193,7 +194,7 @@ class Supervisor:
     """
 
     def __init__(self, *states: TaskInstanceState | Exception | None) -> None:
-        self.states = list(states)
+        self.states: list[TaskInstanceState | Exception | None] = list(states)
         self.asked = 0
 
     def send(self, message: Any) -> Any:
@@ -212,12 +213,5 @@ def supervised(answers: Supervisor) -> Iterator[Supervisor]:
     """Have this process ask `answers`."""
     from airflow.sdk.execution_time import task_runner
 
-    before = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    task_runner.SUPERVISOR_COMMS = answers
-    try:
+    with mock.patch.object(task_runner, "SUPERVISOR_COMMS", answers, create=True):
         yield answers
-    finally:
-        if before is None:
-            del task_runner.SUPERVISOR_COMMS
-        else:
-            task_runner.SUPERVISOR_COMMS = before

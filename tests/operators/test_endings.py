@@ -83,7 +83,7 @@ def test_earlier_success_needs_no_cluster(instance: Instance, monkeypatch: pytes
     """Nor parameters that are valid by now."""
     instance.execute(command=RESULT, deferrable=False, retries=1, on_finish_action="keep_job")
     away(instance, monkeypatch)
-    again = {"number": 2, "retries": 1, "logs": "no such choice", "on_finish_action": "keep_job"}
+    again: dict[str, Any] = {"number": 2, "retries": 1, "logs": "no such choice", "on_finish_action": "keep_job"}
     assert instance.execute(command=RESULT, **again) == {"loss": 0.5}
 
 

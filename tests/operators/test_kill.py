@@ -29,7 +29,12 @@ AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
 @pytest.fixture
 def kill(instance: Instance) -> Iterator[Kill]:
     """Have the task killed, as Airflow does it, once a condition holds."""
-    before = signal.signal(signal.SIGUSR1, lambda *_: instance.operator and instance.operator.on_kill())
+
+    def on_signal(*_: object) -> None:
+        if instance.operator:
+            instance.operator.on_kill()
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
     over = threading.Event()
     threads = []
 
@@ -86,7 +91,7 @@ class Hanging(Supervisor):
     over = threading.Event()
 
 
-STATES = {
+STATES: dict[str, tuple[TaskInstanceState | Exception, bool, bool]] = {
     "failed": (TaskInstanceState.FAILED, False, False),
     "success": (TaskInstanceState.SUCCESS, False, False),
     "cleared": (TaskInstanceState.RESTARTING, False, False),

@@ -29,11 +29,12 @@ def kept() -> Iterator[Kept]:
     initialize(Kept)
 
 
-def initialize(factory: Callable[[], Kept]) -> None:
+def initialize(factory: Callable[[], Any]) -> None:
     if hasattr(stats, "initialize"):
         stats.initialize(factory=factory, export_legacy_names=False)
     else:  # Airflow 3.2
-        stats.Stats.initialize(factory=factory)
+        legacy: Any = stats.Stats
+        legacy.initialize(factory=factory)
 
 
 def test_seconds_gpus_and_logs_of_a_task(instance: Instance, kept: Kept) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.sdk.execution_time import task_runner
 from airflow.triggers.base import TriggerEvent
 from kubernetes import client, config
 
@@ -20,17 +19,16 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.clusters import TestCluster, with_token
 from tests.engine.tasks import EvictedApi
-from tests.operators.instance import Instance, Supervisor
+from tests.operators.instance import Instance, Supervisor, supervised
 
 
 @pytest.fixture
 def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     """Airflow says that the task has failed, and its job is there: the deployment is of this test alone."""
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", instance.run_id)
-    task_runner.SUPERVISOR_COMMS = answers = Supervisor(TaskInstanceState.FAILED)
-    instance.execute()
-    yield answers
-    del task_runner.SUPERVISOR_COMMS
+    with supervised(Supervisor(TaskInstanceState.FAILED)) as answers:
+        instance.execute()
+        yield answers
 
 
 def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperator, dict[str, Any]]:
@@ -146,7 +144,7 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
     instance.execute(number=2, max_tries=1, name="other")
     reaper, found = look(instance, dry_run=False)
     assert len(found["candidates"]) == 2
-    supervisor.states = [TaskInstanceState.FAILED] * 3 + [TaskInstanceState.RUNNING]  # both in the look, then each
+    supervisor.states = [*[TaskInstanceState.FAILED] * 3, TaskInstanceState.RUNNING]  # both in the look, then each
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
 

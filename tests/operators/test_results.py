@@ -52,12 +52,12 @@ def returns(what: str) -> Any:
 
 def test_return_value_arrives_by_the_termination_message(instance: Instance) -> None:
     """The Master's log is not followed."""
-    function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
+    function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
     assert instance.execute(**function, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
 
 
 def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
-    function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
+    function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
     assert instance.execute(**function, op_args=["text"]) == "x"
     assert instance.execute(**function, op_args=["nan"], number=2, max_tries=2) == "nan"
     with pytest.raises(TrainingConfigurationError, match="returns succeeded, but its return value is not JSON") as e:

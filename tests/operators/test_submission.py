@@ -48,7 +48,7 @@ def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
 
 def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> None:
     """In the DAG file, while try 1 trains; then its worker is lost."""
-    retries = {"checkpoint_dir": "/checkpoints", "max_tries": 3}
+    retries: dict[str, Any] = {"checkpoint_dir": "/checkpoints", "max_tries": 3}
     instance.execute(number=1, retries=3, **retries)
     (first,) = instance.jobs()
     instance.execute(number=2, retries=1, **retries)
@@ -95,7 +95,7 @@ def test_the_owner_is_this_try(instance: Instance) -> None:
     ids=["namespace", "name", "connection", "context"],
 )
 def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], says: str
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str
 ) -> None:
     """Else it would start a second job there."""
     instance.execute(number=1, retries=1)
@@ -112,7 +112,7 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
 
 # a retry whose manifest or parameters have become invalid while the job of the try before runs on
 
-TWO_MASTERS = {"replicas": {"Master": 2}}
+TWO_MASTERS: dict[str, Any] = {"replicas": {"Master": 2}}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,8 @@ def test_an_invalid_manifest_releases_nothing_while_the_cluster_is_away(
 
 def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None:
     """Else what was kept as its time was over would be over again at once, with each retry."""
-    hour, kept = datetime.timedelta(hours=1), {"on_finish_action": "keep_job", "retries": 2}
+    hour = datetime.timedelta(hours=1)
+    kept: dict[str, Any] = {"on_finish_action": "keep_job", "retries": 2}
     first = instance.execute(number=1, execution_timeout=hour, **kept)
     alive = instance.execute(number=2, execution_timeout=3 * hour, **kept)
     assert alive.trigger.options["deadline"] == first.trigger.options["deadline"], "an adoption alone does not renew it"

@@ -16,10 +16,11 @@ from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.triggers.training import EARLIEST_EVENT, TrainingJobTrigger
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import until
@@ -45,9 +46,8 @@ def trigger_of(
     """As the triggerer has it: built from what was serialized."""
     _, arguments = deferred.trigger.serialize()
     trigger = cls(**arguments)
-    trigger.task_instance = SimpleNamespace(
-        dag_id=instance.key.dag_id, run_id=instance.run_id, task_id="train", map_index=-1
-    )
+    ti: Any = SimpleNamespace(dag_id=instance.key.dag_id, run_id=instance.run_id, task_id="train", map_index=-1)
+    trigger.task_instance = ti
     return trigger
 
 

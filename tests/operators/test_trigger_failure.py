@@ -206,7 +206,8 @@ def test_arguments_of_an_earlier_release_are_followed(instance: Instance) -> Non
     kwargs = arguments(instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 1"]))
     flat = {name: kwargs[name] for name in ("job", "options", "kubernetes_conn_id", "cluster_context", "failures")}
     trigger = TrainingJobTrigger(**flat, cursor={"zlib": "c$}@"}, metrics={"seconds.queued": 1}, marked="", past={})
-    trigger.task_instance = SimpleNamespace(dag_id="dag", run_id=instance.run_id, task_id="train", map_index=-1)
+    ti: Any = SimpleNamespace(dag_id="dag", run_id=instance.run_id, task_id="train", map_index=-1)
+    trigger.task_instance = ti
     event = first_event(trigger)
     assert event["outcome"]["succeeded"]
     assert instance.resume(event) is None

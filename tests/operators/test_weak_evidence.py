@@ -70,7 +70,8 @@ class Breaks(PyTorchJobOperator):
     patience = 0.0
 
     def _options(self, job: Any) -> Any:
-        return replace(super()._options(job), limits=None)
+        broken: Any = None
+        return replace(super()._options(job), limits=broken)
 
 
 def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +146,7 @@ def returns_a_set() -> Any:
 
 def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
     """The worker was lost between the outcome and the failure: the retry does not succeed without a result."""
-    function = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns_a_set, "deferrable": False}
+    function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns_a_set, "deferrable": False}
     for number in (1, 2):
         with pytest.raises(TrainingConfigurationError, match="its return value is not JSON"):
             instance.execute(number=number, retries=1, **function)
@@ -164,7 +165,7 @@ def test_template_of_log_files_that_a_task_cannot_fill_in_ends_no_training(
 
 def test_success_of_a_job_that_is_being_deleted_is_not_repeated(instance: Instance) -> None:
     """Its worker was lost, and somebody deletes the job as the retry begins."""
-    parameters = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
+    parameters: dict[str, Any] = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
     command = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]
     instance.execute(number=1, command=command, **parameters)
     instance.wait_ended()

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from typing import Any
 
 import pendulum
 from airflow.sdk import DAG, task
@@ -24,7 +25,8 @@ with DAG("chaos_result", schedule=None, start_date=START, tags=["chaos"]):
     def report(result: dict[str, object], accuracy: float) -> list[object]:
         return [result["loss"], result["diverged"], accuracy]
 
-    report(train.output, train.output["accuracy"])  # type: ignore[arg-type]
+    result: Any = train.output
+    report(result, result["accuracy"])
 
 with DAG("chaos_error_page", schedule=None, start_date=START, tags=["chaos"]):
     PyTorchJobSensor(
