@@ -345,7 +345,7 @@ def task_logger(told: Json) -> Any:
 
     ours_, theirs = socket.socketpair()
     supervisor = subprocess.Popen(
-        [sys.executable, __file__, "--supervise", told["logger"]], stdin=theirs, stdout=subprocess.DEVNULL
+        [sys.executable, __file__, "--supervise", told["logger"]], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
     )
     theirs.close()
     ours_.recv(1)  # it has imported what it needs
@@ -504,7 +504,7 @@ async def cuts(stage: Stage, args: argparse.Namespace) -> str:
     containers, rate, pause = 5, 400, 0.1
     count = 300  # of which each cuts up to five streams
     lines = int(rate * pause * count * 1.3)
-    told = {"pod": "cuts", "lines": lines, "containers": containers}
+    told: Json = {"pod": "cuts", "lines": lines, "containers": containers}
     with stage.contender("LogFollower", **told) as process:
         await stage.write("cuts", lines, rate, containers=[f"main-{n}" for n in range(containers)])
         await stage.phase("cuts", "Running")

@@ -13,6 +13,7 @@ import os
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -22,7 +23,7 @@ JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 REST = 10  # seconds
 
 
-def job(name):
+def job(name: str) -> dict[str, Any]:
     container = {"name": "pytorch", "image": "none:1", "command": ["true"]}
     replica = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
     spec = {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
@@ -34,13 +35,13 @@ def job(name):
     }
 
 
-def memory(pid):
+def memory(pid: int) -> dict[str, int]:
     """MiB of a process that are in memory: now, and at the most so far."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: round(int(status[key].split()[0]) / 1024) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
 
 
-def cpu(pid):
+def cpu(pid: int) -> float:
     """Seconds of CPU that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -49,12 +50,12 @@ def cpu(pid):
 class Watcher:
     """Counts what a watch of all jobs says."""
 
-    def __init__(self):
-        self.suspended = set()
+    def __init__(self) -> None:
+        self.suspended: set[bytes] = set()
         self.noted = asyncio.Event()
         self.all = asyncio.Event()
 
-    async def run(self, session, jobs):
+    async def run(self, session: aiohttp.ClientSession, jobs: int) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
         async with session.get(f"{JOBS}?watch=1&allowWatchBookmarks=true", timeout=timeout) as response:
             rest = b""
@@ -69,7 +70,7 @@ class Watcher:
                     self.all.set()
 
 
-async def measure(args):
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
     with EmbeddedCluster(images={}, nodes=1) as cluster:
         context = ssl.create_default_context(cafile=str(cluster.ca_file))
         headers = {"Authorization": f"Bearer {cluster.token}"}
@@ -82,7 +83,7 @@ async def measure(args):
             began, used = time.perf_counter(), cpu(pid)
             slots = asyncio.Semaphore(8)
 
-            async def create(i):
+            async def create(i: int) -> None:
                 async with slots, session.post(JOBS, json=job(f"job-{i:08}")) as response:
                     response.raise_for_status()
 
@@ -122,7 +123,7 @@ async def measure(args):
     return result
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--watchers", type=int, default=100)

@@ -22,7 +22,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -129,14 +129,14 @@ async def nothing(told: Json, names: dict[str, str], fired: Fired) -> None:
     """An idle loop."""
 
 
-EACH: dict[str, Callable[[Json, str, str, Fired], Awaitable[None]]] = {
+EACH: dict[str, Callable[[Json, str, str, Fired], Coroutine[Any, Any, None]]] = {
     "TrainingJobTrigger": ours,
     "TrainingJobTrigger, deletes": ours,
     "KubernetesJobTrigger": job_trigger,
     "KubernetesPodTrigger": pod_trigger,
     "plain poller": poller,
 }
-ALL: dict[str, Callable[[Json, dict[str, str], Fired], Awaitable[None]]] = {
+ALL: dict[str, Callable[[Json, dict[str, str], Fired], Coroutine[Any, Any, None]]] = {
     "idle loop": nothing,
     "bare watch": bare_watch,
 }
@@ -178,7 +178,7 @@ class Probe:
             self.requests[method] += 1
             return await send(client, method, *args, **kwargs)
 
-        aiohttp.ClientSession._request = counted  # type: ignore[method-assign]
+        setattr(aiohttp.ClientSession, "_request", counted)  # noqa: B010
 
     def take(self) -> Json:
         late, self._late = self._late, []

@@ -8,20 +8,21 @@ import pathlib
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def say(text):
+def say(text: str) -> None:
     print(f"[setup] {text}", flush=True)
 
 
-def fail(problem, remedy):
+def fail(problem: str, remedy: str) -> NoReturn:
     sys.exit(f"[setup] {problem}\n[setup] What to do: {remedy}")
 
 
-def check_python():
+def check_python() -> None:
     if sys.version_info < (3, 11):
         fail(
             f"Python {sys.version.split()[0]} was found, 3.11 or newer is needed",
@@ -31,7 +32,7 @@ def check_python():
         fail("Windows is not supported", "use the Windows Subsystem for Linux")
 
 
-def make_venv(venv):
+def make_venv(venv: pathlib.Path) -> None:
     if (venv / "bin" / "python").exists():
         return
     say(f"making a virtual environment in {venv} (Python {sys.version.split()[0]})")
@@ -50,13 +51,13 @@ def make_venv(venv):
         )
 
 
-def pip(venv, *args, quiet=False):
+def pip(venv: pathlib.Path, *args: str, quiet: bool = False) -> int:
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *args]
     out = subprocess.DEVNULL if quiet else None
     return subprocess.run(command, cwd=ROOT, stdout=out, stderr=out).returncode
 
 
-def install_torch(venv):
+def install_torch(venv: pathlib.Path) -> None:
     """The CPU build, from wherever this machine's pip looks, else from PyTorch's own index of CPU builds."""
     requirement = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
     say(f"installing {requirement} (about 200 MB; only the demo and the tests need it)")
@@ -69,7 +70,7 @@ def install_torch(venv):
         )
 
 
-def main():
+def main() -> None:
     venv, extra = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2]
     check_python()
     begun = time.monotonic()

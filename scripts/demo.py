@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GPUS = 4
@@ -20,11 +21,11 @@ OURS = re.compile(r"\S+T(\d\d:\d\d:\d\d\.\d{3})\S* \[(\w+) *\] (.*\S) +\[[\w.]*a
 begun = time.monotonic()
 
 
-def say(text):
+def say(text: str) -> None:
     print(f"[demo {time.monotonic() - begun:5.1f} s] {text}", flush=True)
 
 
-def airflow_environment(home, kubeconfig):
+def airflow_environment(home: pathlib.Path, kubeconfig: pathlib.Path) -> dict[str, str]:
     """An Airflow of its own: nothing of the user's is read or written."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
     return {
@@ -46,7 +47,7 @@ def airflow_environment(home, kubeconfig):
 
 
 @contextlib.contextmanager
-def cluster():
+def cluster() -> Iterator[pathlib.Path]:
     """The kubeconfig of the cluster to run on."""
     if given := os.environ.get("KUBECONFIG"):
         say(f"using the cluster of KUBECONFIG={given}")
@@ -61,7 +62,7 @@ def cluster():
         say("stopping the embedded cluster")
 
 
-def shown(line):
+def shown(line: str) -> str | None:
     """A line of Airflow's log as the demo shows it, or None where it is not the provider's."""
     if not (ours := OURS.match(line)):
         return None
@@ -69,11 +70,11 @@ def shown(line):
     return f"  {time_of_day} {'' if level == 'info' else level + ': '}{text}"
 
 
-def run_dag(command, env):
+def run_dag(command: list[str], env: dict[str, str]) -> None:
     """Run it and show the task's own log lines as they come; everything where it fails."""
     everything = []
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
-        for line in ran.stdout:
+        for line in ran.stdout or ():
             everything.append(line)
             if text := shown(line):
                 print(text, flush=True)
@@ -81,7 +82,7 @@ def run_dag(command, env):
         sys.exit("".join(everything) + f"\nthe DAG failed (exit {ran.returncode}); all that it printed is above")
 
 
-def main():
+def main() -> None:
     if os.environ.get("KUBECONFIG") and not os.environ.get("KTRAIN_DEMO_IMAGE"):
         sys.exit(
             "KUBECONFIG is set, KTRAIN_DEMO_IMAGE is not. Build examples/demo/Dockerfile, push it to where the cluster "

@@ -34,13 +34,13 @@ class Part:
     """
 
     name: str
-    command: tuple
-    env: dict = dataclasses.field(default_factory=dict)
+    command: tuple[str, ...]
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
     quick: bool = False
     newest: bool = False
 
 
-def pytest(*arguments):
+def pytest(*arguments: str) -> tuple[str, ...]:
     return ("-m", "pytest", "-q", "-rs", *arguments)
 
 
@@ -69,15 +69,15 @@ class Row:
     passed: bool
     seconds: float
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"| {self.environment} | {self.part} | {self.result} | {self.seconds:.0f} |"
 
 
-def say(text):
+def say(text: str) -> None:
     print(f"[matrix] {text}", flush=True)
 
 
-def environment(name):
+def environment(name: str) -> pathlib.Path:
     """The Python of the environment `name`, made where it is missing or its pins have changed."""
     pins, venv = PINS / f"{name}.txt", VENVS / name
     python, stamp = venv / "bin" / "python", venv / ".made-of"
@@ -86,13 +86,13 @@ def environment(name):
         return python
     say(f"{name}: making {venv.relative_to(ROOT)}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    subprocess.run([*pip, "-r", pins, "-e", ".[pytest]"], cwd=ROOT, check=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    subprocess.run([*pip, "-r", str(pins), "-e", ".[pytest]"], cwd=ROOT, check=True)
     stamp.write_text(made_of)
     return python
 
 
-def run(name, part, python):
+def run(name: str, part: Part, python: pathlib.Path) -> Row:
     """Run one part of the tests in one environment."""
     report = VENVS / f"{name}.xml"
     report.unlink(missing_ok=True)
@@ -105,16 +105,16 @@ def run(name, part, python):
     return Row(name, part.name, result, status == 0, time.monotonic() - began)
 
 
-def counted(report):
+def counted(report: pathlib.Path) -> str:
     """The numbers of a JUnit report."""
-    suite = ET.parse(report).getroot().find("testsuite").attrib
+    (suite,) = (element.attrib for element in ET.parse(report).getroot().findall("testsuite"))
     bad = int(suite["failures"]) + int(suite["errors"])
     skipped = int(suite["skipped"])
     numbers = {"passed": int(suite["tests"]) - bad - skipped, "failed": bad, "skipped": skipped}
     return ", ".join(f"{number} {what}" for what, number in numbers.items() if number or what == "passed")
 
 
-def versions(name, python):
+def versions(name: str, python: pathlib.Path) -> str:
     """The versions that an environment has, for the table's legend."""
     names = ("apache-airflow", "apache-airflow-providers-cncf-kubernetes", "kubernetes", "kubernetes_asyncio")
     program = (
@@ -124,7 +124,7 @@ def versions(name, python):
     return f"{name}: {subprocess.check_output([python, '-c', program], text=True).strip()}"
 
 
-def main():
+def main() -> None:
     known = sorted(p.stem for p in PINS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"environments: {', '.join(known)}")

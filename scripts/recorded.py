@@ -9,6 +9,7 @@ every object in the scenario's namespace) and, where requests were made, http.js
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,23 +21,25 @@ from tests.cluster.observe import answer, observe, scrubber, version_of  # noqa:
 IMAGES = ("busybox", "python", "openmpi")
 
 
-def lines(path: Path) -> list[dict]:
+def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def text_of(record: dict) -> str:
+def text_of(record: dict[str, Any]) -> str:
     if "stream" in record:
         return "".join(chunk.get("text", "") for chunk in record["stream"])
     body = record.get("body")
     return body if isinstance(body, str) else json.dumps(body) if body is not None else ""
 
 
-def extract(folder: Path) -> dict:
+def extract(folder: Path) -> dict[str, Any]:
     scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
     names = {scenario["recorded"]["namespace"]: "{ns}", "rk8s-node": "{node}", "realnode": "{node}"}
     names |= {f"docker.io/library/{image}:local": "{image}" for image in IMAGES}
     scrub = scrubber(names)
-    answers, kubectl, versions = {}, {}, {}
+    answers: dict[str, list[Any]] = {}
+    kubectl: dict[str, list[Any]] = {}
+    versions: dict[str, str] = {}
     for record in lines(folder / "http.jsonl"):
         seen = answer(record["status"], record["headers"], text_of(record), "stream" in record, scrub)
         seen |= version_of(text_of(record), versions)

@@ -109,7 +109,11 @@ def answers() -> Callable[[Json], None]:
     """In a contender: what tells the stage something. Whatever else this process prints goes to stderr from now on."""
     out = os.dup(1)
     os.dup2(2, 1)
-    return lambda told: os.write(out, json.dumps(told).encode() + b"\n") and None
+
+    def answer(told: Json) -> None:
+        os.write(out, json.dumps(told).encode() + b"\n")
+
+    return answer
 
 
 @contextlib.contextmanager
