@@ -24,7 +24,8 @@ from airflow_provider_ktrain.core.manifest.loader import parse, the_job, unknown
 class Judge(Protocol):
     """Finds the problems of a manifest; `rendered` is False if some of its values are templates."""
 
-    def __call__(self, manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]: ...
+    def __call__(self, manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
+        """The problems; an empty list for a manifest without any."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -189,6 +189,7 @@ class StorableLog:
 
     @property
     def log(self) -> Any:
+        """Airflow's logger of this task or trigger, behind the filter."""
         return storable_log(cast("Any", super()).log)
 
 

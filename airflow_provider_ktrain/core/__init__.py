@@ -1,0 +1,1 @@
+"""Decisions: pure functions and frozen data, without I/O, clock or Airflow."""

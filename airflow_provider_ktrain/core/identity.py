@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields
@@ -84,6 +84,7 @@ class Owner:
     max_tries: int | None = field(default=None, compare=False)
 
     def annotation(self) -> str:
+        """The value of OWNER_ANNOTATION, which `of` reads."""
         said = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
         return json.dumps({"version": VERSION, **asdict(self.key), **said}, sort_keys=True)
 
@@ -230,6 +231,7 @@ class JobRef:
         return f"{JOB_NAME_LABEL}={self.name}"
 
     def to_dict(self) -> dict[str, str]:
+        """A form that fits into trigger kwargs and the task state."""
         return asdict(self)
 
     @classmethod
@@ -239,9 +241,6 @@ class JobRef:
         if missing:
             raise ValueError(f"the stored reference to the job has no {', '.join(missing)}")
         return cls(**known_fields(cls, data))
-
-    def owned_by(self, ti_id: str) -> JobRef:
-        return replace(self, owner=ti_id)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"

@@ -40,6 +40,7 @@ class KillDecision:
 
     @property
     def keep(self) -> bool:
+        """Whether the job continues after the kill, at least until Airflow is asked again."""
         return self.action is not KillAction.RELEASE
 
 

@@ -1,0 +1,1 @@
+"""`@task.pytorchjob`: a Python function as a training job."""

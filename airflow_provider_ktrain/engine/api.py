@@ -107,6 +107,7 @@ class ApiStatusError(ClusterError):
 
     @property
     def not_found(self) -> bool:
+        """404: the object, or the resource type, doesn't exist."""
         return self.status == 404
 
     @property

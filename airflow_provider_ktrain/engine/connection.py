@@ -52,6 +52,7 @@ class Connection:
 
     @functools.cached_property
     def url(self) -> str:
+        """The API server's URL without credentials and query, so that errors can contain it."""
         url = urlsplit(str(self._configuration.host))
         return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
 
@@ -83,6 +84,7 @@ class Connection:
             ) from None
 
     async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
+        """Send an authenticated request, by the client's proxy. The caller releases the response."""
         headers = {"Accept": "application/json", **arguments.pop("headers", {})}
         await self.client.update_params_for_auth(headers, [], ["BearerToken"])
         configuration = self._configuration
@@ -117,6 +119,7 @@ class Connection:
         return tls
 
     async def close(self) -> None:
+        """Close the sessions of all pools, then the client."""
         sessions, self._sessions = list(self._sessions.values()), {}
         for session in sessions:
             await session.close()

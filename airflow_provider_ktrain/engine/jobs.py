@@ -21,9 +21,11 @@ MERGE_PATCH = "application/merge-patch+json"
 class Log(Protocol):
     """Where the engine logs: structlog's and Airflow's loggers implement this."""
 
-    def info(self, event: Any, *args: Any, **kw: Any) -> Any: ...
+    def info(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """Progress that a user wants to see."""
 
-    def warning(self, event: Any, *args: Any, **kw: Any) -> Any: ...
+    def warning(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """A problem that doesn't end the task."""
 
 
 async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:

@@ -72,6 +72,7 @@ class Released:
     kept: bool = False
 
     def to_dict(self) -> dict[str, Any]:
+        """A form that fits into events and XComs."""
         return asdict(self)
 
 

@@ -1,0 +1,1 @@
+"""From an Airflow connection to authenticated clients of a cluster."""

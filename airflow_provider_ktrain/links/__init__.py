@@ -1,0 +1,1 @@
+"""A link from a task to its job in your dashboard."""

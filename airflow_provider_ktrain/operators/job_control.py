@@ -115,6 +115,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
         self.workers: Any = workers  # a rendered template is text until `execute` converts it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
+        """Returns when exactly `workers` Workers run."""
         from airflow_provider_ktrain.engine.operations import scale
 
         return await scale(api, ref, self.workers, timeout=timeout)
@@ -135,6 +136,7 @@ class SuspendTrainingJobOperator(_JobControlOperator):
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
+        """Returns when the job's pods are gone."""
         from airflow_provider_ktrain.engine.operations import suspend
 
         return await suspend(api, ref, timeout=timeout)
@@ -155,6 +157,7 @@ class ResumeTrainingJobOperator(_JobControlOperator):
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
+        """Returns when the operator has created pods again."""
         from airflow_provider_ktrain.engine.operations import resume
 
         return await resume(api, ref, timeout=timeout)
@@ -183,6 +186,7 @@ class DeleteTrainingJobOperator(_JobControlOperator):
         self.force = force
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
+        """Returns when the job and its pods are gone; with `force`, also deletes a job that a task owns."""
         from airflow_provider_ktrain.engine.operations import delete
 
         return (await delete(api, ref, force=self.force, timeout=timeout)).text

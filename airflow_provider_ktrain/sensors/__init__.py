@@ -1,0 +1,1 @@
+"""Sensors that wait for jobs which other DAGs or other tools submit."""

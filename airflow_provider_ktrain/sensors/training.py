@@ -52,6 +52,7 @@ class Waiting:
 
     @classmethod
     def from_dict(cls, data: Any) -> Waiting:
+        """The state of this release or another one; defaults if there is none."""
         return cls(**known_fields(cls, mapping(data)))
 
 
@@ -90,6 +91,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> Any:
+        """Read the job once in the worker; defer if it must wait."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         if not self.deferrable:

@@ -1,0 +1,1 @@
+"""Triggers that follow jobs without a worker. Triggerers import them by classpath: don't rename."""

@@ -37,9 +37,11 @@ class SecondLookTrigger(BaseTrigger):
         self.version = version
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The classpath is that of this module: Airflow imports the trigger by it."""
         arguments = {"version": self.version, "candidates": self.candidates, "due": self.due}
         return f"{__name__}.{type(self).__name__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the second look. A trigger that is restarted keeps the time at which it is due."""
         await asyncio.sleep(max(self.due - time.time(), EARLIEST_EVENT))
         yield TriggerEvent({"version": VERSION, "candidates": self.candidates})

@@ -82,11 +82,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self._cursor: Cursor | None = None  # the log position, for lines written after a kill
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Attributes and parameters have the same names; text is cleaned, because Airflow stores it in a database."""
         names = ("version", "job", "options", "handover", "kubernetes_conn_id", "cluster_context", "failures")
         arguments = {name: getattr(self, name) for name in names}
         return f"{type(self).__module__}.{type(self).__qualname__}", clean(arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Follow the job to its end, and fire one event, not before `EARLIEST_EVENT`."""
         from airflow_provider_ktrain.engine.follow.messages import event_of
 
         started = time.monotonic()

@@ -299,7 +299,6 @@ def test_a_reference_travels_as_json() -> None:
     assert JobRef.from_dict(json.loads(json.dumps(ref.to_dict()))) == ref
     older = {name: value for name, value in ref.to_dict().items() if name != "cluster"}
     assert JobRef.from_dict(older) == replace(ref, cluster="")
-    assert ref.owned_by("ti-2").owner == "ti-2"
 
 
 def test_pods_are_found_by_our_label_or_the_operators() -> None:

@@ -69,15 +69,18 @@ class Field:
             yield Field(item, f"{self.path}[{i}]")
 
     def members(self) -> Iterator[tuple[str, Field]]:
+        """Key and field of each entry of a mapping; nothing for another value."""
         for key in self.value if isinstance(self.value, dict) else ():
             yield key, self[key]
 
     @property
     def present(self) -> bool:
+        """Whether the field is set. `null` counts as not set, as in the API server."""
         return self.value is not None
 
     @property
     def text(self) -> str:
+        """The value if it is text, otherwise an empty string."""
         return self.value if isinstance(self.value, str) else ""
 
     @property
@@ -105,10 +108,12 @@ class Replica:
 
     @property
     def pod(self) -> Field:
+        """The spec of the pod template."""
         return self.at["template"]["spec"]
 
     @property
     def containers(self) -> list[Field]:
+        """The containers of the pod template, without init containers."""
         return list(self.pod["containers"])
 
     @property
@@ -163,14 +168,17 @@ class Job:
 
     @property
     def spec(self) -> Field:
+        """The manifest's `spec`."""
         return self.root["spec"]
 
     @property
     def replica_specs(self) -> Field:
+        """The mapping of roles to replica specs, whose key differs between the kinds."""
         return self.spec[self.kind.replica_specs]
 
     @functools.cached_property
     def replicas(self) -> dict[str, Replica]:
+        """The replica types by role. A replica spec that isn't a mapping is left to the schema check."""
         wanted = self.kind.container or self.spec["mainContainer"].text
         return {
             role: Replica(role, at, self.kind.count(self.root.value, role), wanted)
@@ -225,6 +233,7 @@ class Rule:
     kind: Kind | None = None
 
     def problems(self, job: Job) -> Iterator[Problem]:
+        """What the check finds in a job; nothing if the rule is for another kind."""
         if self.kind not in (None, job.kind):
             return
         for f in self.check(job):

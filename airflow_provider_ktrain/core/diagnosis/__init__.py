@@ -1,0 +1,1 @@
+"""From the evidence that a job leaves behind to the one cause of its failure."""

@@ -35,6 +35,7 @@ class Evidence:
 
     @property
     def kind(self) -> Kind:
+        """The job's kind; PyTorchJob if it is unknown."""
         return KINDS.get(str(self.job.get("kind")), PYTORCHJOB)
 
     @property
@@ -49,10 +50,12 @@ class Evidence:
 
     @property
     def failed_condition(self) -> Condition | None:
+        """The condition by which the operator ended the job; None if it has not failed."""
         return self.conditions.get("Failed")
 
     @functools.cached_property
     def all_failures(self) -> list[Failure]:
+        """All failures of the containers, found once: see `find_failures`."""
         return find_failures(self.kind, self.pods, self.logs, include_recovered=self.include_recovered)
 
     @property

@@ -58,6 +58,7 @@ class Kind:
 
     @property
     def api_versions(self) -> tuple[str, ...]:
+        """The `apiVersion` values that we can write, newest first."""
         return tuple(f"{self.group}/{v}" for v in self.versions)
 
     # ---- the job and its pods

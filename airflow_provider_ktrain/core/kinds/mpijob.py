@@ -28,15 +28,19 @@ class MPIJob(Kind):
     """
 
     def default_count(self, role: str) -> int:
+        """The operators default a Launcher to one pod and Workers to none."""
         return 0 if role == "Worker" else 1
 
     def runs_program(self, role: str) -> bool:
+        """Only the Launcher: its mpirun starts the processes in the Workers."""
         return role == "Launcher"
 
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
+        """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
 
     def schema_types(self) -> Mapping[str, str]:
+        """v1 and v2beta1 have different fields."""
         return {
             "MPIJob/v1": "apiVersion:s kind:s metadata:Metadata spec!:MPIJobSpecV1 status:any",
             "MPIJobSpecV1": "slotsPerWorker:i cleanPodPolicy:s mpiReplicaSpecs!:{ReplicaSpec} mainContainer:s "
@@ -48,6 +52,7 @@ class MPIJob(Kind):
         }
 
     def schema_root(self, version: str) -> str:
+        """One root type for each version."""
         return f"{self.name}/{version}"
 
     def default_run_policy(self, version: str) -> dict[str, Any]:
@@ -59,6 +64,7 @@ class MPIJob(Kind):
         return policy | {"backoffLimit": 0} if version == _V2BETA1 else policy
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """Slots are a number: unlike a PyTorchJob's nprocPerNode, they can't be `auto` or `gpu`."""
         if not str(count).isdigit():
             raise ManifestError(
                 "nproc_per_node of an MPIJob must be a number",
@@ -81,6 +87,7 @@ class MPIJob(Kind):
         spec.setdefault("launcherCreationPolicy", "WaitForWorkersReady")
 
     def rewrite_hint(self, version: str) -> str:
+        """Names the fields that differ between v1 and v2beta1."""
         return _REWRITE_HINTS.get(version) or super().rewrite_hint(version)
 
     def restart_policies(self, version: str) -> tuple[str, ...]:
@@ -92,6 +99,7 @@ class MPIJob(Kind):
         return version == _V2BETA1
 
     def rejects_after_creation(self, version: str) -> bool:
+        """mpi-operator has no webhook: it validates a job when it reconciles it."""
         return version == _V2BETA1
 
     def recreates_pods(self, version: str) -> bool:

@@ -21,6 +21,7 @@ class PyTorchJob(Kind):
     """A Master and Workers, or Workers alone."""
 
     def schema_types(self) -> Mapping[str, str]:
+        """`nprocPerNode` is text, because it can be `auto`, `cpu` or `gpu`."""
         return {
             "PyTorchJob": "apiVersion:s kind:s metadata:Metadata spec!:PyTorchJobSpec status:any",
             "PyTorchJobSpec": "runPolicy:RunPolicy elasticPolicy:ElasticPolicy pytorchReplicaSpecs!:{ReplicaSpec} "
@@ -31,6 +32,7 @@ class PyTorchJob(Kind):
         }
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """In elasticPolicy if the number is set there: the webhook refuses a job that sets both fields."""
         elastic = spec.get("elasticPolicy")
         if isinstance(elastic, dict) and "nProcPerNode" in elastic:  # the webhook refuses a job that sets both
             elastic["nProcPerNode"] = int(count)
@@ -38,6 +40,7 @@ class PyTorchJob(Kind):
             super().set_processes(spec, count)
 
     def modernize(self, spec: dict[str, Any]) -> tuple[str, ...]:
+        """Fields of the run policy that the legacy pytorch-operator read at the top of `spec`."""
         legacy = {key: spec.pop(key) for key in LEGACY_RUN_POLICY if key in spec}
         if legacy:
             spec["runPolicy"] = legacy | (spec.get("runPolicy") or {})
@@ -57,6 +60,7 @@ class PyTorchJob(Kind):
         return _ALWAYS_SET | (_SET_WITH_MASTER if has_master else set()) | (_SET_IF_ELASTIC if elastic else set())
 
     def is_elastic(self, job: Mapping[str, Any]) -> bool:
+        """With an elasticPolicy, torchrun continues with the Workers that are left."""
         return isinstance((job.get("spec") or {}).get("elasticPolicy"), Mapping)
 
     def keeps_world_size(self, job: Mapping[str, Any]) -> bool:

@@ -44,6 +44,7 @@ class Document:
 
     @property
     def where(self) -> str:
+        """File and line for messages: `train.yaml:12`."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
     @property

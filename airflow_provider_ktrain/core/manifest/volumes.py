@@ -31,9 +31,11 @@ class SharedMemory:
     size: str | None = None
 
     def volume(self) -> dict[str, Any]:
+        """An emptyDir in memory: what is written there counts against the memory limit of the container."""
         return {"name": "shm", "emptyDir": {"medium": "Memory"} | ({"sizeLimit": self.size} if self.size else {})}
 
     def mount(self) -> dict[str, Any]:
+        """At /dev/shm, through which PyTorch's data loader workers pass tensors."""
         return {"name": "shm", "mountPath": "/dev/shm"}
 
 
@@ -53,9 +55,11 @@ class ClaimVolume:
     sub_path: str | None = None
 
     def volume(self) -> dict[str, Any]:
+        """The pod's volume, named after the claim."""
         return {"name": _dns_label(f"pvc-{self.claim}"), "persistentVolumeClaim": {"claimName": self.claim}}
 
     def mount(self) -> dict[str, Any]:
+        """The claim, or its `sub_path`, at `mount_path`."""
         extra: dict[str, Any] = {"readOnly": True} if self.read_only else {}
         if self.sub_path:
             extra["subPath"] = self.sub_path
@@ -79,9 +83,11 @@ class HostPath:
     read_only: bool = False
 
     def volume(self) -> dict[str, Any]:
+        """The pod's volume, named after the directory."""
         return {"name": _dns_label(f"host-{self.path}"), "hostPath": {"path": self.path, "type": self.type}}
 
     def mount(self) -> dict[str, Any]:
+        """The directory at `mount_path`, by default at its own path."""
         extra = {"readOnly": True} if self.read_only else {}
         return {"name": _dns_label(f"host-{self.path}"), "mountPath": self.mount_path or self.path} | extra
 

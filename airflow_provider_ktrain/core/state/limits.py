@@ -37,6 +37,7 @@ class Limits:
     crash_loop: int | None = None
 
     def to_dict(self) -> dict[str, float | None]:
+        """A form that fits into trigger kwargs."""
         return asdict(self)
 
 

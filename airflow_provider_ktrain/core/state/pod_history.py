@@ -66,6 +66,7 @@ class PodHistory:
 
     @property
     def live(self) -> list[Pod]:
+        """The pods that exist now."""
         return [self._known[uid] for uid in self._live]
 
     @property

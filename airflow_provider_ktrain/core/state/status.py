@@ -27,6 +27,7 @@ class Phase(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
+        """Whether the job's state is final, or the job no longer exists."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
 
 

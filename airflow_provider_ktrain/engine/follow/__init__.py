@@ -1,0 +1,1 @@
+"""Follow a job to its end: `loop.follow` runs in workers and in triggerers."""

@@ -196,6 +196,7 @@ class Handover:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Handover:
+        """A handover of this release or another one: unknown fields are ignored, missing ones have defaults."""
         return cls(**known_fields(cls, data))
 
 
@@ -222,6 +223,7 @@ class Deferral:
     failures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """The trigger's kwargs, in the format of docs/reference/formats.md."""
         return {
             "version": VERSION,
             "job": self.job.to_dict(),

@@ -59,6 +59,7 @@ class JobOutput:
         )
 
     async def close(self) -> None:
+        """Stop reading logs and keep their positions."""
         await self.follower.close()
 
     def observe(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object]) -> None:

@@ -65,6 +65,7 @@ class RestartReporter:
         return self._unreported[0][0] + LOG_DELAY_SECONDS if self._unreported else None
 
     def crash_loop(self, limit: int | None) -> CrashLoop | None:
+        """The container that failed at least `limit` times in a row; None if there is none, or no limit."""
         return self._history.crash_loop(limit)
 
     def handover(self) -> dict[str, Any]:

@@ -48,10 +48,12 @@ class JobState:
 
     @property
     def ended(self) -> bool:
+        """Whether the job has ended; False until it has been read once."""
         return self.phase is not None and self.phase.ended
 
     @property
     def not_started(self) -> bool:
+        """Whether startup limits apply: the job waits for nodes, images or containers."""
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
     @property
@@ -61,6 +63,7 @@ class JobState:
         return bool(self.ref.owner and owner is not None and owner.ti_id != self.ref.owner)
 
     def enter(self, phase: Phase) -> None:
+        """Change the phase and start its clock."""
         self.count_phase()
         self.phase, self.phase_since = phase, time.monotonic()
 

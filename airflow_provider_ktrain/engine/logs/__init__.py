@@ -1,0 +1,1 @@
+"""Follow the logs of many containers, within a budget of streams, memory and lines."""

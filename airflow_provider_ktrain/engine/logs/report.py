@@ -52,22 +52,27 @@ class DrainReport:
 
     @property
     def lines(self) -> int:
+        """Lines that were logged, of existing and of deleted pods."""
         return self.gone.lines + sum(tally.lines for tally in self.containers.values())
 
     @property
     def bytes(self) -> int:
+        """Bytes that were logged, of existing and of deleted pods."""
         return self.gone.bytes + sum(tally.bytes for tally in self.containers.values())
 
     @property
     def dropped(self) -> int:
+        """Lines that the rate limit dropped, of existing and of deleted pods."""
         return self.gone.dropped + sum(tally.dropped for tally in self.containers.values())
 
     @property
     def late(self) -> int:
+        """Lines that were counted but not logged, because the final drain ran out of time."""
         return self.gone.late + sum(tally.late for tally in self.containers.values())
 
     @property
     def gaps(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Where lines may be missing, and why, by (pod, container)."""
         return {key: tally.gaps for key, tally in self.containers.items() if tally.gaps}
 
     @property

@@ -1,0 +1,1 @@
+"""The API server: HTTP, authentication, schemas, storage and watches."""
