@@ -19,12 +19,13 @@ from airflow.sdk.exceptions import (
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.state.status import phase_of, true_conditions
+from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from airflow_provider_ktrain.core.conditions import Condition, true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, find_failures, likely_causes
 from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.state.status import Condition, true_conditions
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.log_parser import read_tail
 from airflow_provider_ktrain.core.diagnosis.pod_failures import (
@@ -28,7 +29,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import (
 )
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.status import true_conditions, wants_suspension
+from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Json = Mapping[str, Any]

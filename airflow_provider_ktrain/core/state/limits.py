@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.state.status import Phase, true_conditions, wants_suspension
+from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Object = Mapping[str, Any]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
-from airflow_provider_ktrain.core.state.status import Phase, true_conditions
+from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.status import Phase, true_conditions
+from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.jobs import belongs
 
