@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.cluster.facts import facts  # noqa: E402
 from tests.cluster.scenario import HERE, Scenario, load  # noqa: E402
 
 PAGE = ROOT / "docs/fidelity.md"
@@ -41,6 +42,21 @@ same suite on kind. They need Docker and **have not been run** where this was wr
 Equal means: the same states, reasons, messages, exit codes, objects, answers and order of events. It does not mean the
 same number of milliseconds: a container starts sooner here, and nothing is pulled.
 """
+
+AGREEMENT = """
+## How much agrees
+
+A fact is one state, reason, message, label, answer, event or mark of an order that a real cluster showed. The embedded
+cluster agrees on all facts but the differences listed here. Each test run compares them, and fails if another differs.
+
+| recordings | agreement | differences, each with its reason |
+|---|---|---|
+"""
+GROUPS = {
+    "01 to 30, PyTorchJob and the API": ("0", "1", "2", "30"),
+    "31 to 46, MPIJob": ("3", "4"),
+    "50 to 61, TrainJob": ("5", "6"),
+}
 
 DIFFERENCES = """
 ## What differs on purpose
@@ -90,6 +106,17 @@ def counted(scenarios: list[Scenario]) -> Counter[str]:
     return found
 
 
+def group_of(scenario: Scenario) -> str:
+    """The group of recordings that a scenario belongs to, by the longest prefix of its number."""
+    prefixes = {prefix: name for name, known in GROUPS.items() for prefix in known}
+    return prefixes[max((p for p in prefixes if scenario.recording.stem.startswith(p)), key=len)]
+
+
+def agreement(name: str, scenarios: list[Scenario]) -> str:
+    differ = "; ".join(f"{why} (`{s.name}`)" for s in scenarios for why in s.differs)
+    return f"| {name} | {facts(scenarios)} | {cell(differ) or 'none'} |\n"
+
+
 def page() -> str:
     files = {path.stem: load(path) for path in sorted((HERE / "scenarios").glob("*.yaml"))}
     scenarios = [scenario for found in files.values() for scenario in found]
@@ -105,6 +132,8 @@ def page() -> str:
             embedded = "the same, except: " + "; ".join(s.differs) if s.differs else "the same"
             embedded += " (takes minutes: run with KTRAIN_TEST_SLOW=1)" if s.slow else ""
             parts.append(f"| {cell(s.title)} (`{s.name}`) | {cell(s.observed)} | {cell(embedded)} |\n")
+    parts.append(AGREEMENT)
+    parts += [agreement(name, [s for s in scenarios if group_of(s) == name]) for name in GROUPS]
     parts.append(DIFFERENCES)
     parts += [f"| {cell(what)} | {cell(real)} | {cell(why)} |\n" for what, real, why in ALWAYS]
     parts += [

@@ -8,6 +8,7 @@ every object in the scenario's namespace) and, where requests were made, http.js
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cluster.observe import answer, observe, scrubber, version_of  # noqa: E402
 
+WITH_LOGS = ("61-trainjob-status",)  # recordings whose logs are compared
 IMAGES = ("busybox", "python", "openmpi")
 
 
@@ -55,7 +57,17 @@ def extract(folder: Path) -> dict[str, Any]:
         "waits": [step["result"] for step in scenario["steps"] if "wait" in step or "wait_count" in step],
         "answers": answers,
         "kubectl": kubectl,
+        **({"logs": logs(folder, scrub)} if folder.name in WITH_LOGS else {}),
         **observe(lines(folder / "events.jsonl"), scrub),
+    }
+
+
+def logs(folder: Path, scrub: Callable[[Any], Any]) -> dict[str, list[str]]:
+    """The lines of each pod's first container, without their times."""
+    found = sorted((folder / "logs").glob("*.log"))
+    return {
+        scrub(path.name.rsplit(".", 2)[0]): [scrub(line.partition(" ")[2]) for line in path.read_text().splitlines()]
+        for path in found
     }
 
 

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from hypothesis import settings
 
+from tests.cluster.facts import Facts
 from tests.clusters import REAL
 
 # the same examples in each run, however slow the machine: HYPOTHESIS_PROFILE=explore looks for others
@@ -25,3 +26,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [i for i in items if i.get_closest_marker("embedded") or LOCAL in i.path.parents]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many facts of the recordings the cluster of the conformance suite agrees with."""
+    reports = (r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ()))
+    found = [Facts(*value) for r in reports for name, value in r.user_properties if name == "facts"]
+    if found:
+        terminalreporter.write_line(f"Conformance: {sum(found, Facts())}, in {len(found)} scenarios")

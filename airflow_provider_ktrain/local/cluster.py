@@ -41,6 +41,9 @@ class Config:
     :param gpus_per_node: how many `nvidia.com/gpu` each of them has.
     :param resources: more resources of each node, such as {"cpu": "96"}.
     :param mpi_api: v1 or v2beta1, the version in which MPIJob is served.
+    :param trainer: the release of the Trainer whose schema TrainJob has: 2.0, 2.1, or "" for 2.3.
+    :param trainer_status: turn on the Trainer's feature gate TrainJobStatus.
+    :param kueue: serve the resources of Kueue. Its webhooks suspend jobs that name a queue; nothing admits them.
     :param parent: end when the process of this number, which has started this one, has ended; 0 for never.
     """
 
@@ -52,6 +55,9 @@ class Config:
     gpus_per_node: int = 0
     resources: dict[str, str] = field(default_factory=dict)
     mpi_api: str = "v1"
+    trainer: str = ""
+    trainer_status: bool = False
+    kueue: bool = False
     parent: int = 0
 
 
@@ -127,7 +133,8 @@ class EmbeddedCluster:
     temporary directory, are.
 
     :param images: directory by image name (None or "": an empty directory).
-    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api` of its Config.
+    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api`, `trainer`, `trainer_status`, `kueue` of its
+        Config.
     """
 
     pid: int

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from airflow_provider_ktrain.local import controllers, credentials, scheduler
+from airflow_provider_ktrain.local import controllers, credentials, scheduler, trainer_status
 from airflow_provider_ktrain.local.apiserver.app import ApiServer
 from airflow_provider_ktrain.local.apiserver.faults import Faults
 from airflow_provider_ktrain.local.cluster import Config
@@ -34,6 +34,7 @@ from airflow_provider_ktrain.local.objects import crds
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.store import Obj, Store
+from airflow_provider_ktrain.local.trainer_status import StatusServer
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,9 @@ class Cluster:
         self._port = config.port or _free_port()
         self._store = Store()
         self._faults = Faults()
+        self._served = r.served(config.mpi_api, config.trainer, kueue=config.kueue)
         self._api = ApiServer(
-            self._store, r.served(config.mpi_api), admin_token=self._token, address=f"{HOST}:{self._port}",
+            self._store, self._served, admin_token=self._token, address=f"{HOST}:{self._port}",
             root=self._directory, faults=self._faults, switch=self._switch,
         )  # fmt: skip
         self._runner = web.AppRunner(
@@ -64,17 +66,22 @@ class Cluster:
             max_field_size=MAX_HEADER,
         )  # fmt: skip
         self._site: web.TCPSite | None = None
+        self._status_port = _free_port() if config.trainer_status else 0
+        self._status = web.AppRunner(StatusServer(self._store, self._api.authenticator.valid).app, access_log=None)
         self._background: set[asyncio.Task[None]] = set()
         self._kubelets: dict[str, Kubelet] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then end every container and let go of the port."""
         await self._runner.setup()
+        await self._status.setup()
         self._bootstrap()
         tasks = [asyncio.ensure_future(loop) for loop in self._loops()]
         waiting = asyncio.create_task(stop.wait())
         try:
             await self._listen()
+            if self._status_port:
+                await web.TCPSite(self._status, HOST, self._status_port, ssl_context=self._ssl).start()
             self._announce()
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
@@ -85,24 +92,28 @@ class Cluster:
             await asyncio.gather(waiting, *tasks, *self._background, return_exceptions=True)
             self._cut_connections()
             await self._runner.cleanup()
+            await self._status.cleanup()
 
     def _bootstrap(self) -> None:
         """The objects that a cluster has from the start."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
-        crds.install(self._store, r.served(self._config.mpi_api))
+        crds.install(self._store, self._served)
         runtimes.install(self._store)
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
             name = self._store.create(r.NODE, node)["metadata"]["name"]
             token = self._api.authenticator.account_token
-            self._kubelets[name] = Kubelet(self._store, name, self._directory, images, token=token)
+            hosts = {trainer_status.HOST: f"{HOST}:{self._status_port}"} if self._status_port else {}
+            self._kubelets[name] = Kubelet(self._store, name, self._directory, images, token=token, hosts=hosts)
 
     def _loops(self) -> Iterator[Awaitable[None]]:
         yield scheduler.run(self._store)
         for kubelet in self._kubelets.values():
             yield kubelet.run()
-        for controller in controllers.all_controllers(self._store, self._config.mpi_api, self._certificate.decode()):
+        ca = self._certificate.decode()
+        status_ca = ca if self._status_port else ""
+        for controller in controllers.all_controllers(self._store, self._served, ca, status_ca):
             yield controller()
 
     async def _listen(self) -> None:

@@ -52,6 +52,9 @@ ACCOUNTS = (
 BEHIND = 240  # seconds that a loaded machine may be behind, on top of the time of every wait
 
 
+STEPS = ("create", "patch", "delete", "http", "wait", "wait_count", "logs", "kubectl", "pause", "mark", "expire")
+
+
 class Cluster:
     """A cluster and its changes, as seen by one administrator."""
 
@@ -236,7 +239,7 @@ class Recording:
     # steps
 
     async def step(self, step: Obj) -> None:
-        for verb in ("create", "patch", "delete", "http", "wait", "wait_count", "kubectl", "pause", "mark", "expire"):
+        for verb in STEPS:
             if verb in step:
                 if self.cluster.embedded and "embedded" in step:
                     step = {**step, **step["embedded"]}
@@ -345,6 +348,15 @@ class Recording:
             value = dig(json.loads(text), where)
             self.values[name] = value if isinstance(value, str) else json.dumps(value)
         self.found += nested(f"{step.get('name', path)!r}", self.scrub(step.get("answer", {})), seen)
+
+    async def logs(self, step: Obj) -> None:
+        """The lines that the first container of the pod of this name has written."""
+        pods = (obj for key, obj in self.objects.items() if key.startswith("pods/"))
+        pod = next(p["metadata"]["name"] for p in pods if self.scrub(p["metadata"]["name"]) == step["logs"])
+        path = f"{self.cluster.path('pods', self.namespace, pod)}/log"
+        async with self.cluster.request("GET", path) as response:
+            seen = {"lines": self.scrub((await response.text()).splitlines())}
+        self.found += nested(f"logs of {step['logs']!r}", step["answer"], seen)
 
     async def kubectl(self, step: Obj) -> None:
         text = yaml.safe_dump(self.fill(self.scenario.manifest[step["doc"]]), sort_keys=False) if "doc" in step else ""

@@ -119,6 +119,7 @@ class Job:
         self.conditions: list[str] = []
         self.known: dict[str, str] = {}
         self.finalizers: list[str] = []
+        self.progress: list[str] = []
         self.obj: Obj = {}
         self.gone = False
 
@@ -129,6 +130,9 @@ class Job:
         removed = [f"{kind} removed" for kind in self.known if kind not in now]
         self.conditions += removed + [line for kind, line in now.items() if self.known.get(kind) != line]
         self.known = now
+        posted = progress_line(obj.get("status", {}).get("trainerStatus") or {})
+        if posted and self.progress[-1:] != [posted]:
+            self.progress.append(posted)
 
     def seen(self) -> Obj:
         meta, status = self.obj["metadata"], self.obj.get("status", {})
@@ -143,6 +147,7 @@ class Job:
             "owner": owner(meta),
             "finalizers": self.finalizers,
             "spec": {k: v for k, v in self.obj["spec"].items() if not isinstance(v, (dict, list))},
+            **({"progress": self.progress} if self.progress else {}),
             **self.of_jobs(status),
         }
 
@@ -153,6 +158,13 @@ class Job:
         said = {k: status[k] for k in ("restarts", "terminalState") if k in status}
         states = ("active", "ready", "succeeded", "failed", "suspended")
         return said | ({"jobs": {of["name"]: count_line(of, states) for of in counts}} if counts else {})
+
+
+def progress_line(posted: Obj) -> str:
+    """A trainerStatus without its time: 10 % 30 s loss=1.5."""
+    parts = {"progressPercentage": "%", "estimatedRemainingSeconds": "s"}
+    said = [f"{posted[key]} {unit}" for key, unit in parts.items() if key in posted]
+    return " ".join([*said, *(f"{metric['name']}={metric['value']}" for metric in posted.get("metrics", []))])
 
 
 def condition_line(condition: Obj) -> str:

@@ -37,6 +37,7 @@ def runnable() -> list[Scenario]:
     """The scenarios that the cluster can run, less those that type kubectl where there is none."""
     can, typed = {*SERVES, ""}, shutil.which("kubectl") is not None
     scenarios = [s for s in load_all() if s.api in can and can.issuperset(s.needs.split()) and (SLOW or not s.slow)]
+    scenarios = [s for s in scenarios if not REAL or can.issuperset(s.gates.split())]
     return [s for s in scenarios if typed or not any("kubectl" in step for step in s.steps)]
 
 
@@ -62,15 +63,16 @@ class Suite:
                 self.report(scenario, [traceback.format_exc()])
 
     async def run_all(self) -> None:
-        """Each scenario on the cluster that serves its version of MPIJob, and where that does not matter on v1."""
-        by_api: dict[str, list[Scenario]] = {}
+        """Each scenario on the cluster that serves its version of MPIJob (any: v1) and has its feature gates on."""
+        by_api: dict[tuple[str, str], list[Scenario]] = {}
         for scenario in self.scenarios:
-            by_api.setdefault("real" if REAL else scenario.api.replace("any", "v1"), []).append(scenario)
+            served = ("real", "") if REAL else (scenario.api.replace("any", "v1"), scenario.gates)
+            by_api.setdefault(served, []).append(scenario)
         async with asyncio.TaskGroup() as clusters:
-            for api, scenarios in by_api.items():
-                clusters.create_task(self.run_on(api, scenarios))
+            for (api, gates), scenarios in by_api.items():
+                clusters.create_task(self.run_on(api, gates, scenarios))
 
-    async def run_on(self, api: str, scenarios: list[Scenario]) -> None:
+    async def run_on(self, api: str, gates: str, scenarios: list[Scenario]) -> None:
         with contextlib.ExitStack() as stack:
             if REAL:
                 kubeconfig = Path(REAL)
@@ -79,7 +81,8 @@ class Suite:
 
                 image = self.folder / "image"
                 image.mkdir(exist_ok=True)
-                started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, mpi_api=api)
+                options = {"mpi_api": api, "trainer_status": gates == "TrainJobStatus"}
+                started = EmbeddedCluster(images={IMAGE: image}, nodes=1, gpus_per_node=0, **options)
                 kubeconfig = stack.enter_context(started).kubeconfig
             async with Cluster(kubeconfig, IMAGE, embedded=not REAL, parallel=PARALLEL).connected() as cluster:
                 alone = [s for s in scenarios if s.alone and not REAL]

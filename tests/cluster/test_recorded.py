@@ -17,9 +17,12 @@ def test_expectations_hold_on_the_recording(scenario: Scenario) -> None:
     found = differences(scenario.expect, recorded)
     for step in scenario.steps:
         if "answer" in step:
-            verb = next(verb for verb in ("create", "patch", "delete", "http", "kubectl") if verb in step)
-            kind = "kubectl" if verb == "kubectl" else "answers"
-            answer = recorded[kind][step.get("name", verb)].pop(0)
+            verb = next(verb for verb in ("create", "patch", "delete", "http", "kubectl", "logs") if verb in step)
+            if verb == "logs":
+                answer = {"lines": recorded["logs"][step["logs"]]}
+            else:
+                kind = "kubectl" if verb == "kubectl" else "answers"
+                answer = recorded[kind][step.get("name", verb)].pop(0)
             found += nested(repr(step.get("name", verb)), step["answer"], answer)
     assert not found, "\n".join(found)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 from tests.local.kubeapi import Client, eventually
 
@@ -23,6 +25,25 @@ def test_the_schema_tells_which_overrides_a_trainjob_has(cluster: EmbeddedCluste
     for spec in (schema["properties"]["spec"], definition["properties"]["spec"]):
         assert "runtimePatches" in spec["properties"]
         assert not {"podSpecOverrides", "podTemplateOverrides"} & spec["properties"].keys()
+
+
+@pytest.mark.parametrize(("release", "overrides"), [("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides")])
+def test_older_trainers_serve_other_overrides_and_no_deadline(release: str, overrides: str) -> None:
+    with EmbeddedCluster(trainer=release) as older:
+        client = Client(older)
+        document = client("GET", "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1").json
+        schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]
+        spec = schema["properties"]["spec"]["properties"]
+        assert overrides in spec
+        assert not {"runtimePatches", "activeDeadlineSeconds"} & spec.keys()
+        job = trainjob("older")
+        assert isinstance(job["spec"], dict)
+        refused = client(
+            "POST", f"{HOME}?fieldValidation=Strict", {**job, "spec": {**job["spec"], "runtimePatches": []}}
+        )
+        assert refused.status == 400
+        assert 'unknown field "spec.runtimePatches"' in refused.json["message"]
+        assert client("POST", f"{HOME}?fieldValidation=Strict", job).status == 201
 
 
 def test_the_runtimes_are_there_from_the_start(cluster: EmbeddedCluster) -> None:

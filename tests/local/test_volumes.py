@@ -20,7 +20,7 @@ def volumes(root: Path, store: Store, *wanted: Obj, mounts: list[Obj] | None = N
         "metadata": {"name": "p", "namespace": "default", "labels": {"a": "1", "b": "2"}},
         "spec": {"containers": [{"name": "c", "volumeMounts": mounts or []}], "volumes": list(wanted)},
     }
-    return Volumes(store, pod, root, token=lambda namespace, account: f"token of {namespace}/{account}")
+    return Volumes(store, pod, root, token=lambda namespace, account, _: f"token of {namespace}/{account}")
 
 
 @pytest.fixture

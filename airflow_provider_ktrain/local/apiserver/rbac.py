@@ -17,6 +17,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 DEFAULT_LIFETIME = 3600  # seconds a token of a service account is good for
+AUDIENCE = "https://kubernetes.default.svc"  # of tokens for the API server
 POD_LIFETIME = 365 * 86400  # seconds: tokens in pods are not rotated here
 
 #: the rules that no binding gives, by the group that has them: as those of the system's own ClusterRoles
@@ -59,7 +60,8 @@ class Authenticator:
     def __init__(self, store: Store, admin_token: str) -> None:
         self._store = store
         self._admin_token = admin_token
-        self._issued: dict[str, tuple[User, float]] = {}  # by token: whose it is, and when it expires
+        #: by token: whose it is, when it expires, and what it is good for
+        self._issued: dict[str, tuple[User, float, tuple[str, ...]]] = {}
 
     def user(self, authorization: str | None) -> User:
         """The user of an Authorization header; ApiError 401 where the token is no good."""
@@ -69,17 +71,23 @@ class Authenticator:
             return ANONYMOUS
         if secrets.compare_digest(token.encode(), self._admin_token.encode()):
             return ADMIN
-        user, expiry = self._issued.get(token, (ANONYMOUS, 0.0))
+        if not self.valid(token, AUDIENCE):
+            raise ApiError(401, "Unauthorized")
+        return self._issued[token][0]
+
+    def valid(self, token: str, audience: str) -> bool:
+        """Whether a service account's token is good for an audience, and the account still the same one."""
+        user, expiry, audiences = self._issued.get(token, (ANONYMOUS, 0.0, ()))
         namespace, name = user.name.split(":")[-2:]
         account = self._store.find(r.SERVICE_ACCOUNT, namespace, name)
-        if expiry < time.time() or account is None or account["metadata"]["uid"] != user.uid:
-            raise ApiError(401, "Unauthorized")
-        return user
+        same = account is not None and account["metadata"]["uid"] == user.uid
+        return same and expiry >= time.time() and audience in audiences
 
-    def account_token(self, namespace: str, name: str) -> str:
-        """A token for a pod of that service account."""
+    def account_token(self, namespace: str, name: str, audience: str = "") -> str:
+        """A token for a pod of that service account; `audience` is "" for the API server."""
         account = self._store.get(r.SERVICE_ACCOUNT, namespace, name)
-        return str(self.issue(account, {"spec": {"expirationSeconds": POD_LIFETIME}})["status"]["token"])
+        spec = {"expirationSeconds": POD_LIFETIME, **({"audiences": [audience]} if audience else {})}
+        return str(self.issue(account, {"spec": spec})["status"]["token"])
 
     def issue(self, account: Obj, request: Obj) -> Obj:
         """The answer to a TokenRequest for a service account. ApiError 400, 422."""
@@ -99,9 +107,9 @@ class Authenticator:
             f"JTI={uuid.uuid4()}",
         )
         token, expiry = secrets.token_urlsafe(32), time.time() + seconds
-        self._issued[token] = user, expiry
         until = datetime.datetime.fromtimestamp(expiry, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        audiences = spec.get("audiences") or ["https://kubernetes.default.svc"]
+        audiences = spec.get("audiences") or [AUDIENCE]
+        self._issued[token] = user, expiry, tuple(audiences)
         return {
             **request,
             "metadata": {"name": name, "namespace": namespace, "creationTimestamp": now()},

@@ -13,20 +13,23 @@ from airflow_provider_ktrain.local.controllers.namespace import NamespaceControl
 from airflow_provider_ktrain.local.controllers.pytorchjob import PyTorchJobController
 from airflow_provider_ktrain.local.controllers.trainjob import TrainJobController
 from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Store
 
 
-def all_controllers(store: Store, mpi_api: str, root_ca: str = "") -> list[Callable[[], Awaitable[None]]]:
+def all_controllers(
+    store: Store, served: tuple[Resource, ...], root_ca: str = "", status_ca: str = ""
+) -> list[Callable[[], Awaitable[None]]]:
     """The main loops of all controllers of a cluster.
 
-    :param mpi_api: the version of MPIJob that is served: v1 or v2beta1.
+    :param served: the resource types of the cluster.
     :param root_ca: the CA of the API server as PEM, for the ConfigMap kube-root-ca.crt of each namespace.
+    :param status_ca: the CA of the Trainer's status server as PEM, "" without the feature gate TrainJobStatus.
     """
-    served = r.served(mpi_api)
     return [
         PyTorchJobController(store).run,
-        (MPIJobV1Controller(store) if mpi_api == "v1" else MPIJobV2Controller(store)).run,
-        TrainJobController(store).run,
+        (MPIJobV1Controller(store) if r.MPIJOB_V1 in served else MPIJobV2Controller(store)).run,
+        TrainJobController(store, status_ca=status_ca).run,
         JobSetController(store).run,
         JobController(store).run,
         NamespaceController(store, served, root_ca).run,

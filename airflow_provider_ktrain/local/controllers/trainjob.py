@@ -47,9 +47,13 @@ class TrainJobController(ObjectController):
     component = "trainer-trainjob-controller"
     events_v1 = True
 
-    def __init__(self, store: Store, clock: Clock = time.time) -> None:
+    def __init__(self, store: Store, clock: Clock = time.time, *, status_ca: str = "") -> None:
+        """
+        :param status_ca: the status server's CA as PEM, "" without the feature gate TrainJobStatus.
+        """
         super().__init__(store, clock)
         self._lag = 0.0
+        self._status_ca = status_ca
         for resource in (r.JOBSET, r.CONFIG_MAP, r.SECRET):
             for change in store.latest(resource):
                 self._owned_changed(change)
@@ -89,10 +93,12 @@ class TrainJobController(ObjectController):
         """Create or update the TrainJob's objects; what went wrong, or ""."""
         try:
             runtime = self._runtime(job)
-            built = trainjob_build.build(job, runtime)
+            built = trainjob_build.build(job, runtime, reports_status=bool(self._status_ca))
             if built.hostfile is not None:
                 self._ensure_mpi(job, built.hostfile)
             self._ensure_jobset(job, built.jobset)
+            if self._status_ca:
+                self._ensure_tls_config(job)
         except (ApiError, ReconcileError) as error:
             told = error.message if isinstance(error, ApiError) else str(error)
             cut = f"{told[:LONGEST_ERROR]} ..." if len(told) > LONGEST_ERROR else told
@@ -129,6 +135,11 @@ class TrainJobController(ObjectController):
             self.store.create(r.CONFIG_MAP, c.child(job, config, {"data": {"hostfile": hostfile}}))
         else:
             self.store.update(r.CONFIG_MAP, {**known, "data": {"hostfile": hostfile}})
+
+    def _ensure_tls_config(self, job: Obj) -> None:
+        name = trainjob_build.tls_config(job)
+        if self.store.find(r.CONFIG_MAP, job["metadata"]["namespace"], name) is None:
+            self.store.create(r.CONFIG_MAP, c.child(job, name, {"data": {"ca.crt": self._status_ca}}))
 
     def _ensure_jobset(self, job: Obj, wanted: Obj) -> None:
         """Create the JobSet, or update it while it or the TrainJob is suspended."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_ktrain.local import trainer_status
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.objects import patch, quantity
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
@@ -23,6 +24,7 @@ SSH_ITEMS = [
     {"key": "ssh-publickey", "path": "id_rsa.pub", "mode": 0o644},
     {"key": "ssh-publickey", "path": "authorized_keys", "mode": 0o644},
 ]
+STATUS_VOLUME, STATUS_DIR = "kubeflow-trainer-token", "/var/run/secrets/kubeflow/trainer"
 INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
 
 
@@ -34,8 +36,11 @@ class Built:
     hostfile: str | None = None
 
 
-def build(job: Obj, runtime: Obj) -> Built:
-    """The JobSet of a TrainJob on a runtime."""
+def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
+    """The JobSet of a TrainJob on a runtime.
+
+    :param reports_status: whether the feature gate TrainJobStatus is on.
+    """
     template = copy.deepcopy(runtime["spec"]["template"])
     for entry in job["spec"].get("runtimePatches") or ():
         changes = (entry.get("trainingRuntimeSpec") or {}).get("template")
@@ -53,6 +58,8 @@ def build(job: Obj, runtime: Obj) -> Built:
     for one in replicated:
         _apply_initializer(job, one)
         _apply_trainer(job, one, as_node=bool((policy.get("mpi") or {}).get("runLauncherAsNode")))
+        if reports_status and step_of(one) == "trainer":
+            _apply_status(job, one)
     spec["suspend"] = bool(job["spec"].get("suspend"))
     return Built(
         c.child(job, job["metadata"]["name"], {"metadata": template.get("metadata") or {}, "spec": spec}), hostfile
@@ -200,3 +207,26 @@ def _apply_trainer(job: Obj, replicated: Obj, *, as_node: bool) -> None:
             container["resources"] = copy.deepcopy(trainer["resourcesPerNode"])
         if trainer.get("env"):
             _upsert(container, "env", "name", *copy.deepcopy(trainer["env"]))
+
+
+def tls_config(job: Obj) -> str:
+    """The name of the ConfigMap that holds the status server's CA."""
+    return f"{job['metadata']['name']}-tls-config"
+
+
+def _apply_status(job: Obj, replicated: Obj) -> None:
+    """What the trainer needs to post its progress: URL, CA and token of the status server (recording 61)."""
+    place = (job["metadata"]["namespace"], job["metadata"]["name"])
+    ca = {"name": tls_config(job), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    token = {"audience": trainer_status.audience(*place), "expirationSeconds": 3600, "path": "token"}
+    volume = {"name": STATUS_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}, {"configMap": ca}]}}
+    for container in _containers(replicated, NODE):
+        _upsert(
+            container, "env", "name",
+            {"name": "KUBEFLOW_TRAINER_SERVER_URL", "value": trainer_status.url(*place)},
+            {"name": "KUBEFLOW_TRAINER_SERVER_CA_CERT", "value": f"{STATUS_DIR}/ca.crt"},
+            {"name": "KUBEFLOW_TRAINER_SERVER_TOKEN", "value": f"{STATUS_DIR}/token"},
+        )  # fmt: skip
+        mount = {"name": STATUS_VOLUME, "mountPath": STATUS_DIR, "readOnly": True}
+        _upsert(container, "volumeMounts", "name", mount)
+    _upsert(replicated["template"]["spec"]["template"]["spec"], "volumes", "name", volume)

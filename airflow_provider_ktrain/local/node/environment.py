@@ -4,7 +4,8 @@ A process has no root directory, network or host name of its own. So what differ
 exec, and only there; the API object keeps what the user wrote:
 
 - paths: mounted volumes, the image's directory and the termination log, in command, args and environment;
-- rendezvous: MASTER_ADDR, MASTER_PORT and their like point to loopback and to a port of the job's own.
+- rendezvous: MASTER_ADDR, MASTER_PORT and their like point to loopback and to a port of the job's own;
+- services of the cluster that this process serves itself: their host and port.
 """
 
 from __future__ import annotations
@@ -134,9 +135,14 @@ def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
     return str(-int(-quantity.parse(amount) // divisor))
 
 
-def on_this_machine(env: Mapping[str, str], port: int) -> dict[str, str]:
-    """The environment with its rendezvous on loopback, at the job's own port. Nothing changes where there is none."""
+def on_this_machine(env: Mapping[str, str], port: int, hosts: Mapping[str, str]) -> dict[str, str]:
+    """The environment with its rendezvous on loopback, at the job's own port. Nothing changes where there is none.
+
+    :param hosts: host:port of services, each with the host:port that replaces it.
+    """
     here = {**env, **{name: told.format(LOOPBACK, port) for name, told in RENDEZVOUS.items() if name in env}}
+    for host, address in hosts.items():
+        here = {name: value.replace(host, address) for name, value in here.items()}
     if "PET_RDZV_ENDPOINT" in env:
         here["PET_LOCAL_ADDR"] = LOOPBACK
     if here.keys() & {"MASTER_ADDR", "PET_NNODES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}:

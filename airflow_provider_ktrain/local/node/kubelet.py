@@ -25,11 +25,12 @@ class Kubelet:
         share it.
     :param images: image names and their directories; None is an empty one.
     :param token: makes the tokens of service accounts that pods mount.
+    :param hosts: host:port of services of the cluster, and where on this machine each is.
     """
 
     def __init__(
         self, store: Store, name: str, root: Path, images: Mapping[str, Path | None], *,
-        timing: Timing | None = None, token: Token | None = None,
+        timing: Timing | None = None, token: Token | None = None, hosts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.store = store
         self.name = name
@@ -37,6 +38,7 @@ class Kubelet:
         self.images = Images(images)
         self.timing = timing or Timing()
         self.token = token
+        self.hosts = hosts or {}
         self.recorder = EventRecorder(store, "kubelet")
         self.online = asyncio.Event()
         self._workers: dict[str, PodWorker] = {}

@@ -304,7 +304,7 @@ class PodWorker:
         paths = Paths({message: home / MESSAGE, **self.volumes.mounts(container)}, image)
         node = kubelet.store.get(r.NODE, None, kubelet.name)
         env = environment.declared(kubelet.store, self.pod, container, node)
-        env = environment.on_this_machine(env, PORTS.of(self.pod))
+        env = environment.on_this_machine(env, PORTS.of(self.pod), kubelet.hosts)
         hostname = self.pod["spec"].get("hostname") or self.pod["metadata"]["name"]
         env = {**environment.base(hostname, self._tools, image), **env}
         argv = environment.command(container, env, paths.rewrite)

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 Files = dict[str, tuple[bytes, int]]  # path below the volume -> content and mode
-Token = Callable[[str, str], str]  # (namespace, service account) -> token
+Token = Callable[[str, str, str], str]  # (namespace, service account, audience or "") -> token
 LOOPBACK = "127.0.0.1"
 MODE = 0o644  # of files
 OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volumes that show an object
@@ -113,7 +113,8 @@ class Volumes:
                         files[item["path"]] = content, item.get("mode", mode)
             elif kind == "serviceAccountToken":
                 account = self._pod["spec"].get("serviceAccountName", "default")
-                token = self._token(self._pod["metadata"]["namespace"], account) if self._token else ""
+                namespace, audience = self._pod["metadata"]["namespace"], ref.get("audience", "")
+                token = self._token(namespace, account, audience) if self._token else ""
                 files[ref["path"]] = token.encode(), mode
             else:
                 files |= self._object_files(volume["name"], OBJECTS[kind], ref, mode)

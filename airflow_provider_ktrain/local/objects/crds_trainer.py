@@ -1,4 +1,7 @@
-"""The types of the Kubeflow Trainer 2.3 (TrainJob and its runtimes) and of JobSet 0.12."""
+"""The types of the Kubeflow Trainer 2.3 (TrainJob and its runtimes) and of JobSet 0.12.
+
+Trainer 2.0 and 2.1 serve other overrides under the same API version, and no activeDeadlineSeconds.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,18 @@ TRAINER: dict[str, Struct] = {
         required="runtimeRef", defaults={"suspend": False, "managedBy": MANAGERS[0]},
         minimums={"activeDeadlineSeconds": 1}, go_name="TrainJobSpec",
     ),
+    **{
+        f"TrainJob/v1alpha1/{release}": struct_of(f"{HEAD} spec:{spec} status:TrainJobStatus", go_name="TrainJob")
+        for release, spec in (("2.0", "TrainJobSpec/2.0"), ("2.1", "TrainJobSpec/2.1"))
+    },
+    **{
+        f"TrainJobSpec/{release}": struct_of(
+            f"annotations:dict[str,str] initializer:Initializer labels:dict[str,str] managedBy:str "
+            f"{overrides}:list[object] runtimeRef:RuntimeRef suspend:bool trainer:Trainer",
+            required="runtimeRef", defaults={"suspend": False, "managedBy": MANAGERS[0]}, go_name="TrainJobSpec",
+        )
+        for release, overrides in (("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides"))
+    },
     "RuntimeRef": struct_of(
         "apiGroup:str kind:str name:str", required="name",
         defaults={"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime"}, go_name="RuntimeRef",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 
@@ -23,6 +23,8 @@ class Resource:
     #: True for custom resources: no strategic merge patch, metadata.generation follows spec
     custom: bool = False
     verbs: tuple[str, ...] = ALL_VERBS
+    #: the release of the operator whose schema is served, "" for the newest: fields differ within one API version
+    release: str = field(default="", compare=False)
 
     @property
     def api_version(self) -> str:
@@ -82,21 +84,47 @@ CRD = Resource(
 PYTORCHJOB = Resource("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", subresources=("status", "scale"), custom=True)
 MPIJOB_V1 = Resource("kubeflow.org", "v1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
 MPIJOB_V2BETA1 = Resource("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", subresources=("status",), custom=True)
-TRAINER, JOBSETS = "trainer.kubeflow.org", "jobset.x-k8s.io"
+TRAINER, JOBSETS, KUEUE = "trainer.kubeflow.org", "jobset.x-k8s.io", "kueue.x-k8s.io"
 TRAINJOB = Resource(TRAINER, "v1alpha1", "TrainJob", "trainjobs", subresources=("status",), custom=True)
 TRAINING_RUNTIME = Resource(TRAINER, "v1alpha1", "TrainingRuntime", "trainingruntimes", custom=True)
 CLUSTER_TRAINING_RUNTIME = Resource(
     TRAINER, "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", namespaced=False, custom=True
 )
 JOBSET = Resource(JOBSETS, "v1alpha2", "JobSet", "jobsets", subresources=("status",), custom=True)
+RESOURCE_FLAVOR = Resource(
+    KUEUE, "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False, short_names=("flavor", "flavors", "rf"),
+    custom=True,
+)  # fmt: skip
+CLUSTER_QUEUE = Resource(
+    KUEUE, "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False, short_names=("cq",), subresources=("status",),
+    custom=True,
+)  # fmt: skip
+LOCAL_QUEUE = Resource(
+    KUEUE, "v1beta2", "LocalQueue", "localqueues", short_names=("queue", "queues", "lq"), subresources=("status",),
+    custom=True,
+)  # fmt: skip
+WORKLOAD = Resource(
+    KUEUE, "v1beta2", "Workload", "workloads", short_names=("wl",), subresources=("status",), custom=True
+)
+WORKLOAD_PRIORITY_CLASS = Resource(
+    KUEUE, "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False, custom=True
+)
 
+OF_KUEUE = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
     ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
 )  # fmt: skip
 
 
-def served(mpi_api: str = "v1") -> tuple[Resource, ...]:
-    """All resource types of a cluster that serves MPIJob as `mpi_api`: v1 or v2beta1, one of them, as on a real one."""
+def served(mpi_api: str = "v1", trainer: str = "", *, kueue: bool = False) -> tuple[Resource, ...]:
+    """All resource types of a cluster.
+
+    :param mpi_api: in which version MPIJob is served: v1 or v2beta1, one of them, as on a real cluster.
+    :param trainer: the release of the Trainer whose schema TrainJob has: 2.0, 2.1, or "" for 2.3.
+    :param kueue: serve the resources of Kueue.
+    """
     mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
-    return (*BUILT_IN, PYTORCHJOB, mpijob, JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, TRAINJOB)
+    trainjob = replace(TRAINJOB, release=trainer)
+    trainer_resources = (JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, trainjob)
+    return (*BUILT_IN, PYTORCHJOB, mpijob, *trainer_resources, *(OF_KUEUE if kueue else ()))
