@@ -63,7 +63,7 @@ class ApiServer:
         self._reviews = Reviews(self._authorizer)
         reviews = (resource for resource, _ in self._reviews.kinds.values())
         self._discovery = discovery.documents((*self._resources.values(), *reviews), address)
-        self._writes = Writes(store)
+        self._writes = Writes(store, kueue=r.WORKLOAD in self._resources.values())
         self.app = web.Application(client_max_size=negotiation.MAX_BODY)
         self.app.router.add_route("*", "/{path:(?s:.*)}", self._handle)
 

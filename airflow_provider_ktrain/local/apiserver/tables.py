@@ -199,6 +199,18 @@ def _job_duration(job: Obj) -> str:
     return f"{int(spent.total_seconds())}s"
 
 
+def _condition_status(name: str) -> Callable[[Obj], str | None]:
+    def status(obj: Obj) -> str | None:
+        return next((c["status"] for c in at(obj, "status.conditions", []) if c["type"] == name), None)
+
+    return status
+
+
+def _field(path: str) -> Callable[[Obj], Any]:
+    """A field that is empty where it is missing, as in the columns of custom resources."""
+    return lambda obj: at(obj, path)
+
+
 #: columns by resource; the others show their name and age
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.PYTORCHJOB: (NAME, STATE, CUSTOM_AGE),
@@ -208,6 +220,19 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.JOBSET: (
         NAME, *(Column(name, f"status.{field}") for name, field in JOBSET_COLUMNS.items()),
         Column("Completed", _jobset_completed), Column("Suspended", "spec.suspend"), CUSTOM_AGE,
+    ),
+    r.WORKLOAD: (
+        NAME, Column("Queue", _field("spec.queueName")), Column("Reserved in", _field("status.admission.clusterQueue")),
+        *(Column(name, _condition_status(name)) for name in ("Admitted", "Finished")), CUSTOM_AGE,
+    ),
+    r.LOCAL_QUEUE: (
+        NAME, Column("ClusterQueue", _field("spec.clusterQueue")),
+        *(Column(f"{name} Workloads", _field(f"status.{name.lower()}Workloads"), "integer")
+          for name in ("Pending", "Admitted")),
+    ),
+    r.CLUSTER_QUEUE: (
+        NAME, Column("Cohort", _field("spec.cohortName")),
+        Column("Pending Workloads", _field("status.pendingWorkloads"), "integer"),
     ),
     r.BATCH_JOB: (
         NAME, Column("Status", _job_status), Column("Completions", _job_completions),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from airflow_provider_ktrain.local.apiserver import admission, decoding, listing, negotiation
 from airflow_provider_ktrain.local.apiserver.requestinfo import RequestInfo, integer
 from airflow_provider_ktrain.local.apiserver.tables import View
-from airflow_provider_ktrain.local.objects import patch, schema
+from airflow_provider_ktrain.local.objects import kueue, patch, schema
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
@@ -51,10 +51,14 @@ class Written:
 
 
 class Writes:
-    """The writing verbs on one store."""
+    """The writing verbs on one store.
 
-    def __init__(self, store: Store) -> None:
+    :param kueue: whether Kueue's webhooks are there.
+    """
+
+    def __init__(self, store: Store, *, kueue: bool = False) -> None:
         self._store = store
+        self._kueue = kueue
 
     def write(self, asked: Write) -> Written:
         """Do what is asked. ApiError says why not; 405 where the verb is not one for this path."""
@@ -84,8 +88,7 @@ class Writes:
             if meta.get("resourceVersion"):
                 raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
             admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
-            admission.complete(resource, obj, None)
-            warnings += admission.validate(self._store, resource, obj, None)
+            warnings += self._admit(resource, obj, None)
             made = self._store.create(resource, obj, dry_run=asked.dry_run)
         return Written(made, 201, tuple(warnings))
 
@@ -142,11 +145,18 @@ class Writes:
                 raise conflict(resource, old["metadata"]["name"])
             if status:  # the rest of what was sent does not count
                 obj = {**old, "status": obj.get("status", {})}
-            else:
-                admission.complete(resource, obj, old)
-            warnings = [*warnings, *admission.validate(self._store, resource, obj, old)]
+            warnings = [*warnings, *self._admit(resource, obj, old, status=status)]
             updated = self._store.update(resource, obj, status=status, dry_run=asked.dry_run)
         return Written(updated, 200, tuple(warnings))
+
+    def _admit(self, resource: Resource, obj: Obj, old: Obj | None, *, status: bool = False) -> list[str]:
+        """Let webhooks complete an object, and look at it; warnings for the client. ApiError 403 or 422."""
+        if not status:
+            admission.complete(resource, obj, old)
+        if self._kueue and not status:
+            kueue.complete(resource, obj, old)
+            kueue.validate(resource, obj, old)
+        return admission.validate(self._store, resource, obj, old)
 
     def _scale(self, asked: Write, wanted: Obj) -> Written:
         resource, name = asked.resource, asked.info.name

@@ -1,12 +1,12 @@
 """The types of the Kubeflow operators: training-operator 1.9 (PyTorchJob, MPIJob v1), mpi-operator 0.8 (v2beta1).
 
 Fields, defaults and enumerations are those of the CustomResourceDefinitions that the operators install. Those of the
-Kubeflow Trainer and of JobSet are in `crds_trainer.py`.
+Kubeflow Trainer and of JobSet are in `crds_trainer.py`, those of Kueue in `crds_kueue.py`.
 """
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.local.objects import crds_trainer, openapi
+from airflow_provider_ktrain.local.objects import crds_kueue, crds_trainer, openapi
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.schema import Struct, struct_of
@@ -70,6 +70,7 @@ STRUCTS: dict[str, Struct] = {
     ),
     "ReplicaStatus": struct_of("active:int failed:int labelSelector:V1LabelSelector selector:str succeeded:int"),
     **crds_trainer.STRUCTS,
+    **crds_kueue.STRUCTS,
 }  # fmt: skip
 
 
