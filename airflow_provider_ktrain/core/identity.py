@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields
-from airflow_provider_ktrain.core.kinds import JOB_NAME_LABEL
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 PREFIX = "ktrain.airflow"
@@ -26,9 +26,6 @@ MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it 
 FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, where the task did not come to it
 SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
 
-#: `<name>-launcher-xxxxx` and `<name>-worker-<n>` must stay host names of at most 63 characters, and room is left for
-#: four digits of n. training-operator accepts longer names and then never writes a status (recording 21c).
-NAME_LENGTH = 46
 HASH_LENGTH = 10
 
 Reattach = Literal["always", "if_unchanged"]
@@ -45,13 +42,18 @@ class TaskKey:
     run_id: str
     map_index: int = -1
 
-    def job_name(self, prefix: str | None = None) -> str:
-        """A DNS-1035 name: readable prefix (default: the task's id), then a hash of the whole key."""
+    def job_name(self, prefix: str | None = None, max_length: int = Kind.name_length) -> str:
+        """A DNS-1035 name: readable prefix, then a hash of the whole key.
+
+        :param prefix: the readable prefix. Default: the task's id.
+        :param max_length: of the job's kind. Pods' names begin with the job's: training-operator accepts longer names
+            and then never writes a status (recording 21c), Kubeflow Trainer never creates the JobSet (recording 55b).
+        """
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
         readable = re.sub(r"[^a-z0-9]+", "-", (prefix or self.task_id).lower()).strip("-")
-        readable = readable[: NAME_LENGTH - HASH_LENGTH - 1].strip("-")
+        readable = readable[: max_length - HASH_LENGTH - 1].strip("-")
         if not readable or not readable[0].isalpha():
-            readable = f"job-{readable}"[: NAME_LENGTH - HASH_LENGTH - 1].strip("-")
+            readable = f"job-{readable}"[: max_length - HASH_LENGTH - 1].strip("-")
         return f"{readable}-{digest}"
 
     def labels(self, submission: str) -> dict[str, str]:
@@ -205,7 +207,7 @@ def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
 class JobRef:
     """One job in one cluster, as it travels from the worker to the triggerer and back.
 
-    :param kind: PyTorchJob or MPIJob.
+    :param kind: PyTorchJob, MPIJob or TrainJob.
     :param version: API version without the group, e.g. v1.
     :param uid: of this very job: names are used again.
     :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
@@ -225,10 +227,11 @@ class JobRef:
 
     @property
     def pod_selector(self) -> str:
-        """A label selector for this job's pods: our label, or the operator's for a job that others submitted."""
-        if self.submission:
+        """A label selector for this job's pods: our label where they certainly have it, else the operator's."""
+        kind = kind_of(self.kind)
+        if self.submission and kind.labels_pods:
             return f"{SUBMISSION_LABEL}={self.submission}"
-        return f"{JOB_NAME_LABEL}={self.name}"
+        return f"{kind.pod_name_label}={self.name}"
 
     def to_dict(self) -> dict[str, str]:
         """A form that fits into trigger kwargs and the task state."""

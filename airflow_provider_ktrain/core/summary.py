@@ -27,7 +27,7 @@ def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], spent: U
     began = parse_timestamp(status.get("startTime") or created)
     ended = parse_timestamp(status.get("completionTime")) or now
     run_time = f" after {format_duration((ended - began).total_seconds())}" if began else ""
-    replicas = counted(sum(kind.count(job, role) for role in kind.roles), "replica")
+    replicas = counted(kind.size(job), "replica")
     return f"{ref} succeeded{run_time} with {replicas}. {spent}"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
-from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
@@ -126,19 +126,20 @@ def is_terminating(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-async def delete_fenced(api: Api, path: str, job: Mapping[str, Any]) -> None:
-    """Delete the job at `path`, in the foreground, only if it is still as it was read. The one way to delete a job.
+async def delete_fenced(api: Api, kind: Kind, path: str, job: Mapping[str, Any]) -> None:
+    """Delete the job at `path`, only if it is still as it was read. The one way to delete a job.
 
     The decision to delete was made on what was read: the owner, the phase. A uid alone does not protect that decision,
     because another try adopts the job by a patch, which changes its owner and keeps its uid. Every write changes the
     resourceVersion, so the API server answers 409 to a delete that was decided on an old read.
 
+    :param kind: of the job; it decides whether the deletion is in the foreground.
     :param path: path of the job.
     :param job: the job as it was read.
     :raises ApiStatusError: 409 where the job has changed since, 404 where it does not exist.
     """
     fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
-    await api.request("DELETE", path, body={"propagationPolicy": "Foreground", "preconditions": fence})
+    await api.request("DELETE", path, body={"propagationPolicy": kind.propagation, "preconditions": fence})
 
 
 async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: bool, *, by: str = "") -> Object:
@@ -152,7 +153,7 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
             "resourceVersion": job["metadata"]["resourceVersion"],
             "annotations": {SUSPENDED_ANNOTATION: (by or None) if suspend else None},
         },
-        "spec": {"runPolicy": {"suspend": suspend}},
+        "spec": kind_of(ref.kind).suspension(suspend),
     }
     return await api.request("PATCH", paths.job(ref), body=patch, content_type=MERGE_PATCH)
 

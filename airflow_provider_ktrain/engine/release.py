@@ -220,7 +220,7 @@ async def _request_release(
             fitting, what = _fitting_mode(ref, job, mode)
         try:
             if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
-                await delete_fenced(api, paths.job(ref), job)
+                await delete_fenced(api, kind_of(ref.kind), paths.job(ref), job)
             elif fitting is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif fitting is Mode.DELETE_PODS:

@@ -259,7 +259,7 @@ async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
     ref = await _ref(api, claim.kind, claim.version, found, Owner.of(found) or claim.me)
     pods = await pods_before(api, ref)
     try:  # the decision is valid only for the job as it was read: it may have succeeded since
-        await delete_fenced(api, claim.path, found)
+        await delete_fenced(api, claim.kind, claim.path, found)
     except ApiStatusError as e:
         if e.status in (404, 409):
             return
@@ -285,7 +285,7 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
     if resume:
         # The operator sets a new startTime when a job is resumed. Its deadline starts again, too.
         patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(claim.manifest, DEADLINE_ANNOTATION)
-        patch["spec"] = {"runPolicy": {"suspend": False}}
+        patch["spec"] = claim.kind.suspension(False)
     try:
         job = await api.request("PATCH", claim.path, body=patch, content_type=MERGE_PATCH)
     except ApiStatusError as e:

@@ -116,7 +116,7 @@ class Submission:
         if invalid is not None or offline is None:
             self.name, self.namespace = before["name"], before["namespace"]
         else:
-            self.name = self.owner.key.job_name(operator.name)
+            self.name = self.owner.key.job_name(operator.name, operator.kind.name_length)
             own = (offline.get("metadata") or {}).get("namespace")
             self.namespace = operator.namespace or own or hook.namespace or "default"
         self._reattach: Reattach = operator.reattach if invalid is None or followable(operator) else "if_unchanged"

@@ -596,7 +596,8 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         :param ti: a task instance of any task of this DAG.
         """
         prefix = self.render_template(self.name, ti.get_template_context())
-        return TaskKey(compat.deployment_id(), self.dag_id, self.task_id, ti.run_id).job_name(prefix)
+        key = TaskKey(compat.deployment_id(), self.dag_id, self.task_id, ti.run_id)
+        return key.job_name(prefix, self.kind.name_length)
 
     def job_owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the first try since the task was last cleared."""

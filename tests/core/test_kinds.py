@@ -73,7 +73,9 @@ def test_kinds_by_name() -> None:
     assert kind_of("MPIJob") is MPIJOB
     assert MPIJOB.api_versions == ("kubeflow.org/v2beta1", "kubeflow.org/v1")
     assert all(name == kind.name and set(kind.primaries) <= set(kind.roles) for name, kind in KINDS.items())
-    with pytest.raises(UnknownKindError, match=r"found 'TFJob'; expected one of MPIJob, PyTorchJob; remedy: ") as e:
+    with pytest.raises(
+        UnknownKindError, match=r"found 'TFJob'; expected one of MPIJob, PyTorchJob, TrainJob; remedy: "
+    ) as e:
         kind_of("TFJob")
     assert isinstance(e.value, ManifestError)
     with pytest.raises(UnknownKindError, match=r"remedy: did you mean PyTorchJob\?"):

@@ -108,7 +108,7 @@ def replica_types(job: Job) -> Iterator[Finding]:
 @rule("no-replicas", ERROR)
 def replicas_exist(job: Job) -> Iterator[Finding]:
     """The job has replicas."""
-    if job.replica_specs.value == {} or not job.replica_specs.present:
+    if job.kind.replica_specs and (job.replica_specs.value == {} or not job.replica_specs.present):
         roles = " and ".join(job.kind.roles)
         yield Finding(job.replica_specs, "the job has no replicas, so nothing runs", "nothing", roles, f"add {roles}")
 

@@ -66,7 +66,7 @@ class Evidence:
     def replica_of(self, pod: Json) -> str:
         """The replica of a pod, for example `Worker 3`."""
         role, index = self.kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
-        return role if role == "Launcher" else f"{role} {index}"
+        return self.kind.replica_name(role, index)
 
 
 def make_evidence(

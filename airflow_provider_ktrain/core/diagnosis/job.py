@@ -151,7 +151,7 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         return None
     if any(f.reason != "DeadlineExceeded" for f in evidence.failures):
         return None
-    seconds = ((evidence.job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
+    seconds = evidence.kind.deadline_seconds(evidence.job)
     return Cause(
         Category.TIMEOUT,
         f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",

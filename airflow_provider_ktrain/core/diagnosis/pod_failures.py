@@ -30,6 +30,7 @@ class Failure:
 
     :param role: for example `Worker`.
     :param index: the replica's index.
+    :param replica: the replica's name, for example `Worker 3`.
     :param pod: name of the pod.
     :param container: name of the container; empty if the pod ended before any container failed.
     :param is_init: whether it is an init container.
@@ -47,6 +48,7 @@ class Failure:
 
     role: str
     index: int
+    replica: str
     pod: str
     container: str
     is_init: bool
@@ -59,11 +61,6 @@ class Failure:
     tail: Tail
     is_latest: bool
     gpus: int = 0
-
-    @property
-    def replica(self) -> str:
-        """`Worker 3`, or `Launcher`, of which there is only one."""
-        return self.role if self.role == "Launcher" else f"{self.role} {self.index}"
 
     @property
     def is_peer_loss(self) -> bool:
@@ -144,9 +141,9 @@ def _grace_seconds(pod: Json) -> float:
 
 
 def _replica_key(kind: Kind, pod: Json) -> str:
-    """The same for a pod and its replacements: the name, except that each pod of a Launcher's batch Job has another."""
-    role, _ = kind.pod_role(_meta(pod).get("labels") or {})
-    return role if role == "Launcher" else _name(pod)
+    """The same for a pod and its replacements: the name, except that each pod of a batch Job has another."""
+    role, index = kind.pod_role(_meta(pod).get("labels") or {})
+    return kind.replica_name(role, index) if kind.renames_pods(role) else _name(pod)
 
 
 def _creation_order(pod: Json) -> tuple[str, bool]:
@@ -172,6 +169,7 @@ def _failures_of_pod(
         yield Failure(
             role,
             index,
+            kind.replica_name(role, index),
             _name(pod),
             name,
             is_init,
@@ -187,7 +185,10 @@ def _failures_of_pod(
         )
     if disruption and not has_failed_container:
         at, message = disrupted_at, disruption_message
-        yield Failure(role, index, _name(pod), "", False, None, disruption, message, at, at, 0, Tail(), is_latest)
+        replica = kind.replica_name(role, index)
+        yield Failure(
+            role, index, replica, _name(pod), "", False, None, disruption, message, at, at, 0, Tail(), is_latest
+        )
 
 
 def _containers(status: Json) -> Iterator[tuple[bool, Json]]:

@@ -30,7 +30,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
     failure = found[0]
     cause = next((c for rule in _RULES if (c := rule(failure))), None) or _program_failed(failure)
     obstacle = find_obstacle(evidence)
-    needs_its_peers = failure.is_peer_loss or failure.role == "Launcher"
+    needs_its_peers = failure.is_peer_loss or failure.role in evidence.kind.launchers
     if obstacle and obstacle.replica != failure.replica and needs_its_peers:
         effect = f"{failure.replica} failed while waiting for it ({describe_exit_code(failure.exit_code)})"
         cause = replace(obstacle, summary=f"{obstacle.summary}. {effect}")

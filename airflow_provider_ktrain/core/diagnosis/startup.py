@@ -73,7 +73,7 @@ def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
     """
     kind = make_evidence(job, pods, ()).kind
     for failure in find_failures(kind, pods, {}):
-        is_needed = failure.is_init or kind.container in (None, failure.container)  # not a sidecar
+        is_needed = failure.is_init or kind.is_main_container(failure.container)  # not a sidecar
         tried_often = is_needed and failure.is_latest and failure.restarts >= MAX_START_RESTARTS
         if tried_often and (cause := start_error_cause(failure)) and cause.category is Category.IMAGE:
             summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."

@@ -6,10 +6,21 @@ from airflow_provider_ktrain.core.errors import UnknownKindError
 from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind, Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds.trainjob import TRAINJOB
 
-__all__ = ["JOB_NAME_LABEL", "KINDS", "MPIJOB", "OPERATOR_LABEL", "PYTORCHJOB", "Kind", "Manifest", "kind_of"]
+__all__ = [
+    "JOB_NAME_LABEL",
+    "KINDS",
+    "MPIJOB",
+    "OPERATOR_LABEL",
+    "PYTORCHJOB",
+    "TRAINJOB",
+    "Kind",
+    "Manifest",
+    "kind_of",
+]
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB, TRAINJOB)}
 
 
 def kind_of(name: object) -> Kind:

@@ -1,14 +1,14 @@
 """The interface of a kind of training job.
 
-`Kind` implements what kubeflow.org's kinds have in common: replica specs by role, a run policy, and the operators'
-labels. A kind's own file overrides what differs; nothing outside `core/kinds` compares a kind's name or version. Facts
-are training-operator's (1.5 to 1.9) and mpi-operator's (0.8.2), read from their sources and from recordings of a real
-cluster.
+`Kind` implements what kubeflow.org's PyTorchJob and MPIJob have in common: replica specs by role, a run policy, and the
+operators' labels. A kind's own file overrides what differs; nothing outside `core/kinds` compares a kind's name or
+version. Facts are training-operator's (1.5 to 1.9) and mpi-operator's (0.8.2), read from their sources and from
+recordings of a real cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,16 @@ class Kind:
     :param required_roles: roles without which nothing runs.
     :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
+    :param name_length: the greatest length of a job's name: its pods' names, which begin with it, are host names of at
+        most 63 characters, and room is left for four digits of an index.
+    :param propagation: the propagationPolicy with which a job is deleted. After `Background` the name is free before
+        the pods are gone.
+    :param pod_name_label: the label of pods that the operator sets to the job's name.
+    :param labels_pods: whether the pods certainly have the labels of the manifest that we send.
+    :param launchers: roles whose program needs the pods of other roles.
+    :param single_roles: roles with one pod, which is shown without its index.
+    :param main_containers: containers whose failure fails the job, others being sidecars. Default: `container`, or all.
+    :param fixed_size_reason: why a job can't be scaled; empty if it can.
     """
 
     name: str
@@ -55,6 +65,14 @@ class Kind:
     required_roles: tuple[str, ...] = ()
     expires: bool = False
     group: str = "kubeflow.org"
+    name_length: int = 46
+    propagation: str = "Foreground"
+    pod_name_label: str = JOB_NAME_LABEL
+    labels_pods: bool = True
+    launchers: tuple[str, ...] = ()
+    single_roles: tuple[str, ...] = ()
+    main_containers: tuple[str, ...] = ()
+    fixed_size_reason: str = ""
 
     @property
     def api_versions(self) -> tuple[str, ...]:
@@ -101,6 +119,27 @@ class Kind:
         index = label("replica-index") or "0"
         return role or value or "pod", int(index) if index.isdigit() else 0
 
+    def size(self, job: Mapping[str, Any]) -> int:
+        """How many pods the job asks for."""
+        return sum(self.count(job, role) for role in self.replicas(job))
+
+    def has_role(self, role: str) -> bool:
+        """Whether jobs of this kind may have pods of this role."""
+        return role in self.roles
+
+    def replica_name(self, role: str, index: int) -> str:
+        """A replica as messages name it: `Worker 3`, or `Launcher`, of which there is only one."""
+        return role if role in self.single_roles else f"{role} {index}"
+
+    def renames_pods(self, role: str) -> bool:
+        """Whether a pod that replaces another of this role has another name."""
+        return role in self.single_roles
+
+    def is_main_container(self, name: object) -> bool:
+        """Whether a container of this name belongs to the training, and is no sidecar."""
+        known = self.main_containers or ((self.container,) if self.container else ())
+        return not known or name in known
+
     def runs_program(self, role: str) -> bool:
         """Whether the command of this role's pods is the training program or its launcher."""
         return True
@@ -108,6 +147,15 @@ class Kind:
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
         return True
+
+    # ---- status
+
+    def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether the job runs although no condition says so.
+
+        :param pods: its pods; none if they are not known.
+        """
+        return False
 
     # ---- manifests
 
@@ -218,6 +266,14 @@ class Kind:
             policy.setdefault("cleanPodPolicy", "Running")
         for _, template in self.templates(manifest):
             lower_deadline(template.setdefault("spec", {}), seconds + margin)
+
+    def suspension(self, suspend: bool) -> dict[str, Any]:
+        """The part of `spec` that suspends or resumes a job."""
+        return {"runPolicy": {"suspend": suspend}}
+
+    def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
+        """The job's activeDeadlineSeconds; None if it has none."""
+        return ((job.get("spec") or {}).get("runPolicy") or {}).get("activeDeadlineSeconds")
 
     # ---- what the operator does
 

@@ -151,4 +151,6 @@ MPIJOB = MPIJob(
     required_roles=("Launcher", "Worker"),
     # mpi-operator's TTL deletes the launcher and leaves the MPIJob (recording 40c-mpi-deadline-ttl)
     expires=False,
+    launchers=("Launcher",),
+    single_roles=("Launcher",),
 )

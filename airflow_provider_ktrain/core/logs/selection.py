@@ -20,7 +20,7 @@ def check_choice(choice: LogChoice, kind: Kind) -> None:
         return
     if not isinstance(choice, Mapping):
         raise ManifestError(f"logs: found {choice!r}, expected one of {', '.join(KEYWORDS)} or indexes by role")
-    if unknown := [role for role in choice if role not in kind.roles]:
+    if unknown := [role for role in choice if not kind.has_role(role)]:
         expected = f"expected {' or '.join(kind.roles)} for a {kind.name}"
         raise ManifestError(f"logs: found the role {unknown[0]!r}, {expected}")
     for role, indexes in choice.items():
@@ -34,7 +34,7 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
     :param job: its replicas decide what "auto" and "primary" mean.
     """
     if choice == "auto":
-        choice = "all" if sum(kind.count(job, role) for role in kind.roles) <= MAX_REPLICAS_FOR_ALL else "primary"
+        choice = "all" if kind.size(job) <= MAX_REPLICAS_FOR_ALL else "primary"
     if choice == "all":
         return lambda pod: True
     if choice == "none":

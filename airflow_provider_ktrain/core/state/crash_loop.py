@@ -296,7 +296,7 @@ class RestartHistory:
 
     def _start_counting(self, job: Json) -> None:
         if self._since is None and not self._kind.is_elastic(job):
-            expected = sum(self._kind.count(job, role) for role in self._kind.replicas(job))
+            expected = self._kind.size(job)
             if expected and len(self._running_since) >= expected:
                 self._since = max(self._running_since.values())
 
@@ -325,7 +325,7 @@ class RestartHistory:
             for number, run in _ended_runs(status):
                 if number > container.ended:
                     container.ended = number
-                    if not is_init and self._kind.container in (None, status.get("name")):
+                    if not is_init and self._kind.is_main_container(status.get("name")):
                         self._count(container, pod, run)
             if restart := self._restart_in_place(key, pod, is_init, status):
                 restarts.append(restart)
@@ -381,9 +381,7 @@ class RestartHistory:
         container.last = finished
 
     def _replica(self, pod: Json) -> str:
-        """The replica: role and index, or Launcher."""
-        role, index = self._kind.pod_role(_meta(pod).get("labels") or {})
-        return role if role == "Launcher" else f"{role} {index}"
+        return self._kind.replica_name(*self._kind.pod_role(_meta(pod).get("labels") or {}))
 
 
 def _why_lost(pod: Json, *, gone: bool = False) -> str:

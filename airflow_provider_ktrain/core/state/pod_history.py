@@ -104,7 +104,7 @@ class PodHistory:
     def _replica(self, pod: Pod) -> str:
         """Role and index, or the name for pods of other roles."""
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
-        return f"{role} {index}" if role in self._kind.roles else str(pod["metadata"]["name"])
+        return f"{role} {index}" if self._kind.has_role(role) else str(pod["metadata"]["name"])
 
     def _drop(self, pod: Pod, now: datetime) -> None:
         del self._known[pod["metadata"]["uid"]]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.kinds import KINDS
 
 
 class Phase(enum.StrEnum):
@@ -51,9 +52,10 @@ def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = 
         return Phase.SUSPENDED if (job.get("status") or {}).get("startTime") else Phase.QUEUED
     if "Restarting" in true:
         return Phase.RESTARTING
-    if "Running" in true:
-        return Phase.RUNNING
     known = list(pods)
+    kind = KINDS.get(str(job.get("kind")))
+    if "Running" in true or (kind is not None and kind.is_running(job, known)):
+        return Phase.RUNNING
     if known and all(_scheduled(pod) for pod in known):
         return Phase.STARTING
     return Phase.PENDING

@@ -1,0 +1,3 @@
+"""Rules for TrainJobs only."""
+
+from __future__ import annotations

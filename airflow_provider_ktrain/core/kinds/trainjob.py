@@ -1,0 +1,224 @@
+"""TrainJob: trainer.kubeflow.org/v1alpha1, run by Kubeflow Trainer through a JobSet that it makes of a runtime.
+
+Facts are Kubeflow Trainer's (2.0 to 2.3) and JobSet's (0.12), read from their sources and from recordings 50 to 61 of a
+real cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds.base import Kind, Manifest, lower_deadline, mapping_at
+
+JOBSET = "jobset.sigs.k8s.io"
+JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
+ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+NODE, LAUNCHER = "node", "launcher"
+INITIALIZERS = ("dataset-initializer", "model-initializer")
+DEFAULT_RUNTIME = "torch-distributed"
+
+
+class TrainJob(Kind):
+    """Nodes that run one program, which the runtime's torchrun or mpirun distributes; before them, initializers.
+
+    What a role is comes from the runtime: `node`, `launcher`, the initializers, or names of its author's own. The
+    manifest only has the trainer, so a job's roles are those that its status lists, or `node` before it has one.
+    """
+
+    # ---- the job and its pods
+
+    def replicas(self, job: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """The roles, each with a replica spec such as the trainer implies; initializers request no GPUs."""
+        trainer = _trainer(job)
+        container = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
+        container |= {"name": NODE, "resources": trainer.get("resourcesPerNode") or {}}
+        spec = {"template": {"spec": {"containers": [container]}}}
+        return {role: {} if role in INITIALIZERS else spec for role in self._roles(job)}
+
+    def count(self, job: Mapping[str, Any], role: str) -> int:
+        """How many pods of a role the job asks for. The launcher is one of the nodes, and at least one other runs.
+
+        A job that sets no numNodes has as many as its runtime says, which is not known here: 1 is assumed.
+        """
+        roles = self._roles(job)
+        if role not in roles:
+            return 0
+        if role in self.single_roles:
+            return 1
+        nodes = _trainer(job).get("numNodes")
+        nodes = nodes if isinstance(nodes, int) else 1
+        return max(nodes - 1, 1) if LAUNCHER in roles else nodes
+
+    def primary(self, job: Mapping[str, Any]) -> str:
+        """The launcher, else `node`, else the first role that initializes nothing."""
+        roles = self._roles(job)
+        known = [role for role in self.primaries if role in roles]
+        return [*known, *(role for role in roles if role not in INITIALIZERS), NODE][0]
+
+    def pod_role(self, labels: Mapping[str, str]) -> tuple[str, int]:
+        """The replicated job's name and the completion index, which is the node's rank."""
+        index = labels.get(INDEX_LABEL) or "0"
+        return labels.get(ROLE_LABEL) or "pod", int(index) if index.isdigit() else 0
+
+    def has_role(self, role: str) -> bool:
+        """A runtime may name its replicated jobs as it likes."""
+        return re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", role) is not None
+
+    def renames_pods(self, role: str) -> bool:
+        return True
+
+    def trains(self, spec: Mapping[str, Any], role: str) -> bool:
+        return role not in INITIALIZERS
+
+    def runs_program(self, role: str) -> bool:
+        return role not in INITIALIZERS
+
+    def _roles(self, job: Mapping[str, Any]) -> list[str]:
+        """The status lists all from the start, though not in the runtime's order (recording 50d)."""
+        listed = [str(entry.get("name")) for entry in _jobs_status(job)]
+        given = (job.get("spec") or {}).get("initializer") or {}
+        wanted = [role for role in INITIALIZERS if role.partition("-")[0] in given]
+        return sorted(listed, key=self._rank) if listed else [NODE, *wanted]
+
+    def _rank(self, role: str) -> int:
+        return self.roles.index(role) if role in self.roles else len(self.roles)
+
+    # ---- status
+
+    def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether a pod of the trainer runs. There is no condition for it.
+
+        `jobsStatus` counts Jobs: `ready` is 1 only while all pods of one are ready. It decides where no pods are given.
+        """
+        known = list(pods)
+        if not known:
+            training = [entry for entry in _jobs_status(job) if entry.get("name") not in INITIALIZERS]
+            return any(entry.get("ready") for entry in training)
+        return any(
+            (pod.get("status") or {}).get("phase") == "Running"
+            and self.pod_role((pod.get("metadata") or {}).get("labels") or {})[0] not in INITIALIZERS
+            for pod in known
+        )
+
+    # ---- manifests
+
+    def schema_types(self) -> Mapping[str, str]:
+        return {
+            "TrainJob": "apiVersion:s kind:s metadata:Metadata spec!:TrainJobSpec status:any",
+            "TrainJobSpec": "runtimeRef!:RuntimeRef trainer:Trainer initializer:Initializer suspend:b managedBy:s "
+            "runtimePatches:[RuntimePatch@manager] activeDeadlineSeconds:i",
+            "RuntimeRef": "name!:s apiGroup:s kind:s",
+            "Trainer": "image:s command:[s] args:[s] env:[EnvVar@name] numNodes:i resourcesPerNode:Resources "
+            "numProcPerNode:q",
+            "Initializer": "dataset:InitializerSource model:InitializerSource",
+            "InitializerSource": "storageUri:s env:[EnvVar@name] secretRef:ObjectName",
+            "RuntimePatch": "manager!:s time:any trainingRuntimeSpec:RuntimeSpecPatch",
+            "RuntimeSpecPatch": "template:JobSetTemplatePatch",
+            "JobSetTemplatePatch": "metadata:Metadata spec:JobSetSpecPatch",
+            "JobSetSpecPatch": "replicatedJobs:[ReplicatedJobPatch@name]",
+            "ReplicatedJobPatch": "name!:s template:JobTemplatePatch",
+            "JobTemplatePatch": "metadata:Metadata spec:JobSpecPatch",
+            "JobSpecPatch": "template:PodTemplatePatch",
+            "PodTemplatePatch": "metadata:Metadata spec:PodSpecPatch",
+            "PodSpecPatch": "serviceAccountName:s volumes:[Volume@name] initContainers:[ContainerPatch@name] "
+            "containers:[ContainerPatch@name] imagePullSecrets:[ObjectName] securityContext:PodSecurityContext "
+            "nodeSelector:{s} affinity:Affinity tolerations:[Toleration] schedulingGates:any "
+            "terminationGracePeriodSeconds:i",
+            "ContainerPatch": "name!:s env:[EnvVar@name] volumeMounts:[VolumeMount@mountPath] "
+            "securityContext:SecurityContext",
+        }
+
+    def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """None: the pods' templates are the runtime's."""
+        return iter(())
+
+    def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
+        return {
+            "apiVersion": api_version,
+            "kind": self.name,
+            "metadata": {},
+            "spec": {"runtimeRef": {"name": DEFAULT_RUNTIME}, "trainer": {}},
+        }
+
+    def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
+        for role, count in counts.items():
+            if role != NODE:
+                raise ManifestError(
+                    f"a TrainJob has no replica type {role}",
+                    where="$.spec.trainer.numNodes",
+                    found=f"{role}: {count}",
+                    expected=NODE,
+                    remedy="set the number of nodes",
+                )
+            mapping_at(spec, "trainer")["numNodes"] = count
+
+    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        if not str(count).isdigit():
+            raise ManifestError(
+                "nproc_per_node of a TrainJob must be a number",
+                found=repr(count),
+                expected=f"a number ({self.processes_field})",
+            )
+        mapping_at(spec, "trainer")[self.processes_field] = int(count)
+
+    def fit(self, spec: dict[str, Any], version: str) -> None:
+        """Without `trainer` the pods get no PET_* variables (recording 50b); an empty one is enough."""
+        mapping_at(spec, "trainer")
+
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
+        """Kubeflow Trainer has a timer, which starts again when the job is resumed (recordings 54, 54b)."""
+        lower_deadline(mapping_at(manifest, "spec"), seconds)
+
+    def suspension(self, suspend: bool) -> dict[str, Any]:
+        return {"suspend": suspend}
+
+    def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
+        return (job.get("spec") or {}).get("activeDeadlineSeconds")
+
+    # ---- what the operator does
+
+    def limits_restarts(self, version: str) -> bool:
+        """By the backoffLimit of the batch Jobs, 6 by default."""
+        return True
+
+    def recreates_pods(self, version: str) -> bool:
+        """If the JobSet of a failed job is deleted, the job trains again (recordings 53e, 60b)."""
+        return True
+
+
+def _trainer(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    trainer = (job.get("spec") or {}).get("trainer")
+    return trainer if isinstance(trainer, Mapping) else {}
+
+
+def _jobs_status(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [entry for entry in (job.get("status") or {}).get("jobsStatus") or () if isinstance(entry, Mapping)]
+
+
+TRAINJOB = TrainJob(
+    name="TrainJob",
+    plural="trainjobs",
+    versions=("v1alpha1",),
+    operators=("Kubeflow Trainer 2",),
+    replica_specs="",
+    roles=(NODE, LAUNCHER, *INITIALIZERS),
+    primaries=(LAUNCHER, NODE),
+    container=NODE,
+    processes_field="numProcPerNode",
+    default_restart_policy="OnFailure",
+    group="trainer.kubeflow.org",
+    # the pods' names are `<job>-dataset-initializer-0-<index>-xxxxx`, of at most 63 characters (recording 55b)
+    name_length=33,
+    # in the foreground, Kubeflow Trainer recreates the JobSet until the TrainJob is gone (recordings 53b, 53e)
+    propagation="Background",
+    pod_name_label=JOBSET_NAME_LABEL,
+    labels_pods=False,
+    launchers=(LAUNCHER,),
+    single_roles=(LAUNCHER, *INITIALIZERS),
+    main_containers=(NODE, *INITIALIZERS),
+    fixed_size_reason="Kubeflow Trainer cannot change the number of nodes of a TrainJob (KEP-2903 plans it)",
+)
