@@ -87,7 +87,7 @@ def test_a_trainjob_gets_an_entry_for_changes_of_kueue(client: Client) -> None:
     job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
     made = client("POST", TRAINJOBS, {**job, "metadata": {"name": "queued", "labels": QUEUE}}).json["spec"]
     assert made["suspend"] is True
-    empty = {"template": {"spec": {}}}
+    empty: dict[str, Any] = {"template": {"spec": {}}}
     assert made["runtimePatches"] == [{"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": empty}]
 
 

@@ -69,12 +69,15 @@ class TrainJob(Kind):
         return re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", role) is not None
 
     def renames_pods(self, role: str) -> bool:
+        """JobSet creates the pods of a restart under new names."""
         return True
 
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
+        """All pods but those of the initializers."""
         return role not in INITIALIZERS
 
     def runs_program(self, role: str) -> bool:
+        """All pods but those of the initializers."""
         return role not in INITIALIZERS
 
     def _roles(self, job: Mapping[str, Any]) -> list[str]:
@@ -107,6 +110,7 @@ class TrainJob(Kind):
     # ---- manifests
 
     def schema_types(self) -> Mapping[str, str]:
+        """Trainer 2.2 and newer; older ones have other fields for overrides and no deadline."""
         return {
             "TrainJob": "apiVersion:s kind:s metadata:Metadata spec!:TrainJobSpec status:any",
             "TrainJobSpec": "runtimeRef!:RuntimeRef trainer:Trainer initializer:Initializer suspend:b managedBy:s "
@@ -137,6 +141,7 @@ class TrainJob(Kind):
         return iter(())
 
     def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
+        """A job that runs nothing yet: the runtime brings the image and the command."""
         return {
             "apiVersion": api_version,
             "kind": self.name,
@@ -145,6 +150,10 @@ class TrainJob(Kind):
         }
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
+        """Set numNodes. The other replicated jobs have one pod.
+
+        :raises ManifestError: for another role.
+        """
         for role, count in counts.items():
             if role != NODE:
                 raise ManifestError(
@@ -157,6 +166,10 @@ class TrainJob(Kind):
             mapping_at(spec, "trainer")["numNodes"] = count
 
     def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """Set numProcPerNode.
+
+        :raises ManifestError: for a value that is not a number.
+        """
         if not str(count).isdigit():
             raise ManifestError(
                 "nproc_per_node of a TrainJob must be a number",
@@ -174,9 +187,11 @@ class TrainJob(Kind):
         lower_deadline(mapping_at(manifest, "spec"), seconds)
 
     def suspension(self, suspend: bool) -> dict[str, Any]:
+        """`suspend` is a field of `spec` itself."""
         return {"suspend": suspend}
 
     def deadline_seconds(self, job: Mapping[str, Any]) -> Any:
+        """The field stands in `spec` itself."""
         return (job.get("spec") or {}).get("activeDeadlineSeconds")
 
     # ---- what the operator does
