@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import aiohttp
     from kubernetes_asyncio.client import ApiClient
 
-    from airflow_provider_ktrain.engine.watch import SharedInformer
-
 MakeClient = Callable[[], Awaitable["ApiClient"]]
 
 CONNECT_TIMEOUT_SECONDS = 15.0
@@ -148,9 +146,7 @@ class Api:
     """
 
     def __init__(self, make_client: MakeClient, changed: Callable[[], Awaitable[bool]] | None = None) -> None:
-        self.informers: dict[
-            tuple[str, str, str], SharedInformer
-        ] = {}  #: of `watch.shared_informer`, by path and selectors
+        self.informers: dict[tuple[str, str, str], object] = {}  #: of `watch.shared_informer`, by path and selectors
         self.stats: Counter[str] = Counter()  #: requests, watches, logs, rebuilt, unavailable
         self._make_client = make_client
         self._changed = changed

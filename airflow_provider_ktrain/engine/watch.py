@@ -474,8 +474,8 @@ def shared_informer(api: Api, path: str, *, label_selector: str = "", field_sele
     """
     # The Api holds them, so a new Api for the same connection never gets an informer that is being closed.
     key = (path, label_selector, field_selector)
-    if key not in api.informers:
-        api.informers[key] = SharedInformer(
-            api, path, label_selector, field_selector, on_stop=partial(api.informers.pop, key, None)
-        )
-    return api.informers[key]
+    informer = api.informers.get(key)
+    if not isinstance(informer, SharedInformer):
+        on_stop = partial(api.informers.pop, key, None)
+        informer = api.informers[key] = SharedInformer(api, path, label_selector, field_selector, on_stop=on_stop)
+    return informer
