@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.node.podstatus import ended
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.quantity import parse
 from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 
@@ -187,14 +187,14 @@ def _turn(pod: Obj) -> tuple[int, str, int]:
 
 def _holds(pod: Obj) -> bool:
     """Whether the pod holds what it asked for of a node."""
-    return bool(pod["spec"].get("nodeName")) and not ended(pod)
+    return bool(pod["spec"].get("nodeName")) and not has_ended(pod)
 
 
 def _waits(pod: Obj) -> bool:
     """Whether the pod waits for this scheduler."""
     spec = pod["spec"]
     free = not spec.get("nodeName") and not spec.get("schedulingGates") and spec.get("schedulerName", NAME) == NAME
-    return free and not ended(pod) and "deletionTimestamp" not in pod["metadata"]
+    return free and not has_ended(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def _condition(pod: Obj) -> Obj:

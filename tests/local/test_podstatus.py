@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_ktrain.local.node import podstatus
 from airflow_provider_ktrain.local.node.podstatus import ContainerFacts, PodFacts
+from airflow_provider_ktrain.local.objects.pods import qos_class
 from airflow_provider_ktrain.local.objects.store import Obj
 
 DATA = Path(__file__).parent / "data" / "podstatuses.jsonl"
@@ -75,4 +76,4 @@ def test_times_stay_where_conditions_did_not_change() -> None:
     ],
 )
 def test_quality_of_service(resources: list[Obj], expected: str) -> None:
-    assert podstatus.qos_class({"spec": {"containers": [{"resources": r} for r in resources]}}) == expected
+    assert qos_class({"spec": {"containers": [{"resources": r} for r in resources]}}) == expected

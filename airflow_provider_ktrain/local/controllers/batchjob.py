@@ -14,6 +14,7 @@ from airflow_provider_ktrain.local.controllers import jobpods
 from airflow_provider_ktrain.local.controllers.jobpods import TRACKING
 from airflow_provider_ktrain.local.controllers.runtime import Clock, Key, ObjectController, controlled_by
 from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Obj, Objects, Store
 
 BATCH_PERIOD = 1.0  # seconds in which changes of pods are gathered
@@ -167,7 +168,7 @@ class JobController(ObjectController):
         if active:
             status["active"] = len(active)
         status["ready"] = sum(c.has(pod["status"], "Ready") for pod in active)
-        status["terminating"] = sum(c.is_terminating(pod) and not c.has_ended(pod) for pod in pods)
+        status["terminating"] = sum(c.is_terminating(pod) and not has_ended(pod) for pod in pods)
         status["uncountedTerminatedPods"] = {}
 
     def _condition(self, status: Obj, value: str, type_: str, reason: str, message: str) -> None:

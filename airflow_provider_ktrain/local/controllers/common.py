@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Obj
 
 PREFIX = "training.kubeflow.org/"
@@ -109,10 +110,6 @@ def set_status_condition(status: Obj, type_: str, value: str, reason: str, messa
 
 def phase(pod: Obj) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
-
-
-def has_ended(pod: Obj) -> bool:
-    return phase(pod) in ("Succeeded", "Failed")
 
 
 def is_terminating(obj: Obj) -> bool:

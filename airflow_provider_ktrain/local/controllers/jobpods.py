@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from airflow_provider_ktrain.local.controllers import common as c
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
@@ -57,13 +58,13 @@ def has_failed(job: Obj, pod: Obj) -> bool:
     if c.phase(pod) == "Failed":
         return True
     never_ran = not pod["spec"].get("nodeName")
-    return c.is_terminating(pod) and not c.has_ended(pod) and (never_ran or not waits_for_end(job))
+    return c.is_terminating(pod) and not has_ended(pod) and (never_ran or not waits_for_end(job))
 
 
 def missing(job: Obj, pods: Objects, succeeded: int, completed: set[int]) -> Sequence[int | None]:
     """The completion indexes for which pods must be created now; of a Job without indexes one None for each pod."""
     spec = job["spec"]
-    occupying = [p for p in pods if c.is_active(p) or (waits_for_end(job) and not c.has_ended(p))]
+    occupying = [p for p in pods if c.is_active(p) or (waits_for_end(job) and not has_ended(p))]
     completions = spec.get("completions")
     room = max(int(spec.get("parallelism", 1)) - len(occupying), 0)
     if is_indexed(job):

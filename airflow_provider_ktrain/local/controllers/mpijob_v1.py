@@ -8,6 +8,7 @@ from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.controllers import mpi_common as mpi
 from airflow_provider_ktrain.local.controllers.training_operator import TrainingOperator
 from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 KUBECTL_DIR = "/opt/kube"
@@ -60,7 +61,7 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         name, full_name = f"{meta['name']}-launcher", f"{meta['namespace']}/{meta['name']}"
         launcher = self.mine(job, r.POD, name)
         workers: Objects = []
-        if launcher is None or not c.has_ended(launcher):
+        if launcher is None or not has_ended(launcher):
             account = specs["Launcher"]["template"]["spec"].get("serviceAccountName") or name
             self.ensure_access(job, name, account, pods)
             known = self.store.list(r.POD, meta["namespace"], self.labels(job, "Worker"))

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from airflow_provider_ktrain.local.events import EventRecorder
-from airflow_provider_ktrain.local.node import nodes, podstatus
+from airflow_provider_ktrain.local.node import nodes
 from airflow_provider_ktrain.local.node.exec import serve
 from airflow_provider_ktrain.local.node.images import Images
 from airflow_provider_ktrain.local.node.podworker import PodWorker, Timing
 from airflow_provider_ktrain.local.node.volumes import MountError, Token
 from airflow_provider_ktrain.local.objects import resources as r
+from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 
 
@@ -75,7 +76,7 @@ class Kubelet:
                 worker.delete(0)
         elif worker:
             worker.changed(pod)
-        elif not podstatus.ended(pod):
+        elif not has_ended(pod):
             worker = self._workers[uid] = PodWorker(self, pod, *self._addresses_of())
             worker.task.add_done_callback(lambda _: self._workers.pop(uid))
             worker.changed(pod)
@@ -138,7 +139,7 @@ class Kubelet:
 
     def _pods(self) -> list[Obj]:
         pods = self.store.list(r.POD)
-        return [pod for pod in pods if pod["spec"].get("nodeName") == self.name and not podstatus.ended(pod)]
+        return [pod for pod in pods if pod["spec"].get("nodeName") == self.name and not has_ended(pod)]
 
     def _write(self, *, heard: bool) -> None:
         wanted = nodes.changed(self.store.get(r.NODE, None, self.name), heard)

@@ -9,13 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the store's defaults use this module
-    from airflow_provider_ktrain.local.objects.store import Obj
-
-
-TERMINAL = ("Succeeded", "Failed")
+from airflow_provider_ktrain.local.objects.pods import TERMINAL
+from airflow_provider_ktrain.local.objects.store import Obj
 
 
 @dataclass
@@ -58,11 +54,6 @@ class PodFacts:
     #: why the kubelet ended the pod (Evicted, DeadlineExceeded), with its message
     reason: str = ""
     message: str = ""
-
-
-def ended(pod: Obj) -> bool:
-    """Whether the pod's phase is one that it does not leave."""
-    return pod.get("status", {}).get("phase") in TERMINAL
 
 
 def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
@@ -174,15 +165,3 @@ def container_id(pod_uid: str, container: str, restarts: int) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def qos_class(pod: Obj) -> str:
-    """Guaranteed, Burstable or BestEffort, from cpu and memory of all containers."""
-    seen: list[tuple[Any, Any]] = []
-    for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
-        resources = container.get("resources") or {}
-        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-        seen += [(requests.get(r, limits.get(r)), limits.get(r)) for r in ("cpu", "memory")]
-    if not any(request or limit for request, limit in seen):
-        return "BestEffort"
-    return "Guaranteed" if all(limit and request == limit for request, limit in seen) else "Burstable"

@@ -7,9 +7,9 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from airflow_provider_ktrain.local.node.podstatus import qos_class
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.names import random_suffix
+from airflow_provider_ktrain.local.objects.pods import qos_class
 from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]

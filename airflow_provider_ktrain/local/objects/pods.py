@@ -1,0 +1,25 @@
+"""What the spec and the status of a pod show, for the API server, the scheduler, controllers and kubelets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Obj = dict[str, Any]
+
+TERMINAL = ("Succeeded", "Failed")  # phases that a pod does not leave
+
+
+def has_ended(pod: Obj) -> bool:
+    return pod.get("status", {}).get("phase") in TERMINAL
+
+
+def qos_class(pod: Obj) -> str:
+    """Guaranteed, Burstable or BestEffort, from cpu and memory of all containers."""
+    seen: list[tuple[Any, Any]] = []
+    for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
+        resources = container.get("resources") or {}
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        seen += [(requests.get(r, limits.get(r)), limits.get(r)) for r in ("cpu", "memory")]
+    if not any(request or limit for request, limit in seen):
+        return "BestEffort"
+    return "Guaranteed" if all(limit and request == limit for request, limit in seen) else "Burstable"
