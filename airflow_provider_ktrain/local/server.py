@@ -30,7 +30,7 @@ from airflow_provider_ktrain.local.cluster import Config
 from airflow_provider_ktrain.local.controllers import runtimes
 from airflow_provider_ktrain.local.node.kubelet import Kubelet
 from airflow_provider_ktrain.local.node.nodes import node_objects
-from airflow_provider_ktrain.local.objects import crds
+from airflow_provider_ktrain.local.objects import definitions
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.store import Obj, Store
@@ -98,7 +98,7 @@ class Cluster:
         """The objects that a cluster has from the start."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
-        crds.install(self._store, self._served)
+        definitions.install(self._store, self._served)
         runtimes.install(self._store)
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):

@@ -6,11 +6,8 @@ Kubeflow Trainer and of JobSet are in `crds_trainer.py`, those of Kueue in `crds
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.local.objects import crds_kueue, crds_trainer, openapi
-from airflow_provider_ktrain.local.objects import resources as r
-from airflow_provider_ktrain.local.objects.resources import Resource
-from airflow_provider_ktrain.local.objects.schema import Struct, struct_of
-from airflow_provider_ktrain.local.objects.store import Obj, Store, now
+from airflow_provider_ktrain.local.objects import crds_kueue, crds_trainer
+from airflow_provider_ktrain.local.objects.structs import Struct, struct_of
 
 
 def _job(kind: str, spec: str) -> Struct:
@@ -72,37 +69,3 @@ STRUCTS: dict[str, Struct] = {
     **crds_trainer.STRUCTS,
     **crds_kueue.STRUCTS,
 }  # fmt: skip
-
-
-def definition(resource: Resource) -> Obj:
-    """The CustomResourceDefinition of a resource, with the schema by which the server checks objects."""
-    names = {
-        "kind": resource.kind, "listKind": f"{resource.kind}List",
-        "plural": resource.plural, "singular": resource.singular,
-    }  # fmt: skip
-    version = {
-        "name": resource.version, "served": True, "storage": True,
-        "schema": {"openAPIV3Schema": openapi.schema_of(resource)},
-        "subresources": {name: {} for name in resource.subresources},
-    }  # fmt: skip
-    established = {
-        "type": "Established", "status": "True", "lastTransitionTime": now(), "reason": "InitialNamesAccepted",
-        "message": "the initial names have been accepted",
-    }  # fmt: skip
-    return {
-        "metadata": {"name": resource.group_resource},
-        "spec": {
-            "group": resource.group,
-            "names": names,
-            "scope": "Namespaced" if resource.namespaced else "Cluster",
-            "versions": [version],
-        },
-        "status": {"conditions": [established], "acceptedNames": names, "storedVersions": [resource.version]},
-    }
-
-
-def install(store: Store, resources: tuple[Resource, ...]) -> None:
-    """Add the definitions of all custom resources."""
-    for resource in resources:
-        if resource.custom:
-            store.create(r.CRD, definition(resource))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.local.objects.schema import Struct, struct_of
+from airflow_provider_ktrain.local.objects.structs import Struct, struct_of
 
 HEAD = "apiVersion:str kind:str metadata:V1ObjectMeta"
 STOP_POLICIES = ("None", "Hold", "HoldAndDrain")

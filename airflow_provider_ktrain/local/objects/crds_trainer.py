@@ -5,7 +5,7 @@ Trainer 2.0 and 2.1 serve other overrides under the same API version, and no act
 
 from __future__ import annotations
 
-from airflow_provider_ktrain.local.objects.schema import Struct, struct_of
+from airflow_provider_ktrain.local.objects.structs import Struct, struct_of
 
 HEAD = "apiVersion:str kind:str metadata:V1ObjectMeta"
 MANAGERS = ("trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue")

@@ -7,17 +7,18 @@ what the operators define is written down in `crds.py` in the same words: `str`,
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from kubernetes.client import Configuration, models
 
+from airflow_provider_ktrain.local.objects import crds
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem
 from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.structs import Struct
 
 Obj = dict[str, Any]
 
@@ -68,28 +69,9 @@ WEBHOOK_QUANTITY = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInvalid", "FieldValueDuplicate")
 
 
-@dataclass(frozen=True)
-class Struct:
-    """A JSON object with known fields: the type of each, which must be there, defaults, and values that are allowed."""
-
-    fields: Mapping[str, str]
-    required: frozenset[str] = frozenset()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    enums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    minimums: Mapping[str, int] = field(default_factory=dict)
-    go_name: str = ""
-
-
-def struct_of(fields: str, required: str = "", **more: Any) -> Struct:
-    """The struct of `name:type` pairs; `required` names those of its fields that must be there."""
-    return Struct(dict(pair.split(":") for pair in fields.split()), frozenset(required.split()), **more)
-
-
 @cache
 def struct(name: str) -> Struct:
     """The struct of a name: of an operator's, or of a model of the client."""
-    from airflow_provider_ktrain.local.objects import crds
-
     return crds.STRUCTS.get(name) or _of_model(name)
 
 
@@ -281,6 +263,4 @@ def _go_type(type_: str) -> str:
 
 
 def _json(value: Any) -> str:
-    from airflow_provider_ktrain.local.apiserver.negotiation import encode
-
-    return encode(value).decode()
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
