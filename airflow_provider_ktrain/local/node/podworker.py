@@ -12,24 +12,22 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
+from airflow_provider_ktrain.local.events import EventRecorder
 from airflow_provider_ktrain.local.node import environment, podstatus
 from airflow_provider_ktrain.local.node.environment import ConfigError, Paths, Ports
 from airflow_provider_ktrain.local.node.exec import REPLACED, install, open_mpi
-from airflow_provider_ktrain.local.node.images import REFERENCE, ImageNotFound
+from airflow_provider_ktrain.local.node.images import REFERENCE, ImageNotFound, Images
 from airflow_provider_ktrain.local.node.nodes import GPU, Gpus
 from airflow_provider_ktrain.local.node.podstatus import ContainerFacts
 from airflow_provider_ktrain.local.node.runtime import Ended, Run, RunSpec, StartError
-from airflow_provider_ktrain.local.node.volumes import MountError, Volumes
+from airflow_provider_ktrain.local.node.volumes import MountError, Token, Volumes
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.quantity import parse
-from airflow_provider_ktrain.local.objects.store import Obj, now
+from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 from airflow_provider_ktrain.local.scheduler import requests
-
-if TYPE_CHECKING:
-    from airflow_provider_ktrain.local.node.kubelet import Kubelet
 
 EPOCH = "1970-01-01T00:00:00Z"
 MESSAGE, MESSAGE_BYTES = "termination-log", 4096
@@ -53,6 +51,19 @@ class Timing:
     unreachable: float = 300.0  # after which the pods of a lost node are deleted
 
 
+class Node(Protocol):
+    """What the worker of a pod uses of its kubelet."""
+
+    store: Store
+    name: str
+    root: Path
+    images: Images
+    timing: Timing
+    token: Token | None
+    recorder: EventRecorder
+    online: asyncio.Event
+
+
 def backoff(failures: int, timing: Timing) -> float:
     """Seconds to wait before restart number `failures`: none before the first, then 10, 20, 40, ..."""
     return min(timing.backoff * 2 ** (failures - 2), timing.backoff_max) if failures > 1 else 0.0
@@ -61,7 +72,7 @@ def backoff(failures: int, timing: Timing) -> float:
 class PodWorker:
     """Runs one pod. `task` ends when the pod's object is gone, nothing of it runs, and its logs are removed."""
 
-    def __init__(self, kubelet: Kubelet, pod: Obj, ip: str, host_ip: str) -> None:
+    def __init__(self, kubelet: Node, pod: Obj, ip: str, host_ip: str) -> None:
         self.pod = pod
         self.facts = podstatus.new(pod, pod.get("status", {}).get("startTime") or now(), host_ip)
         self._kubelet = kubelet
