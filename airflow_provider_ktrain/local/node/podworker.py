@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -60,6 +61,7 @@ class Node(Protocol):
     images: Images
     timing: Timing
     token: Token | None
+    hosts: Mapping[str, str]
     recorder: EventRecorder
     online: asyncio.Event
 
