@@ -1,7 +1,7 @@
 """Everything that depends on Airflow's version or internals, in one place. Supported: 3.2.2 and newer.
 
-Code for Airflow below 3.3 is marked "below 3.3" and can be deleted once 3.3 is required. A test in
-tests/operators/test_compat.py fails when Airflow renames an internal that this module uses.
+Code for Airflow below 3.3 is marked "below 3.3" and can be deleted once 3.3 is required. tests/operators/test_compat.py
+has a test for each internal that this module uses: if Airflow changes it, the test names what breaks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that
 #: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
 #: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)
 EARLIEST_EVENT = 10.0
+SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, to SIGKILL
 #: remote log storage to which Airflow uploads a log file when its process or trigger ends
 UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
 
@@ -294,4 +295,9 @@ def _log_path(ti: Any) -> str:
 def has_retry(context: Context) -> bool:
     """Whether Airflow retries the task if this try fails."""
     ti = context.get("ti")
-    return ti is not None and bool(ti.try_number <= (ti.max_tries or 0))
+    return ti is not None and has_tries_left(ti)
+
+
+def has_tries_left(ti: Any) -> bool:
+    """Whether Airflow retries a task instance if its current try fails. A clear increases `max_tries`."""
+    return bool(ti.try_number <= (ti.max_tries or 0))

@@ -34,7 +34,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 T = TypeVar("T")
 Object = dict[str, Any]
 RETRY_SECONDS = 5.0  #: seconds between two attempts to follow a job
-KILL_SECONDS = 3.5  #: seconds to release a job after a kill: Airflow sends SIGKILL 5 s after on_kill
+KILL_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: seconds to release a job after a kill
 STATE_SECONDS = 1.5  #: seconds of KILL_SECONDS to wait for the task's state
 #: seconds of following after which an error starts the patience again; `follow` itself retries an error for 600 s
 PATIENCE_RESET_SECONDS = 1200.0
@@ -96,7 +96,7 @@ class Try:
     def of(cls, ti: Any) -> Try:
         """:param ti: the task instance of an Airflow context."""
         ask = functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-        return cls(ti.try_number <= (ti.max_tries or 0), ask)
+        return cls(compat.has_tries_left(ti), ask)
 
 
 class WorkerHost:

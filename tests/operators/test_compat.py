@@ -1,48 +1,86 @@
-"""Canaries: the Airflow internals that `compat` relies on are there, with the names and values it uses."""
+"""Canaries: the Airflow internals that `compat` and its users rely on have the names, values and behaviour they assume.
+
+Each assertion's message names what breaks in this provider.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import pathlib
 from typing import Any
 
+import airflow
 import pytest
-from airflow.sdk import BaseOperator, BaseSensorOperator
+from airflow.configuration import retrieve_configuration_description
+from airflow.models import taskinstance
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
+from airflow.sdk import BaseOperator, BaseOperatorLink, BaseSensorOperator, Context
 from airflow.sdk.bases import operator
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, TaskDeferralError, TaskDeferralTimeout
 from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.supervisor import WatchedSubprocess
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.sdk.observability.stats import Stats
+from airflow.triggers.base import BaseTrigger
+from airflow.utils.log.file_task_handler import FileTaskHandler
 
-from airflow_provider_ktrain import compat
+import airflow_provider_ktrain
+from airflow_provider_ktrain import compat, worker_host
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+AIRFLOW = pathlib.Path(airflow.__file__).parent
+PACKAGE = pathlib.Path(airflow_provider_ktrain.__file__).parent
+#: what Airflow documents for authors of providers, and Airflow's provider that we build on
+PUBLIC = {
+    "airflow.plugins_manager", "airflow.providers.cncf.kubernetes.hooks.kubernetes", "airflow.sdk",
+    "airflow.sdk.bases.decorator", "airflow.sdk.exceptions", "airflow.sdk.types", "airflow.triggers.base",
+}  # fmt: skip
 
 
 def accepts(function: Any, *names: str) -> bool:
     return set(names) <= set(inspect.signature(function).parameters)
 
 
+def imports_of(file: pathlib.Path) -> set[str]:
+    """The Airflow modules that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    found = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    found |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "airflow"}
+
+
+def test_only_compat_imports_internals_of_airflow() -> None:
+    found = {
+        str(file.relative_to(PACKAGE)): internals
+        for file in PACKAGE.rglob("*.py")
+        if (internals := imports_of(file) - PUBLIC) and file.name != "compat.py"
+    }
+    assert found == {}, "move these imports to compat.py, and add a canary for them here"
+
+
+# resuming after a trigger
+
+
 def test_trigger_failure_constants_match_airflow() -> None:
-    assert operator.TRIGGER_FAIL_REPR == compat.TRIGGER_FAILED
-    assert operator.TriggerFailureReason.TRIGGER_TIMEOUT.value == compat.DEFERRAL_TIMEOUT
+    breaks = (
+        "a failed trigger or an expired deferral is not recognized: the GPUs are not released, the job is not followed"
+    )
+    assert operator.TRIGGER_FAIL_REPR == compat.TRIGGER_FAILED, breaks
+    assert operator.TriggerFailureReason.TRIGGER_TIMEOUT.value == compat.DEFERRAL_TIMEOUT, breaks
 
 
-def test_context_keys_include_common_names() -> None:
-    assert {"ti", "ds", "params", "logical_date"} <= compat.context_keys()
-
-
-def test_task_states_can_be_requested() -> None:
-    assert accepts(task_runner.RuntimeTaskInstance.get_task_states, "dag_id", "task_ids", "run_ids", "map_index")
-
-
-def test_supervisor_connection_is_declared() -> None:
-    assert "SUPERVISOR_COMMS" in task_runner.__annotations__ or hasattr(task_runner, "SUPERVISOR_COMMS")
-
-
-def test_xcom_of_another_process_can_be_read() -> None:
-    assert accepts(XCom.get_one, "key", "dag_id", "task_id", "run_id", "map_index")
-
-
-def test_gauges_have_tags() -> None:
-    assert accepts(Stats.gauge, "tags")
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [("TRIGGER_TIMEOUT", TaskDeferralTimeout), ("TRIGGER_FAILURE", TaskDeferralError)],
+)
+def test_trigger_failure_is_passed_as_error_and_traceback(reason: str, expected: type[Exception]) -> None:
+    kwargs = {"error": operator.TriggerFailureReason[reason], "traceback": ["ImportError: no such module\n"]}
+    with pytest.raises(expected) as error:
+        BaseOperator(task_id="train").resume_execution(operator.TRIGGER_FAIL_REPR, kwargs, Context())
+    assert type(error.value) is expected, "trigger_failure mistakes a failed trigger for an expired deferral"
+    source = inspect.getsource(BaseOperator.resume_execution)
+    assert '"traceback"' in source, "trigger_traceback finds no traceback: the log doesn't show why a trigger failed"
 
 
 def test_sensors_resume_as_operators_without_soft_fail() -> None:
@@ -52,7 +90,128 @@ def test_sensors_resume_as_operators_without_soft_fail() -> None:
         def execute_complete(self, context: Any) -> None:
             raise AirflowException("from the sensor")
 
-    assert "resume_execution" in vars(BaseSensorOperator)
-    assert BaseSensorOperator.__mro__[1] is BaseOperator
+    breaks = "resume_without_sensor: a sensor with soft_fail skips its task on an error that a retry would recover from"
+    assert "resume_execution" in vars(BaseSensorOperator), breaks
+    assert BaseSensorOperator.__mro__[1] is BaseOperator, breaks
     with pytest.raises(AirflowException, match=r"^from the sensor$"):
         compat.resume_without_sensor(Fails(task_id="wait", soft_fail=True), "execute_complete", {}, {})
+
+
+# tries and kills
+
+
+def test_task_states_can_be_requested() -> None:
+    parameters = ("dag_id", "task_ids", "run_ids", "map_index")
+    breaks = "task_state: a kill can't be told from a lost worker, so killed jobs are kept until the reaper runs"
+    assert accepts(task_runner.RuntimeTaskInstance.get_task_states, *parameters), breaks
+    answered = (AIRFLOW / "api_fastapi/execution_api/routes/task_instances.py").read_text()
+    assert 'f"{task.task_id}_{task.map_index}": task.state' in answered, f"{breaks} (the key of a mapped task)"
+
+
+def test_supervisor_connection_is_declared() -> None:
+    declared = "SUPERVISOR_COMMS" in task_runner.__annotations__ or hasattr(task_runner, "SUPERVISOR_COMMS")
+    assert declared, "supervisor_connection: the first kill in a triggerer waits until Airflow's API is loaded"
+
+
+def test_kill_leaves_time_to_release_the_job() -> None:
+    delay = inspect.signature(WatchedSubprocess.kill).parameters["escalation_delay"].default
+    assert delay == compat.SIGKILL_DELAY_SECONDS, "SIGKILL comes before a killed worker has released its job"
+    assert delay > worker_host.KILL_SECONDS, "SIGKILL comes before a killed worker has released its job"
+
+
+def test_triggers_have_on_kill_where_there_is_a_task_state() -> None:
+    has_store = "task_state_store" in Context.__annotations__
+    assert compat.calls_on_kill() == has_store, "calls_on_kill: cancelled triggers are released twice or not at all"
+
+
+def test_trigger_without_a_triggerer_has_no_task_instance() -> None:
+    """`airflow dags test` runs triggers in the worker and never sets it."""
+    assert TrainingJobTrigger().task_instance is None, (
+        "an interrupted `airflow dags test` leaves its job on the cluster"
+    )
+
+
+def test_runtime_task_instance_has_its_tries() -> None:
+    fields = task_runner.RuntimeTaskInstance.model_fields
+    breaks = "has_retry and job_owner: a job is deleted although a retry would adopt it, or adopted across a clear"
+    assert {"try_number", "max_tries", "map_index", "id"} <= fields.keys(), breaks
+
+
+def test_clear_renews_max_tries() -> None:
+    source = inspect.getsource(taskinstance.clear_task_instances)
+    breaks = "first_try_since_clear: a cleared task adopts the job of before the clear, or a retry replaces its own job"
+    assert "max_tries = ti.try_number + task.retries" in source, breaks
+
+
+# what is stored
+
+
+def test_task_state_can_be_read_and_written() -> None:
+    if "task_state_store" not in Context.__annotations__:
+        pytest.skip("below 3.3")
+    from airflow.sdk.execution_time.context import TaskStateStoreAccessor
+
+    breaks = "remember and recall: a retry doesn't find the job and the outcome that the previous try has stored"
+    assert accepts(TaskStateStoreAccessor.set, "key", "value"), breaks
+    assert accepts(TaskStateStoreAccessor.get, "key"), breaks
+
+
+def test_xcom_of_another_process_can_be_read() -> None:
+    breaks = "xcom_of: the button `Training job` leads nowhere"
+    assert accepts(XCom.get_one, "key", "dag_id", "task_id", "run_id", "map_index"), breaks
+    assert hasattr(BaseOperatorLink, "xcom_key"), breaks
+
+
+def test_xcoms_of_the_task_can_be_pulled() -> None:
+    breaks = "recall below Airflow 3.3: a resumed task doesn't find its job"
+    assert accepts(task_runner.RuntimeTaskInstance.xcom_pull, "task_ids", "key", "map_indexes"), breaks
+    assert accepts(task_runner.RuntimeTaskInstance.xcom_push, "key", "value"), breaks
+
+
+def test_operators_and_triggers_have_a_logger_to_wrap() -> None:
+    breaks = "StorableLog: text that Airflow can't store ends the worker or the triggerer"
+    for base in (BaseOperator, BaseSensorOperator, BaseTrigger):
+        assert isinstance(inspect.getattr_static(base, "log"), property), breaks
+
+
+def test_context_keys_include_common_names() -> None:
+    breaks = "context_keys: @task.pytorchjob accepts functions that expect Airflow's context, which pods don't have"
+    assert {"ti", "ds", "params", "logical_date"} <= compat.context_keys(), breaks
+
+
+def test_gauges_have_tags() -> None:
+    assert accepts(Stats.gauge, "tags"), "gauge: metrics of different tasks overwrite one another"
+
+
+# configuration
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "breaks"),
+    [
+        ("api", "base_url", "deployment_id: two Airflows that share a cluster use the same job names"),
+        ("core", "execution_api_server_url", "deployment_id: two Airflows that share a cluster use the same job names"),
+        ("logging", "remote_logging", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
+        ("logging", "remote_base_log_folder", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
+        ("logging", "log_filename_template", "trigger_log_hint: the name of the CloudWatch stream is wrong"),
+    ],
+)
+def test_configuration_options_exist(section: str, option: str, breaks: str) -> None:
+    described = retrieve_configuration_description(include_providers=False)
+    assert option in described[section]["options"], breaks
+
+
+def test_trigger_logs_have_the_suffix_that_is_announced() -> None:
+    handler: Any = FileTaskHandler
+    name = handler.add_triggerer_suffix("attempt=1.log", 7)
+    assert name == "attempt=1.log.trigger.7.log", "trigger_log_hint: the name of the CloudWatch stream is wrong"
+
+
+# the provider for Kubernetes
+
+
+def test_async_client_is_built_from_the_extras_of_a_connection() -> None:
+    breaks = "hooks: no client can be built, or each reads the connection again in the triggerer's event loop"
+    assert accepts(KubernetesHook.__init__, "conn_id", "cluster_context"), breaks
+    assert accepts(AsyncKubernetesHook.__init__, "connection_extras"), breaks
+    assert inspect.iscoroutinefunction(AsyncKubernetesHook.get_conn_extras), breaks
