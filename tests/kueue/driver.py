@@ -1,0 +1,316 @@
+"""Drivers of a recorded scenario: `replay` writes what the recorded Kueue wrote, `real` waits for a real Kueue.
+
+Both carry out what the recorded client did with jobs that are not the test's, and wait for the test's own writes where
+the recorded client wrote to a job that is. A step that doesn't come about in time fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .api import JSON_PATCH, MERGE, Api, JobHistory, Refused, path_of
+from .names import Names
+from .recording import JOBS, PLURALS, QUEUES, RESOURCES, Actor, Obj, Recording, Step
+
+PATCH_MANAGER = "kueue.x-k8s.io/manager"
+POLL = 0.05  # seconds
+
+
+class ReplayError(AssertionError):
+    """A recorded step did not come about in time, or could not be carried out."""
+
+
+class Driver:
+    """One scenario on a cluster, in a namespace of its own; a context manager.
+
+    :param kubeconfig: of an administrator of the cluster.
+    :param recording: the scenario.
+    :param ours: recorded names of the jobs that the test submits and writes to, each with its name on the cluster, or
+        None for the first job of its kind that the driver has not created itself.
+    :param by_others: titles of the client's steps that the driver carries out although they are about such a job.
+    :param prepare: changes a recorded job before the driver creates it, for example its image.
+    :param real: wait for a real Kueue instead of writing what the recorded one wrote.
+    :param timeout: seconds for each step.
+    """
+
+    def __init__(
+        self, kubeconfig: Path, recording: Recording, *, ours: Mapping[str, str | None] | None = None,
+        by_others: Collection[str] = (), prepare: Callable[[Obj], Obj] = copy.deepcopy, real: bool = False,
+        timeout: float = 120,
+    ) -> None:  # fmt: skip
+        self._api = Api(kubeconfig)
+        self._recording = recording
+        self._ours = dict(ours or {})
+        self._by_others = by_others
+        self._prepare = prepare
+        self._real = real
+        self._timeout = timeout
+        self.namespace = f"kueue-{secrets.token_hex(4)}"
+        self.names = Names((recording.namespace, self.namespace))
+        self.done: list[Step] = []
+        self._created: set[str] = set()
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Driver:
+        meta = {"name": self.namespace, "labels": self._recording.namespace_labels}
+        self._api.request("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+        for obj in self._recording.setup:
+            self._api.request("POST", path_of(PLURALS[obj["kind"]], self.namespace), obj)
+        self._history = JobHistory(self._api, self._recording.jobs, self.namespace)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._stop.set()
+            self._thread.join()
+            self._history.close()
+            self._clean_up()
+
+    def finish(self) -> None:
+        """Wait until all steps have come about. ReplayError where one does not."""
+        while self._thread.is_alive() and not self._error:
+            self._thread.join(POLL)
+        if self._error:
+            raise self._error
+
+    def wait_for(self, title: str) -> None:
+        """Wait until the client's step of this title has come about. ReplayError where it does not."""
+        self.until(lambda: any(step.title == title for step in self.done))
+
+    def until(self, right: Callable[[], bool]) -> None:
+        """Wait until something is right. ReplayError where the replay fails, or it isn't within the timeout."""
+        end = time.monotonic() + self._timeout
+        while not right():
+            if self._error:
+                raise self._error
+            if time.monotonic() > end:
+                raise ReplayError(f"not within {self._timeout:.0f} s; last step: {self.done[-1:]}")
+            time.sleep(POLL)
+
+    def _run(self) -> None:
+        try:
+            for step in self._recording.steps:
+                self._act(step)
+                self.done.append(step)
+        except _Stopped:
+            pass
+        except Exception as error:
+            self._error = error if isinstance(error, ReplayError) else ReplayError(f"{step}: {error!r}")
+
+    def _clean_up(self) -> None:
+        for plural in ("workloads", self._recording.jobs):
+            for obj in self._api.request("GET", path_of(plural, self.namespace))["items"]:
+                path = path_of(plural, self.namespace, obj["metadata"]["name"])
+                with contextlib.suppress(Refused):
+                    self._api.request("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+        self._api.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        for obj in self._recording.setup:
+            with contextlib.suppress(Refused):
+                self._api.request("DELETE", path_of(PLURALS[obj["kind"]], self.namespace, obj["metadata"]["name"]))
+
+    # steps
+
+    def _act(self, step: Step) -> None:
+        if step.actor is Actor.CLIENT:
+            self._client(step)
+        elif step.actor is Actor.OPERATOR:
+            self._operator(step)
+        elif self._real:
+            self._await_kueue(step)
+        else:
+            self._kueue(step)
+
+    def _client(self, step: Step) -> None:
+        plural, recorded = step.about
+        if self._is_ours(*step.about) and step.title not in self._by_others:
+            self._await_ours(step)
+            return
+        if step.verb == "create":
+            body = self._prepare(step.body) if plural in JOBS else copy.deepcopy(step.body)
+            self._created.add(recorded)
+            made = self._api.request("POST", path_of(plural, self.namespace), body)
+            self._created.add(made["metadata"]["name"])
+        elif step.verb == "patch":
+            self._api.request("PATCH", self._path(*step.about), self.names.translate(step.body), MERGE)
+        else:
+            self._api.request("DELETE", self._path(*step.about), step.body or None)
+
+    def _is_ours(self, plural: str, recorded: str) -> bool:
+        """Whether an object is a job of the test, or its Workload."""
+        if plural == "workloads":
+            return recorded.partition("-")[2].rpartition("-")[0] in self._ours
+        return plural in JOBS and recorded in self._ours
+
+    def _await_ours(self, step: Step) -> None:
+        if step.verb == "create":
+            self._until(step, lambda: self._find_ours(step.about[1]))
+        elif step.verb == "delete":
+            self._until(step, lambda: self._is_going(*step.about))
+        else:
+            wanted = self.names.translate(step.body)
+            self._until(step, lambda: _holds(self._api.find(self._path(*step.about)) or {}, wanted))
+
+    def _find_ours(self, recorded: str) -> bool:
+        """Whether the test has created a job; its name is then known."""
+        wanted = self._ours[recorded]
+        taken = {self.names.job(other) for other in self._ours if other != recorded and other in self._created}
+        for obj in self._api.request("GET", path_of(self._recording.jobs, self.namespace))["items"]:
+            name = obj["metadata"]["name"]
+            if name == wanted or (wanted is None and name not in self._created and name not in taken):
+                self.names.add_job(recorded, name)
+                self._created.add(recorded)
+                return True
+        return False
+
+    def _operator(self, step: Step) -> None:
+        mark = f"{step.body['type']} {step.body['status']}" if step.verb == "condition" else step.verb
+        name = self.names.job(step.about[1])
+
+        def reached() -> bool:
+            if step.verb != "gone" and self._history.take(name, mark):
+                return True
+            gone = self._api.find(self._path(*step.about)) is None
+            return gone and (step.verb == "gone" or self._is_ours(*step.about))
+
+        self._until(step, reached)
+
+    def _is_going(self, plural: str, recorded: str) -> bool:
+        found = self._api.find(self._path(plural, recorded))
+        return found is None or "deletionTimestamp" in found["metadata"]
+
+    # what Kueue wrote
+
+    def _kueue(self, step: Step) -> None:
+        plural, recorded = step.about
+        if step.verb == "create":
+            self._create_workload(step)
+        elif step.verb == "event":
+            self._create_event(step.body)
+        elif step.verb == "delete":
+            self._write(step, {"metadata": {"finalizers": None}})
+            self._until(step, lambda: self._api.find(self._path(plural, recorded)) is None)
+        elif step.verb == "status":
+            replaced = [{"op": "add", "path": "/status", "value": self.names.translate(step.body)}]
+            self._write(step, replaced, "/status", JSON_PATCH)
+        elif step.verb == "job":
+            found = self._api.find(self._path(plural, recorded))
+            if found is not None:
+                self._write(step, _fitted(self.names.translate(step.body), found))
+        else:
+            self._write(step, self.names.translate(step.body))
+
+    def _create_workload(self, step: Step) -> None:
+        plural, recorded = step.about
+        if plural in QUEUES:
+            return  # by an administrator
+        name = self.names.name(plural, recorded)
+        owner = step.body["metadata"]["ownerReferences"][0]
+        job = self._api.find(path_of(self._recording.jobs, self.namespace, self.names.job(owner["name"])))
+        if job is None:
+            return  # the test has deleted it
+        self.names.add_uid(owner["uid"], job["metadata"]["uid"])
+        references = [{**owner, "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}]
+        kept = {k: step.body["metadata"][k] for k in ("labels", "finalizers") if k in step.body["metadata"]}
+        meta = {**self.names.translate(kept), "name": name, "ownerReferences": references}
+        body = {**self.names.translate({k: v for k, v in step.body.items() if k != "status"}), "metadata": meta}
+        made = self._api.request("POST", path_of(plural, self.namespace), body)
+        self.names.add_uid(step.body["metadata"]["uid"], made["metadata"]["uid"])
+
+    def _create_event(self, event: Obj) -> None:
+        about = event["involvedObject"]
+        plural = "workloads" if about["kind"] == "Workload" else self._recording.jobs
+        made = self.names.translate({k: v for k, v in event.items() if k != "metadata"})
+        made["involvedObject"]["name"] = self.names.name(plural, about["name"])
+        made["metadata"] = {"name": f"{made['involvedObject']['name']}.{secrets.token_hex(8)}"}
+        made["involvedObject"].pop("resourceVersion", None)
+        self._api.request("POST", path_of("events", self.namespace), made)
+
+    def _write(self, step: Step, body: Any, subresource: str = "", content_type: str = MERGE) -> None:
+        try:
+            self._api.request("PATCH", self._path(*step.about) + subresource, body, content_type)
+        except Refused as error:
+            if error.status != 404:  # with its job, which the test has deleted
+                raise
+
+    def _await_kueue(self, step: Step) -> None:
+        """Wait until a real Kueue has done what the recorded one did: conditions of Workloads, `suspend` of jobs."""
+        plural, recorded = step.about
+        if plural == "workloads" and step.verb == "status":
+            wanted = {(c["type"], c["status"], c["reason"]) for c in step.body.get("conditions") or ()}
+            self._until(step, lambda: wanted <= self._reached(recorded))
+        elif step.verb == "job":
+            suspend = _suspend(step.body)
+            self._until(step, lambda: suspend in (None, _suspend(self._api.find(self._path(plural, recorded)) or {})))
+
+    def _reached(self, recorded: str) -> set[tuple[str, str, str]]:
+        job = self.names.job(recorded.partition("-")[2].rpartition("-")[0])
+        uid = self._history.uids.get(job)
+        for workload in self._api.request("GET", path_of("workloads", self.namespace))["items"]:
+            if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences") or ()):
+                conditions = workload.get("status", {}).get("conditions") or ()
+                return {(c["type"], c["status"], c["reason"]) for c in conditions}
+        return set()
+
+    def _path(self, plural: str, recorded: str) -> str:
+        return path_of(plural, self.namespace, self.names.name(plural, recorded))
+
+    def _until(self, step: Step, right: Callable[[], bool]) -> None:
+        end = time.monotonic() + self._timeout
+        while not right():
+            if self._stop.is_set():
+                raise _Stopped
+            if time.monotonic() > end:
+                raise ReplayError(f"not within {self._timeout:.0f} s: {step}")
+            time.sleep(POLL)
+
+
+class _Stopped(Exception):
+    """The test has ended."""
+
+
+def _suspend(obj: Obj) -> Any:
+    spec = obj.get("spec") or {}
+    return (spec.get("runPolicy") or spec).get("suspend")
+
+
+def _holds(obj: Any, wanted: Any) -> bool:
+    """Whether a merge patch would change nothing."""
+    if not isinstance(wanted, dict):
+        return bool(obj == wanted)
+    if not isinstance(obj, dict):
+        return False
+    return all(_holds(obj.get(key), value) for key, value in wanted.items())
+
+
+def _fitted(patch: Obj, job: Obj) -> Obj:
+    """A recorded patch for a job that may have other roles, and entries of its own in runtimePatches."""
+    fitted = copy.deepcopy(patch)
+    for key, value in job["spec"].items():
+        if key.endswith("ReplicaSpecs") and key in fitted["spec"]:
+            fitted["spec"][key] = {role: change for role, change in fitted["spec"][key].items() if role in value}
+    if "runtimePatches" in fitted["spec"]:
+        known = job["spec"].get("runtimePatches") or []
+        fitted["spec"]["runtimePatches"] = [
+            *(entry for entry in known if entry["manager"] != PATCH_MANAGER),
+            *(entry for entry in fitted["spec"]["runtimePatches"] or () if entry["manager"] == PATCH_MANAGER),
+        ]
+    return fitted
+
+
+assert set(PLURALS.values()) <= RESOURCES.keys()

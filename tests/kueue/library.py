@@ -1,0 +1,20 @@
+"""The recordings of Kueue that tests replay: those kept here, or those of the folder KTRAIN_TEST_RECORDINGS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .recording import Recording, load
+
+KEPT = Path(__file__).parent / "recordings"
+FOLDER = Path(os.path.expanduser(os.environ.get("KTRAIN_TEST_RECORDINGS", "") or KEPT))
+
+
+def names() -> list[str]:
+    """The names of all recordings that have a queue."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/setup.yaml"))
+
+
+def recording(name: str) -> Recording:
+    return load(FOLDER / name)

@@ -1,0 +1,44 @@
+"""Copies recordings of Kueue to tests/kueue/recordings, without the changes that a replay doesn't need.
+
+python -m tests.kueue.prepare FOLDER...
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from .recording import kept
+
+HERE = Path(__file__).parent / "recordings"
+
+
+def copy(folder: Path) -> None:
+    target = HERE / folder.name
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("scenario.yaml", "setup.yaml"):
+        shutil.copy(folder / name, target / name)
+    changes = [line for line in (folder / "events.jsonl").read_text().splitlines() if kept(json.loads(line))]
+    (target / "events.jsonl").write_text("\n".join(changes) + "\n")
+    requests = [json.loads(line) for line in (folder / "http.jsonl").read_text().splitlines()]
+    written = [json.dumps(_short(r), separators=(",", ":")) for r in requests if r["request"]["method"] != "GET"]
+    (target / "http.jsonl").write_text("\n".join(written) + "\n")
+
+
+def _short(record: dict[str, object]) -> dict[str, object]:
+    """A request and what of its answer matters: its status, the version that was written, or why it was refused."""
+    body, request = record["body"], record["request"]
+    assert isinstance(request, dict)
+    about = body if isinstance(body, dict) else {}
+    meta = {k: v for k, v in (about.get("metadata") or {}).items() if k in ("name", "resourceVersion", "uid")}
+    told = {k: about[k] for k in ("message", "reason") if k in about}
+    kept_request = {k: v for k, v in request.items() if k != "headers"}
+    head = {k: record[k] for k in ("t", "name", "status")}
+    return {**head, "request": kept_request, "body": {"metadata": meta, **told}}
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        copy(Path(argument))

@@ -1,0 +1,225 @@
+"""A recording of Kueue as a sequence of steps: what the client wrote, what Kueue wrote, what the operators reached.
+
+The format is that of the recordings of a real cluster: `setup.yaml` (objects without a namespace that are created
+before), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with their answers).
+Changes are ordered by resourceVersion, which is one sequence over all resources.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Obj = dict[str, Any]
+
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+#: the API of each resource, and whether its objects have a namespace
+RESOURCES = {
+    "workloads": (KUEUE, True), "localqueues": (KUEUE, True), "clusterqueues": (KUEUE, False),
+    "resourceflavors": (KUEUE, False), "workloadpriorityclasses": (KUEUE, False), "events": ("/api/v1", True),
+    "pytorchjobs": ("/apis/kubeflow.org/v1", True), "mpijobs": ("/apis/kubeflow.org/v2beta1", True),
+    "trainjobs": ("/apis/trainer.kubeflow.org/v1alpha1", True),
+}  # fmt: skip
+JOBS = ("pytorchjobs", "mpijobs", "trainjobs")
+QUEUES = ("localqueues", "clusterqueues")
+PLURALS = {
+    "ResourceFlavor": "resourceflavors", "ClusterQueue": "clusterqueues", "LocalQueue": "localqueues",
+    "WorkloadPriorityClass": "workloadpriorityclasses",
+}  # fmt: skip
+#: conditions of jobs that the operators must reach before the recorded Kueue goes on; others may come and go unseen
+AWAITED = {
+    ("Running", "True"), ("Succeeded", "True"), ("Failed", "True"), ("Complete", "True"), ("Suspended", "True"),
+    ("Suspended", "False"),
+}  # fmt: skip
+WRITES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+
+
+class Actor(Enum):
+    """Who did what a step records."""
+
+    CLIENT = "client"
+    KUEUE = "Kueue"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded change.
+
+    :param verb: client: create, patch, delete. Kueue: create, status, spec, finalizers, delete, job, event.
+        Operator: condition, ready, gone.
+    :param about: the resource and the recorded name of the object.
+    :param body: what is written, as a whole object or a merge patch; of a condition its type and status.
+    :param title: the name of the client's step in the recording.
+    """
+
+    actor: Actor
+    verb: str
+    about: tuple[str, str]
+    body: Obj = field(default_factory=dict)
+    title: str = ""
+
+    def __str__(self) -> str:
+        named = f"{self.title!r}: " if self.title else ""
+        return f"{named}{self.actor.value} {self.verb} {'/'.join(self.about)} {json.dumps(self.body)[:300]}"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """:param namespace: in which it was recorded.
+    :param setup: objects without a namespace, which an administrator creates before.
+    :param jobs: the resource of the recorded jobs: pytorchjobs, mpijobs or trainjobs.
+    """
+
+    name: str
+    namespace: str
+    setup: tuple[Obj, ...]
+    steps: tuple[Step, ...]
+    jobs: str
+    namespace_labels: dict[str, str]
+
+
+def load(folder: Path) -> Recording:
+    """The recording in a folder."""
+    scenario = yaml.safe_load((folder / "scenario.yaml").read_text())
+    setup = tuple(yaml.safe_load_all((folder / "setup.yaml").read_text()))
+    namespace = scenario["recorded"]["namespace"]
+    changes = sorted(_lines(folder / "events.jsonl"), key=lambda change: version(change["object"]))
+    written = list(_client_writes(_lines(folder / "http.jsonl"), changes))
+    jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
+    steps = tuple(_steps(changes, dict(written), setup))
+    return Recording(folder.name, namespace, setup, steps, jobs, scenario.get("namespace_labels") or {})
+
+
+def version(obj: Obj) -> int:
+    return int(obj["metadata"]["resourceVersion"])
+
+
+def kept(change: Obj) -> bool:
+    """Whether a change is needed to replay: of Kueue's objects, of jobs, and Kueue's events."""
+    if change["watch"] == "events":
+        reporter = change["object"].get("reportingComponent") or change["object"].get("source", {}).get("component", "")
+        return "kueue" in reporter and change["type"] == "ADDED"
+    return change["watch"] in RESOURCES
+
+
+def _lines(path: Path) -> list[Obj]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[int, Step]]:
+    """The client's writes that were carried out, each with the version of the change that it made."""
+    for record in requests:
+        request = record["request"]
+        if request["method"] not in WRITES or record["status"] >= 400:
+            continue
+        verb, body = WRITES[request["method"]], request.get("body") or {}
+        parts = request["path"].partition("?")[0].split("/")
+        plural, name = (parts[-1], body["metadata"]["name"]) if verb == "create" else (parts[-2], parts[-1])
+        if plural in RESOURCES:
+            step = Step(Actor.CLIENT, verb, (plural, name), body, record["name"])
+            yield _version_of(record, step, changes), step
+
+
+def _version_of(record: Obj, step: Step, changes: list[Obj]) -> int:
+    """The version that a write made: as answered, else that of the first change of the object since."""
+    answered = (record["body"] or {}).get("metadata", {}).get("resourceVersion")
+    if answered:
+        return int(answered)
+    plural, name = step.about
+    since = (
+        c for c in changes if c["t"] >= record["t"] and (c["watch"], c["object"]["metadata"]["name"]) == (plural, name)
+    )
+    ending = (c for c in since if c["type"] == "DELETED" or "deletionTimestamp" in c["object"]["metadata"])
+    return version(next(ending)["object"])
+
+
+def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...]) -> Iterator[Step]:
+    known: dict[tuple[str, str], Obj] = {(PLURALS[obj["kind"]], obj["metadata"]["name"]): obj for obj in setup}
+    waiting: dict[tuple[str, str], bool] = {}  # jobs whose pods have not been ready since they were admitted
+    pending = dict(written)
+    for change in changes:
+        obj, about = change["object"], (change["watch"], change["object"]["metadata"]["name"])
+        for at in [at for at in pending if at < version(obj)]:  # a write whose object is not watched
+            yield pending.pop(at)
+        if step := pending.pop(version(obj), None):
+            yield step
+            if change["type"] == "DELETED" and about[0] in JOBS:
+                yield Step(Actor.OPERATOR, "gone", about)
+        elif kept(change):
+            yield from _step(change, known.get(about, {}), about, waiting)
+        known[about] = {} if change["type"] == "DELETED" else obj
+    yield from pending.values()
+
+
+def _step(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str, str], bool]) -> Iterator[Step]:
+    plural, obj = about[0], change["object"]
+    if plural == "events":
+        yield Step(Actor.KUEUE, "event", about, obj)
+    elif plural in JOBS:
+        yield from _of_job(change, old, about, waiting)
+    elif change["type"] == "DELETED":
+        yield Step(Actor.KUEUE, "delete", about)
+    elif change["type"] == "ADDED":
+        yield Step(Actor.KUEUE, "create", about, obj)
+    else:
+        yield from _of_kueue(obj, old, about)
+
+
+def _of_kueue(obj: Obj, old: Obj, about: tuple[str, str]) -> Iterator[Step]:
+    """Kueue's changes of its own objects: their status, spec and finalizers."""
+    if obj.get("status") != old.get("status"):
+        yield Step(Actor.KUEUE, "status", about, obj.get("status") or {})
+    if about[0] in QUEUES:
+        return  # the first change of a queue has the defaults of its spec
+    if spec := difference(old.get("spec") or {}, obj.get("spec") or {}):
+        yield Step(Actor.KUEUE, "spec", about, {"spec": spec})
+    if obj["metadata"].get("finalizers") != old.get("metadata", {}).get("finalizers"):
+        yield Step(Actor.KUEUE, "finalizers", about, {"metadata": {"finalizers": obj["metadata"].get("finalizers")}})
+
+
+def _of_job(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str, str], bool]) -> Iterator[Step]:
+    obj = change["object"]
+    if change["type"] == "DELETED":
+        yield Step(Actor.OPERATOR, "gone", about)
+        return
+    if change["type"] == "ADDED":
+        return  # by the client; the webhooks suspend it
+    if "deletionTimestamp" in obj["metadata"] and "deletionTimestamp" not in old.get("metadata", {}):
+        return
+    if spec := difference(old.get("spec") or {}, obj["spec"]):
+        yield Step(Actor.KUEUE, "job", about, {"spec": spec})
+        waiting[about] = not obj["spec"].get("suspend")
+    before = _conditions(old)
+    for condition in sorted(_conditions(obj) - before):
+        if condition in AWAITED:
+            yield Step(Actor.OPERATOR, "condition", about, dict(zip(("type", "status"), condition, strict=True)))
+    counts = obj.get("status", {}).get("jobsStatus") or ()
+    if waiting.get(about) and any(of["ready"] and of["active"] for of in counts):
+        waiting[about] = False
+        yield Step(Actor.OPERATOR, "ready", about)
+
+
+def _conditions(obj: Obj) -> set[tuple[str, str]]:
+    return {(c["type"], c["status"]) for c in obj.get("status", {}).get("conditions") or ()}
+
+
+def difference(old: Any, new: Any) -> Any:
+    """The merge patch that makes `new` of `old`; {} where they are equal. It removes values, never whole objects."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    found: Obj = {
+        key: difference(old[key], {}) if isinstance(old[key], dict) else None for key in old if key not in new
+    }
+    for key, value in new.items():
+        if key not in old:
+            found[key] = value
+        elif value != old[key]:
+            found[key] = difference(old[key], value)
+    return found

@@ -1,0 +1,117 @@
+"""Replays of recorded scenarios: Kueue's writes in recorded order, while the operators of the cluster do the rest."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.clusters import TestCluster
+
+from . import library
+from .api import MERGE, Api, path_of
+from .conftest import Replay, with_test_image
+from .driver import Driver, ReplayError
+from .recording import Actor, Obj, Recording, Step, load
+
+SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
+ONE_OF_EACH_KIND = ("70e-kueue-delete-queued", "71-kueue-mpijob", "72b-kueue-trainjob-preemption")
+REPLAYED = [n for n in library.names() if SLOW or library.FOLDER != library.KEPT or n in ONE_OF_EACH_KIND]
+PAUSED = "74c-kueue-workload-inactive"
+
+
+@pytest.fixture
+def api(kueue: TestCluster) -> Api:
+    return Api(kueue.kubeconfig)
+
+
+def steps(recording: Recording, actor: Actor, verb: str = "") -> list[Step]:
+    return [step for step in recording.steps if step.actor is actor and verb in ("", step.verb)]
+
+
+def test_writes_of_client_and_kueue_are_told_apart() -> None:
+    recording = load(library.KEPT / PAUSED)
+    titles = [step.title for step in steps(recording, Actor.CLIENT) if step.verb != "create"]
+    assert titles == ["inactive", "queue changed while suspended", "active"]  # what was refused is left out
+    suspended = [step.body["spec"]["runPolicy"]["suspend"] for step in steps(recording, Actor.KUEUE, "job")]
+    assert suspended == [False, True, False]
+    assert not steps(recording, Actor.KUEUE, "spec")
+
+
+def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
+    stopped = steps(load(library.KEPT / PAUSED), Actor.KUEUE, "job")[1]
+    labels = stopped.body["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["labels"]
+    assert labels == dict.fromkeys(labels)  # each label is set to null, `labels` is not
+    assert all(label.startswith("kueue.x-k8s.io/") for label in labels)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_recorded_scenario_comes_about_again(replay: Replay, api: Api, name: str) -> None:
+    with replay(name) as driver:
+        driver.finish()
+        assert finished(api, driver) == expected(library.recording(name))
+
+
+def finished(api: Api, driver: Driver) -> dict[str, str]:
+    """How the job of each Workload ended, by the Workload's recorded name."""
+    found = {}
+    for step in driver.done:
+        if step.about[0] == "workloads" and step.verb == "create":
+            obj = api.find(path_of("workloads", driver.namespace, driver.names.workload(step.about[1])))
+            found[step.about[1]] = outcome(obj or {})
+    return found
+
+
+def expected(recording: Recording) -> dict[str, str]:
+    found = {}
+    for step in recording.steps:
+        if step.about[0] == "workloads" and step.verb in ("create", "delete"):
+            found[step.about[1]] = ""
+        elif step.about[0] == "workloads" and step.verb == "status":
+            found[step.about[1]] = outcome({"status": step.body})
+    return found
+
+
+def outcome(workload: Obj) -> str:
+    conditions = workload.get("status", {}).get("conditions") or ()
+    return next((c["reason"] for c in conditions if c["type"] == "Finished"), "")
+
+
+def test_replay_waits_for_the_writes_of_the_test(replay: Replay, api: Api) -> None:
+    """Each write that the recorded client made to the job is made by the test."""
+    with replay(PAUSED, ours={"train": None}) as driver:
+        submit(api, driver, "mine-1")
+        job = path_of("pytorchjobs", driver.namespace, "mine-1")
+        driver.until(lambda: condition(api, job, "Running"))
+        (found,) = api.request("GET", path_of("workloads", driver.namespace))["items"]
+        assert found["metadata"]["name"].startswith("pytorchjob-mine-1-")
+        assert found["metadata"]["ownerReferences"][0]["uid"] == api.request("GET", job)["metadata"]["uid"]
+        assert "inactive" not in [step.title for step in driver.done]
+        workload = path_of("workloads", driver.namespace, found["metadata"]["name"])
+        api.request("PATCH", workload, {"spec": {"active": False}}, MERGE)
+        driver.wait_for("inactive")
+        driver.until(lambda: condition(api, job, "Suspended"))
+        api.request("PATCH", job, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "other"}}}, MERGE)
+        driver.wait_for("queue changed while suspended")
+        api.request("PATCH", workload, {"spec": {"active": True}}, MERGE)
+
+
+def test_replay_fails_without_the_write_of_the_test(replay: Replay, api: Api) -> None:
+    awaited = "'create': client create pytorchjobs/train"
+    with pytest.raises(ReplayError, match=awaited), replay(PAUSED, ours={"train": None}, timeout=2):
+        pass
+
+
+def submit(api: Api, driver: Driver, name: str) -> None:
+    """Create the recorded job under another name, as a test of the provider would."""
+    created = next(s for s in steps(library.recording(PAUSED), Actor.CLIENT, "create") if s.about[0] == "pytorchjobs")
+    job = with_test_image(created.body)
+    job["metadata"]["name"] = name
+    driver.until(lambda: any(s.about == ("localqueues", "other") for s in driver.done))
+    api.request("POST", path_of("pytorchjobs", driver.namespace), job)
+
+
+def condition(api: Api, path: str, type_: str) -> bool:
+    obj: Any = api.find(path) or {}
+    return any(c["type"] == type_ and c["status"] == "True" for c in obj.get("status", {}).get("conditions") or ())
