@@ -85,8 +85,9 @@ TABLE: list[Extras] = [
     {"extra__kubernetes__kube_config": INLINE, "extra__kubernetes__disable_verify_ssl": True},
     {"extra__kubernetes__in_cluster": True},
     {"kube_config_path": "", "extra__kubernetes__kube_config_path": "/nowhere"},
-    # what has no part in the client
+    # what has no part in the client; ssl_ca_cert is an option of the KubernetesExecutor
     {"kube_config_path": PATH, "namespace": "team", "disable_tcp_keepalive": True, "xcom_sidecar_container_image": "x"},
+    {"kube_config_path": PATH, "ssl_ca_cert": "/nowhere"},
     *({"kube_config_path": PATH, "cluster_context": context} for context in CONTEXTS),
 ]
 
