@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.jobs import Log, read_job
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
@@ -116,7 +116,7 @@ class WorkerHost:
         self._hook = hook
         self._log = log
         self._task = task
-        self._stop = Stop(self._decide)
+        self._stop = StopSignal(self._decide)
         self._decision: kills.KillDecision | None = None  # what happens to the job after a kill
         self._runner = asyncio.Runner()
         self._running = False

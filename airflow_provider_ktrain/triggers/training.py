@@ -111,7 +111,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def _follow(self, ref: JobRef) -> Outcome:
         from airflow_provider_ktrain.engine.follow.loop import follow
-        from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Stop
+        from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, StopSignal
 
         handover = Handover.from_dict(self.handover)
         self._cursor = Cursor.from_dict(handover.cursor)
@@ -122,7 +122,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 api,
                 Options.from_dict(self.options),
                 log=self.log,
-                stop=Stop(),
+                stop=StopSignal(),
                 handover=handover,
                 host=HostPolicy(fail_fast_on_forbidden=not self.options["release"], shared=True),
                 cursor=self._cursor,

@@ -28,7 +28,7 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.jobs import job_pods
 from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
@@ -155,11 +155,11 @@ class Task:
         )  # fmt: skip
 
     async def follow(
-        self, ref: JobRef, *, stop: Stop | None = None, until: float | None = None,
+        self, ref: JobRef, *, stop: StopSignal | None = None, until: float | None = None,
         handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or Stop(), handover=handover,
+            ref, self.api, Options(**options), log=self.log, stop=stop or StopSignal(), handover=handover,
             host=HostPolicy(until=until, fail_fast_on_forbidden=fail_fast_on_forbidden, shared=shared),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.jobs import set_suspended
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, soon, until
@@ -142,7 +142,7 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
     """Its logs are still read when the worker is told to go."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
-    stop = Stop()
+    stop = StopSignal()
     stop.request("The task was killed")
     outcome = await task.ended(ref, stop=stop)
     assert (outcome.cause or {})["category"] == "killed"
@@ -507,7 +507,7 @@ async def test_refusals_end_what_was_just_created(task: Task, cluster: TestClust
 
 async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None:
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
-    stop = Stop()
+    stop = StopSignal()
     following = asyncio.create_task(task.ended(ref, stop=stop))
     await task.running(ref)
     stop.request("The task was killed")
@@ -534,7 +534,7 @@ async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None
 
     async with api_of(cluster, Hangs) as api:
         ref = (await task.submit(1, "exit 3")).ref
-        stop = Stop()
+        stop = StopSignal()
         following = asyncio.create_task(Task(api, task.namespace, task.key).ended(ref, stop=stop))
         await api.asked.wait()
         stop.request("The task was killed")
@@ -546,7 +546,7 @@ async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None
 
 async def test_a_kill_before_it_begins(task: Task) -> None:
     ref = (await task.submit()).ref
-    stop = Stop()
+    stop = StopSignal()
     stop.request("The task was killed")
     assert (await task.ended(ref, stop=stop)).released
 

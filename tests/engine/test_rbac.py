@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.jobs import served_version
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
@@ -72,7 +72,7 @@ async def test_printed_role_is_enough_for_a_whole_job(cluster: TestCluster, prog
     async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
         submitted = await submit_one(api, cluster.namespace, phase, program, log)
         outcome = await follow(
-            submitted.ref, api, Options(), log=log, stop=Stop(), host=HostPolicy(fail_fast_on_forbidden=True)
+            submitted.ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(fail_fast_on_forbidden=True)
         )
         assert isinstance(outcome, Outcome)
         assert outcome.phase == phase
@@ -98,5 +98,5 @@ async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, 
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
             await follow(
-                submitted.ref, api, Options(), log=log, stop=Stop(), host=HostPolicy(fail_fast_on_forbidden=True)
+                submitted.ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(fail_fast_on_forbidden=True)
             )

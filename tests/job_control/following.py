@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owne
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
 from airflow_provider_ktrain.engine.follow.loop import follow
-from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.release import release
 from tests.engine.tasks import Lines
 from tests.job_control.jobs import Jobs, Object
@@ -40,7 +40,7 @@ async def follow_to_the_end(
 ) -> Outcome:
     api = make_api(connect(jobs))
     try:
-        outcome = await follow(ref, api, Options(), log=log, stop=Stop())
+        outcome = await follow(ref, api, Options(), log=log, stop=StopSignal())
         if isinstance(outcome, Outcome) and outcome.kept:  # operators do this last
             await release(api, ref)
     finally:

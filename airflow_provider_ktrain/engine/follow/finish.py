@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
@@ -51,7 +51,7 @@ class Finisher:
         output: JobOutput,
         observer: Observer,
         options: Options,
-        stop: Stop,
+        stop: StopSignal,
         *,
         waits_after_timeout: bool,
         watches_before: int,

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.state.limits import Clock, clocks
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.finish import Finisher
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, Stop
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS, Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
@@ -35,7 +35,7 @@ async def follow(
     options: Options,
     *,
     log: Log,
-    stop: Stop,
+    stop: StopSignal,
     handover: Handover | None = None,
     host: HostPolicy | None = None,
     cursor: Cursor | None = None,
@@ -98,7 +98,7 @@ class _Loop:
         finisher: Finisher,
         options: Options,
         host: HostPolicy,
-        stop: Stop,
+        stop: StopSignal,
         stopped: asyncio.Event,
     ) -> None:
         self._state, self._output, self._observer = state, output, observer

@@ -70,7 +70,7 @@ class HostPolicy:
     shared: bool = False
 
 
-class Stop:
+class StopSignal:
     """A request to end early, from a signal handler or another task.
 
     :param decide: called after a request; returns whether to release or to keep the job. Default: None, release it.
