@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core import kills
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -222,7 +222,7 @@ class WorkerHost:
         elif decision.certain:  # otherwise the state is read again later, if there is time
             self._ref = self._submitting = None
 
-    def take_over(self, ref: JobRef, on_finish_action: str, handover: Handover) -> None:
+    def take_over(self, ref: JobRef, on_finish_action: OnFinishAction, handover: Handover) -> None:
         """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
         self._ref, self.handover = ref, handover
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
@@ -230,11 +230,11 @@ class WorkerHost:
 
     # submit
 
-    def submit(self, submission: Submitting, on_finish_action: str) -> Submitted:
+    def submit(self, submission: Submitting, on_finish_action: OnFinishAction) -> Submitted:
         """Create or adopt the job.
 
         :param submission: what to submit.
-        :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+        :param on_finish_action: what happens to the job when this try ends.
         """
         self._mode_of_kill = mode_of(on_finish_action, succeeded=False, ended=False)
         self._submitting = submission
@@ -374,10 +374,10 @@ class WorkerHost:
 
     # release
 
-    def release(self, ref: JobRef, on_finish_action: str, *, spare_ended: bool = False) -> Released:
+    def release(self, ref: JobRef, on_finish_action: OnFinishAction, *, spare_ended: bool = False) -> Released:
         """Release a job, whether or not it has ended.
 
-        :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+        :param on_finish_action: what happens to the job when this try ends.
         :param spare_ended: keep a job that has ended and delete only its running pods. Default: False.
         :raises ReleaseError: the job or its pods could not be released.
         """
@@ -385,7 +385,7 @@ class WorkerHost:
         done: Released = self._run(self._release_as_it_stands(ref, on_finish_action, spare_ended))
         return done
 
-    async def _release_as_it_stands(self, ref: JobRef, on_finish_action: str, spare_ended: bool) -> Released:
+    async def _release_as_it_stands(self, ref: JobRef, on_finish_action: OnFinishAction, spare_ended: bool) -> Released:
         async with self._hook.api(ref) as api:
             phase = Phase.PENDING
             with contextlib.suppress(ApiStatusError, ApiUnavailable):

@@ -48,12 +48,12 @@ Fired = Callable[[str], None]
 
 async def ours(told: Json, name: str, uid: str, fired: Fired) -> None:
     """TrainingJobTrigger as the operator makes it; the job is kept, as KubernetesJobOperator does."""
-    from airflow_provider_ktrain.core.identity import JobRef
+    from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
     from airflow_provider_ktrain.engine.follow.messages import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
     ref = JobRef("PyTorchJob", "v1", NAMESPACE, name, uid, owner=name, deployment="bench", submission=name)
-    options = Options(on_finish_action=told["finish"])
+    options = Options(on_finish_action=OnFinishAction(told["finish"]))
     trigger = TrainingJobTrigger(job=ref.to_dict(), options=options.to_dict(), kubernetes_conn_id="kubernetes_default")
     await first(trigger.run())
     fired(name)

@@ -29,7 +29,29 @@ SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspende
 HASH_LENGTH = 10
 
 Reattach = Literal["always", "if_unchanged"]
-OnFinishAction = Literal["delete_job", "keep_job", "delete_succeeded_job"]
+
+
+class OnFinishAction(enum.StrEnum):
+    """What happens to a job when its task ends. Formats contain its value; users pass it as text."""
+
+    DELETE_JOB = "delete_job"
+    KEEP_JOB = "keep_job"  #: without GPUs: an unfinished job is suspended, a finished one loses its running pods
+    DELETE_SUCCEEDED_JOB = "delete_succeeded_job"
+
+    @classmethod
+    def of(cls, value: Any) -> OnFinishAction:
+        """The action of this name; KEEP_JOB for an unknown name, of another release, because a deletion is final."""
+        try:
+            return cls(value)
+        except ValueError:
+            return cls.KEEP_JOB
+
+    def deletes(self, *, succeeded: bool) -> bool:
+        """Whether a job that has ended, or that its task gives up, is deleted.
+
+        :param succeeded: whether the job succeeded.
+        """
+        return self is OnFinishAction.DELETE_JOB or (self is OnFinishAction.DELETE_SUCCEEDED_JOB and succeeded)
 
 
 @dataclass(frozen=True)

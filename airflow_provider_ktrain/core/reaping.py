@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUSPENDED_ANNOTATION, Owner
+from airflow_provider_ktrain.core.identity import FINISH_ANNOTATION, SUSPENDED_ANNOTATION, OnFinishAction, Owner
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 
@@ -51,8 +51,8 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
 
 def is_kept(job: Mapping[str, Any]) -> bool:
     """Whether a job is kept after it has ended: by its task's on_finish_action, and also if that is unknown."""
-    action = _annotation(job, FINISH_ANNOTATION)
-    return not (action == "delete_job" or (action == "delete_succeeded_job" and phase_of(job) is Phase.SUCCEEDED))
+    action = OnFinishAction.of(_annotation(job, FINISH_ANNOTATION))
+    return not action.deletes(succeeded=phase_of(job) is Phase.SUCCEEDED)
 
 
 def _annotation(job: Mapping[str, Any], annotation: str) -> str | None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
@@ -76,14 +76,14 @@ class Released:
         return asdict(self)
 
 
-def mode_of(on_finish_action: str, *, succeeded: bool, ended: bool) -> Mode:
+def mode_of(on_finish_action: OnFinishAction, *, succeeded: bool, ended: bool) -> Mode:
     """The mode that `on_finish_action` requires for a job in this state.
 
-    :param on_finish_action: delete_job, keep_job or delete_succeeded_job.
+    :param on_finish_action: of the task that owns the job.
     :param succeeded: whether the job succeeded.
     :param ended: whether it has ended.
     """
-    if on_finish_action == "delete_job" or (on_finish_action == "delete_succeeded_job" and succeeded):
+    if on_finish_action.deletes(succeeded=succeeded):
         return Mode.DELETE
     return Mode.DELETE_PODS if ended else Mode.SUSPEND
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.checks import check, parameters, raise_errors
@@ -25,7 +25,6 @@ from airflow_provider_ktrain.operators import task_state
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_provider_ktrain.core.identity import OnFinishAction
     from airflow_provider_ktrain.core.kinds import Kind, Manifest
     from airflow_provider_ktrain.core.logs.selection import LogChoice
     from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -42,7 +41,7 @@ class SubmittingOperator(Protocol):
     namespace: str | None
     kubernetes_conn_id: str
     cluster_context: str | None
-    on_finish_action: OnFinishAction
+    on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"]
     reattach: Reattach
     logs: LogChoice
     checkpoint_dir: str | None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 from airflow.sdk import BaseOperator
 
@@ -82,7 +82,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
         kubernetes_conn_id: str = "kubernetes_default",
         cluster_context: str | None = None,
         deferrable: bool = True,
-        on_finish_action: OnFinishAction = "delete_job",
+        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
         reattach: Reattach = "always",
         logs: LogChoice = "auto",
         queue_timeout: timedelta | float | None = None,
@@ -272,7 +272,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     return None
-                submitted = host.submit(submission, self.on_finish_action)
+                submitted = host.submit(submission, OnFinishAction.of(self.on_finish_action))
                 self._note(context, submission, submitted)
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
@@ -556,7 +556,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
             if ref is None:
                 return ""
             with self._host_for_existing_job(context) as host:
-                self.log.info(host.release(ref, self.on_finish_action, spare_ended=spare_ended).text)
+                self.log.info(host.release(ref, OnFinishAction.of(self.on_finish_action), spare_ended=spare_ended).text)
         except Exception as e:  # must not hide how the training ended
             self.log.error("%s", e)
             return str(e)
@@ -639,7 +639,7 @@ class TrainingJobOperator(compat.StorableLog, BaseOperator):
                 crash_loop=self.crash_loop_limit,
             ),
             deadline=float(deadline) if deadline else None,
-            on_finish_action=self.on_finish_action,
+            on_finish_action=OnFinishAction.of(self.on_finish_action),
         )
 
     def _check_parameters(self) -> None:

@@ -182,11 +182,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             await asyncio.sleep(min(STATE_INTERVAL, self.state_patience))
 
     async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
+        from airflow_provider_ktrain.engine.follow.messages import Options
         from airflow_provider_ktrain.engine.release import mode_of, release
 
-        if not self.options["release"]:
+        options = Options.from_dict(self.options)
+        if not options.release:
             return
-        mode = mode_of(self.options["on_finish_action"], succeeded=False, ended=False)
+        mode = mode_of(options.on_finish_action, succeeded=False, ended=False)
         try:
             async with (
                 TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api,

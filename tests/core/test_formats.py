@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.formats import (
     stored_outcome,
     with_try,
 )
-from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
@@ -216,6 +216,20 @@ def test_what_is_no_mapping_counts_as_an_empty_one(nothing: Any) -> None:
     assert known_fields(Options, nothing) == {}
     assert Options.from_dict(nothing) == Options()
     assert Handover.from_dict(nothing) == Handover()
+
+
+@pytest.mark.parametrize("unknown", ["suspend_job", "", None, []])
+def test_unknown_on_finish_action_keeps_the_job(unknown: Any) -> None:
+    """Another release may have written it, and a deletion can't be undone."""
+    assert Options.from_dict({"on_finish_action": unknown}).on_finish_action is OnFinishAction.KEEP_JOB
+    assert Options.from_dict({}).on_finish_action is OnFinishAction.DELETE_JOB
+
+
+def test_on_finish_action_travels_as_text() -> None:
+    """Airflow rejects an enum in trigger arguments and in the task's state."""
+    written = Options(on_finish_action=OnFinishAction.KEEP_JOB).to_dict()
+    assert type(written["on_finish_action"]) is str
+    assert Options.from_dict(written).on_finish_action is OnFinishAction.KEEP_JOB
 
 
 # the stored outcome

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import AccessError
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, Owner
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
@@ -103,7 +103,7 @@ async def test_containers_without_a_position_are_announced(task: Task) -> None:
 )
 async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, left: bool) -> None:
     ref = (await task.submit(1, program)).ref
-    outcome = await task.ended(ref, on_finish_action=action)
+    outcome = await task.ended(ref, on_finish_action=OnFinishAction(action))
     assert outcome.released
     assert (await task.job() is not None) is left
     assert not await task.holding(ref)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, Owner, Reattach, TaskKey
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.jobs import read_job
 from airflow_provider_ktrain.engine.release import Mode, mode_of, release
@@ -52,7 +52,7 @@ class Interleaving:
         self.loop = loop
         self.cluster = Cluster(self._allowed)
         self.airflow = Airflow()
-        self.action = self.rng.choice(["delete_job", "keep_job", "delete_succeeded_job"])
+        self.action = self.rng.choice(list(OnFinishAction))
         self.reattach: Reattach = self.rng.choice(["always", "always", "if_unchanged"])
         self.faulty = self.rng.random() < 0.5
         self.foreign = self.rng.random() < 0.05

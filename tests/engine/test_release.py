@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, Owner
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.engine.api import ApiUnavailable
 from airflow_provider_ktrain.engine.jobs import job_pods
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
@@ -35,7 +35,7 @@ LEFT_BEHIND = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & w
     ],
 )
 def test_mode_releases_gpus_for_every_on_finish_action(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
-    assert mode_of(action, succeeded=succeeded, ended=ended) is mode
+    assert mode_of(OnFinishAction(action), succeeded=succeeded, ended=ended) is mode
 
 
 async def test_delete_waits_until_job_and_pods_are_gone(task: Task) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kills import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
@@ -22,8 +22,7 @@ class Options:
     :param logs: whose logs to follow: see `core.logs.selection`. Default: "auto".
     :param limits: time limits and numbers of restarts. Default: see `Limits`.
     :param deadline: when the execution must end, in epoch seconds. Default: None, no deadline.
-    :param on_finish_action: delete_job, keep_job or delete_succeeded_job. A job that is kept holds no GPUs. Default:
-        delete_job.
+    :param on_finish_action: what happens to the job at the end. A job that is kept holds no GPUs. Default: DELETE_JOB.
     :param drain_timeout: before the pods are deleted, the rest of the logs is read until no line has come for this
         time, in seconds. While lines come, it goes on for up to 5 minutes, but not past the deadline. Default: 30.
     :param release_timeout: how long to wait until the pods are gone, in seconds; at least their longest grace period
@@ -35,7 +34,7 @@ class Options:
     logs: LogChoice = "auto"
     limits: Limits = field(default_factory=Limits)
     deadline: float | None = None
-    on_finish_action: str = "delete_job"
+    on_finish_action: OnFinishAction = OnFinishAction.DELETE_JOB
     drain_timeout: float = 30
     release_timeout: float = 90
     release: bool = True
@@ -43,14 +42,20 @@ class Options:
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON types."""
-        return {**asdict(self), "conditions": list(self.conditions)}
+        return {
+            **asdict(self),
+            "on_finish_action": self.on_finish_action.value,
+            "conditions": list(self.conditions),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Options:
         """Read what `to_dict` returned, in this release or another one."""
         limits = Limits(**known_fields(Limits, mapping(data).get("limits")))
         conditions = tuple(mapping(data).get("conditions") or ())
-        return cls(**{**known_fields(cls, data), "limits": limits, "conditions": conditions})
+        action = OnFinishAction.of(mapping(data).get("on_finish_action", OnFinishAction.DELETE_JOB))
+        read = {"limits": limits, "conditions": conditions, "on_finish_action": action}
+        return cls(**{**known_fields(cls, data), **read})
 
 
 @dataclass(frozen=True)
