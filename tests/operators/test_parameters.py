@@ -73,6 +73,25 @@ def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any])
         task.execute(context)
 
 
+def test_limits_may_be_text_when_a_task_resumes() -> None:
+    """Airflow creates a new operator then, and `execute`, which checks the parameters, doesn't run."""
+    with DAG("dag"):
+        task = PyTorchJobOperator(task_id="train", image="i:1", max_restarts="3", crash_loop_limit="4")
+    limits = task._options({"metadata": {}}).limits
+    assert (limits.max_restarts, limits.crash_loop) == (3, 4)
+
+
+def test_parameters_stay_as_they_are() -> None:
+    """Whatever is computed of them is a part of the request."""
+    with DAG("dag"):
+        task = PyTorchJobOperator(task_id="train", image="i:1", workers="2", max_restarts="some")
+    before = dict(vars(task))
+    context: Any = {"ti": Ti("run", 1, 0)}
+    request = task._request(context)
+    assert vars(task) == before
+    assert request.invalid is not None
+
+
 def test_documents_beside_the_job_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     others: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}},

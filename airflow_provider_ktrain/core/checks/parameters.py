@@ -17,6 +17,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks import raise_errors
 from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Level, Problem
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity import OnFinishAction
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest import schema as schemas
 from airflow_provider_ktrain.core.manifest.loader import plain
@@ -52,11 +53,18 @@ def validated(given: Mapping[str, Any], *required: str) -> dict[str, Any]:
     :param required: names that may not be None, besides REQUIRED.
     :raises ManifestError: naming each invalid parameter with what was found, what was expected and a remedy.
     """
-    known = {name: value for name, value in given.items() if name in PARAMETERS}
-    values = {name: _number(value) if PARAMETERS[name].numbers else value for name, value in known.items()}
+    values = converted({name: value for name, value in given.items() if name in PARAMETERS})
     asked = {k: v for k, v in values.items() if v is not None or k in REQUIRED or k in required}
     raise_errors(problem for name, value in asked.items() for problem in _problems(name, value))
     return values
+
+
+def converted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with text of whole numbers converted, where a number is expected. Nothing is checked.
+
+    :param given: values by name; each name is in the table.
+    """
+    return {name: _number(value) if PARAMETERS[name].numbers else value for name, value in given.items()}
 
 
 def _problems(name: str, value: Any) -> Iterator[Problem]:
@@ -203,7 +211,7 @@ PARAMETERS: Mapping[str, Shape] = {
         Sequence,
         "write volumes=[SharedMemory()]; put any other volume into the manifest",
     ),
-    "on_finish_action": _one_of("delete_job", "keep_job", "delete_succeeded_job"),
+    "on_finish_action": _one_of(*(action.value for action in OnFinishAction)),
     "reattach": _one_of("always", "if_unchanged"),
     "conditions": _one_of(
         "Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed", many=Sequence

@@ -247,6 +247,14 @@ class Kind:
     def fit(self, spec: dict[str, Any], version: str) -> None:
         """Rewrite what the operator of this version would drop or refuse, although its meaning is clear."""
 
+    def change_version(self, manifest: dict[str, Any], api_version: str) -> None:
+        """Rewrite a manifest that `skeleton` began for another version: replace the defaults of its run policy."""
+        before, after = (self.default_run_policy(v.rpartition("/")[2]) for v in (manifest["apiVersion"], api_version))
+        policy = manifest["spec"].get("runPolicy") or {}
+        kept = {key: value for key, value in policy.items() if key not in before or value != before[key]}
+        manifest["spec"]["runPolicy"] = {**after, **kept}
+        manifest["apiVersion"] = api_version
+
     def rewrite_hint(self, version: str) -> str:
         """What to change in a manifest that was written for another version than the served one."""
         return f"write the manifest for {self.group}/{version}"

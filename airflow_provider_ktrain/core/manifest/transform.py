@@ -1,8 +1,8 @@
 """The steps that turn a manifest into what is submitted.
 
-`modernize` and `fit` rewrite it for the operator that the cluster runs; `stamp` names and labels it; `backstop` and
-`expire` let the cluster end and delete the job if no task is left to do it. Each step returns a new manifest and leaves
-its argument unchanged. What differs between kinds is in `core/kinds`.
+`modernize`, `change_version` and `fit` rewrite it for the operator that the cluster runs; `stamp` names and labels it;
+`backstop` and `expire` let the cluster end and delete the job if no task is left to do it. Each step returns a new
+manifest and leaves its argument unchanged. What differs between kinds is in `core/kinds`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,17 @@ def modernize(manifest: Mapping[str, Any]) -> tuple[Manifest, tuple[str, ...]]:
     result: Manifest = plain(manifest)
     kind, spec = KINDS.get(str(result.get("kind"))), result.get("spec")
     return result, kind.modernize(spec) if kind and isinstance(spec, dict) else ()
+
+
+def change_version(manifest: Mapping[str, Any], served: str) -> Manifest:
+    """A manifest that was built from options alone, for the API version that the cluster serves.
+
+    :param served: API version, such as `kubeflow.org/v1`.
+    """
+    result: Manifest = plain(manifest)
+    if result.get("apiVersion") != served:
+        kind_of(result.get("kind")).change_version(result, served)
+    return result
 
 
 def fit(manifest: Mapping[str, Any], served: str) -> Manifest:

@@ -1,0 +1,361 @@
+"""The life of a training task in Airflow: submit, follow, defer, resume, finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.deadline import deferral_timeout
+from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
+from airflow_provider_ktrain.core.storable import storable_outputs
+from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
+from airflow_provider_ktrain.operators.job_parameters import JobParameters
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
+    from airflow_provider_ktrain.engine.submit import Submitted
+    from airflow_provider_ktrain.operators.submission import Submission
+    from airflow_provider_ktrain.worker_host import WorkerHost
+
+KILLED = "the task received SIGTERM"
+
+
+class TrainingJobOperator(JobParameters):
+    """Base of the operators that run a job: submits it, follows it to its end and releases its GPUs.
+
+    The parameters are documented in each operator.
+    """
+
+    defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
+    #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
+    seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
+    #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
+    patience: ClassVar[float] = 900.0
+
+    operator_extra_links = (TrainingJobLink(),)
+    ui_color = "#e8f0fe"
+
+    _host: WorkerHost | None = None
+    _killed = False
+
+    def execute(self, context: Context) -> Any:
+        """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        from airflow_provider_ktrain.operators.submission import Submission
+        from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
+
+        with as_airflow_errors():
+            if not self.server_dry_run and (earlier := self._earlier_success(context)):
+                return self._conclude(earlier, context)
+            request = self._request(context)
+            hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+            submission = Submission(request, context, hook, self.log)
+            self._host = host = WorkerHost(hook, self.log, Try.of(context["ti"]))
+            if self._killed:  # before there was a host
+                host.kill(KILLED)
+            with host:
+                if self.server_dry_run:
+                    self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
+                    return None
+                submitted = host.submit(submission, request.on_finish_action)
+                self._note(context, submission, submitted)
+                options = self._options(submitted.job)
+                until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
+                patience = 0.0 if compat.has_retry(context) else self.patience
+                outcome = host.follow(submitted.ref, options, until, patience=patience)
+            if outcome is not None:
+                return self._finish(outcome, context)
+            self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
+
+    def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
+        """Store and push the job's identity. A failure is only logged: the job is also found by its name."""
+        try:
+            submission.remember(context, submitted)
+            self._push_job(context, submitted.ref)
+        except Exception as e:
+            self.log.warning(
+                "The job's identity could not be stored in Airflow (%s). %s is followed anyway", e, submitted.ref
+            )
+
+    def _push_job(self, context: Context, ref: JobRef) -> None:
+        """Push the job's identity and its links, which users see while the job runs."""
+        job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+        compat.push(context, "job", job)
+        for link in self.operator_extra_links:
+            compat.push(context, link.xcom_key, url_of(job))
+
+    def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
+        from airflow_provider_ktrain.engine.follow.messages import Deferral
+
+        return Deferral(ref, options, handover, self.kubernetes_conn_id, self.cluster_context)
+
+    def _defer(self, deferral: Deferral, context: Context, host: WorkerHost | None = None) -> NoReturn:
+        """Defer: a trigger follows the job from now on.
+
+        :param host: the host that followed the job and handles a kill until the task defers. Default: None.
+        """
+        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
+
+        try:
+            task_state.write_deferral(context, deferral)
+        except Exception as e:  # only needed if the trigger fails
+            self.log.warning(
+                "The deferral of %s could not be stored (%s). If the trigger fails, lines may be repeated",
+                deferral.job,
+                e,
+            )
+        if hint := compat.trigger_log_hint(context["ti"]):
+            self.log.info(hint)
+        if host is not None:
+            host.hand_over()
+        self.log.info("Deferred: the triggerer now follows %s.", deferral.job)
+        self.defer(
+            trigger=TrainingJobTrigger(**deferral.to_dict()),
+            method_name="execute_complete",
+            timeout=deferral_timeout(deferral.options.deadline, time.time(), self.defer_padding),
+        )
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
+        """Resume after the trigger: return the result, raise the cause, or follow the job if the trigger failed."""
+        from airflow_provider_ktrain.engine.follow.messages import Outcome, read_event
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
+
+        with as_airflow_errors():
+            ended = read_event(event)
+            if isinstance(ended, Outcome):
+                return self._finish(ended, context)
+            return self._follow_in_worker(ended, context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume a deferred task; called by Airflow.
+
+        If the deferral timed out, the GPUs are released before the task fails. If the trigger failed, the worker
+        follows the job: a trigger that can't be loaded proves nothing about the training.
+        """
+        if next_method != compat.TRIGGER_FAILED:
+            return super().resume_execution(next_method, next_kwargs, context)
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
+
+        reason = compat.trigger_failure(next_kwargs)
+        with as_airflow_errors():
+            if reason is not None:
+                if traceback := compat.trigger_traceback(next_kwargs):
+                    self.log.warning("Traceback of the trigger:\n%s", traceback)
+                return self._follow_in_worker(reason, context)
+            if outcome := self._end_or_release(context):
+                return self._finish(outcome, context)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+    def _follow_in_worker(self, reason: str, context: Context) -> Any:
+        """Follow a job whose trigger failed, for longer after each failure, and then defer again.
+
+        Nothing is released: a failed trigger proves nothing about its job. Logs are read from the position stored when
+        the task deferred, because Airflow overwrites the failed trigger's log with that of the next trigger.
+
+        :param reason: why the trigger failed.
+        """
+        from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
+
+        deferral = self._stored_deferral(reason, context)
+        deferral = replace(deferral, failures=deferral.failures + 1)
+        ref, options = deferral.job, deferral.options
+        seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
+        self.log.warning("The trigger failed: %s. The job is not affected", clipped(reason, 150))
+        how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
+        self.log.info("Trigger failure %d: this worker follows %s %s", deferral.failures, ref, how_long)
+        until = None if seconds is None else time.monotonic() + seconds
+        patience = self.patience if seconds is None else seconds
+        try:
+            self._host = host = self._patient_host(context, time.monotonic() + patience)
+        except AccessError:
+            if seconds is None:
+                raise
+            self._defer(deferral, context)
+        if self._killed:  # before there was a host
+            host.kill(KILLED)
+        with host:
+            host.take_over(ref, options.on_finish_action, deferral.handover)
+            try:
+                outcome = host.follow(ref, options, until, patience=patience)
+            except Exception:
+                host.check()
+                if seconds is None:
+                    raise
+                outcome = None
+        if outcome is not None:
+            return self._finish(outcome, context)
+        self._defer(replace(deferral, handover=host.handover), context, host)
+
+    def _patient_host(self, context: Context, until: float) -> WorkerHost:
+        """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
+
+        :param until: of `time.monotonic`.
+        :raises AccessError: it still can't be read at `until`.
+        """
+        from airflow_provider_ktrain.worker_host import RETRY_SECONDS
+
+        while True:
+            try:
+                return self._host_for_existing_job(context)
+            except AccessError as e:
+                if time.monotonic() + RETRY_SECONDS > until:
+                    raise
+                self.log.warning("The connection can't be read, retrying in %.0f s: %s", RETRY_SECONDS, e)
+                time.sleep(RETRY_SECONDS)
+
+    def _stored_deferral(self, reason: str, context: Context) -> Deferral:
+        """The deferral of this try's last trigger.
+
+        :raises KtrainError: the task's state contains no job of this try.
+        """
+        from airflow_provider_ktrain.engine.follow.messages import Handover
+        from airflow_provider_ktrain.operators import task_state
+
+        if found := task_state.read_deferral(context):
+            deferral, since = found
+            self.log.warning("Lines since %s may be repeated: the trigger failed", since or "the deferral")
+            return deferral
+        job = task_state.read_job(context)
+        if job is not None and job.owner == str(context["ti"].id):
+            self.log.warning("All lines of %s may be repeated: the task's state contains no log position", job)
+            return self._deferral(job, self._options({"metadata": {}}), Handover())
+        raise KtrainError(
+            f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
+            "adopts the job; without a retry, the reaper releases it"
+        )
+
+    def on_kill(self) -> None:
+        """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""
+        self._killed = True
+        if self._host is not None:
+            self._host.kill(KILLED)
+
+    def _earlier_success(self, context: Context) -> Outcome | None:
+        """The outcome of an earlier try, since the last clear, that succeeded; None if there is none."""
+        from airflow_provider_ktrain.operators import task_state
+
+        try:
+            outcome = task_state.read_earlier_success(context)
+        except ValueError as e:  # the job's status has it as well, if the job still exists
+            self.log.warning("The stored outcome of an earlier try cannot be read: %s", e)
+            return None
+        if outcome is not None:
+            self.log.info("An earlier try succeeded: its result is returned and nothing is submitted")
+            if job := task_state.read_job(context):
+                self._push_job(context, job)
+        return outcome
+
+    def _finish(self, outcome: Outcome, context: Context) -> Any:
+        """Store the outcome, so that no later try repeats the training; then conclude."""
+        from airflow_provider_ktrain.operators import task_state
+
+        stored = False
+        try:
+            stored = outcome.superseded or task_state.write_outcome(context, outcome)
+        except Exception as e:  # must not hide how the training ended
+            self.log.warning("The outcome could not be stored in the task's state: %s", e)
+        return self._conclude(outcome, context, stored=stored)
+
+    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+        """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
+
+        :param stored: whether the outcome is in the task's state. If not, a succeeded job is kept for a retry.
+        """
+        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
+        from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
+
+        ti = context["ti"]
+        if outcome.superseded:
+            raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
+        outcome = self._with_fit_result(outcome)
+        late = bool(outcome.release_error)
+        unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
+        if outcome.usage:
+            compat.push(context, "usage", outcome.usage)
+        for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
+            compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
+        if outcome.succeeded:
+            compat.push_return_value(context, self, outcome.result)
+        if unreleased and outcome.succeeded:  # the release failed, not the training
+            raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
+        left = bool(outcome.kept) or (late and outcome.succeeded)
+        if left and outcome.succeeded and not stored:
+            if compat.has_task_state(context):
+                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored")
+            else:
+                self.log.info("The succeeded job is kept for a retry, without running pods. %s", compat.WHO_DELETES_IT)
+        elif left and self._delete_or_release(context, outcome.kept):
+            self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs")
+        if not outcome.succeeded:
+            raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
+        return outcome.result
+
+    def _with_fit_result(self, outcome: Outcome) -> Outcome:
+        """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
+        if not outcome.succeeded:
+            return outcome
+        for line in outcome.result_error.splitlines():
+            self.log.warning("The training succeeded. %s", line)
+        if not self.multiple_outputs or outcome.result is None:
+            return outcome
+        if not isinstance(outcome.result, dict):
+            kind = type(outcome.result).__name__
+            self.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed", kind)
+            self.multiple_outputs = False
+            return outcome
+        result, warnings = storable_outputs(outcome.result)
+        for warning in warnings:
+            self.log.warning("The training succeeded. Of its result, %s", warning)
+        return replace(outcome, result=result)
+
+    def _delete_or_release(
+        self, context: Context, job: Mapping[str, str] | None = None, *, spare_ended: bool = False
+    ) -> str:
+        """Release this try's job by `on_finish_action`; returns the error, or an empty string.
+
+        :param job: a `JobRef` as a dict. Default: the one in the task's state.
+        :param spare_ended: keep a job that has ended and delete only its running pods. Default: False.
+        """
+        from airflow_provider_ktrain.operators import task_state
+
+        try:
+            ref = JobRef.from_dict(job) if job else task_state.read_job_of_this_try(context)
+            if ref is None:
+                return ""
+            with self._host_for_existing_job(context) as host:
+                action = OnFinishAction.of(self.on_finish_action)
+                self.log.info(host.release(ref, action, spare_ended=spare_ended).text)
+        except Exception as e:  # must not hide how the training ended
+            self.log.error("%s", e)
+            return str(e)
+        return ""
+
+    def _end_or_release(self, context: Context) -> Outcome | None:
+        """After the deferral timed out: the outcome of this try's job if it has ended, else release the job."""
+        from airflow_provider_ktrain.operators import task_state
+
+        if ref := task_state.read_job_of_this_try(context):
+            with self._host_for_existing_job(context) as host:
+                if job := host.ended(ref):
+                    return host.follow(ref, self._options(job), None)
+        self._delete_or_release(context)
+        return None
+
+    def _host_for_existing_job(self, context: Context) -> WorkerHost:
+        from airflow_provider_ktrain.worker_host import Try, WorkerHost
+
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        hook.load()
+        return WorkerHost(hook, self.log, Try.of(context["ti"]))
+
+
+def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:
+    return {name if name == "gpus" else f"gpu_seconds.{name}": value for name, value in usage.items()}

@@ -1,0 +1,337 @@
+"""The parameters of an operator that runs a training job, and what is made of them: request, manifest, options."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.checks import check, parameters
+from airflow_provider_ktrain.core.deadline import deadline_of, run_seconds
+from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
+from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey, first_try_since_clear
+from airflow_provider_ktrain.core.kinds import Kind, Manifest
+from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
+from airflow_provider_ktrain.core.manifest import transform
+from airflow_provider_ktrain.core.manifest.loader import load_documents, the_job
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
+from airflow_provider_ktrain.core.manifest.volumes import Volume
+from airflow_provider_ktrain.core.request import JobRequest
+from airflow_provider_ktrain.core.state.limits import Limits
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.follow.messages import Options
+
+#: the parameters needed to follow and release the job of an earlier try, without a valid manifest
+FOLLOWING_PARAMETERS = (
+    "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
+    "log_stall_timeout", "max_restarts", "crash_loop_limit",
+)  # fmt: skip
+
+
+class JobParameters(compat.StorableLog, BaseOperator):
+    """The parameters that all kinds of jobs have. An operator documents its own in its docstring.
+
+    An operator of another kind adds its parameters in `__init__`, `template_fields` and `_job_options`, and their valid
+    values to `core/checks/parameters.py`.
+    """
+
+    kind: ClassVar[Kind]
+
+    template_fields: Sequence[str] = (
+        "manifest", "name", "namespace", "image", "command", "args", "env", "gpus", "container_resources",
+        "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity", "priority_class_name", "queue_name",
+        "volumes", "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id", "cluster_context",
+    )  # fmt: skip
+    template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
+
+    def __init__(
+        self,
+        *,
+        manifest: Mapping[str, Any] | str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        kubernetes_conn_id: str = "kubernetes_default",
+        cluster_context: str | None = None,
+        deferrable: bool = True,
+        on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
+        reattach: Reattach = "always",
+        logs: LogChoice = "auto",
+        queue_timeout: timedelta | float | None = None,
+        schedule_timeout: timedelta | float | None = None,
+        startup_timeout: timedelta | float | None = timedelta(hours=1),
+        log_stall_timeout: timedelta | float | None = None,
+        max_restarts: int | None = None,
+        crash_loop_limit: int | None = 6,
+        image: str | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] | None = None,
+        env: Mapping[str, Any] | None = None,
+        gpus: int | str | None = None,
+        container_resources: Mapping[str, str | int] | None = None,
+        nproc_per_node: int | str | None = None,
+        hosts: Sequence[str] = (),
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        affinity: Mapping[str, Any] | None = None,
+        priority_class_name: str | None = None,
+        queue_name: str | None = None,
+        volumes: Sequence[Volume] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        checkpoint_dir: str | None = None,
+        resume_on_clear: bool = False,
+        dry_run: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.manifest = manifest
+        self.name = name
+        self.namespace = namespace
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.cluster_context = cluster_context
+        self.deferrable = deferrable
+        self.on_finish_action = on_finish_action
+        self.reattach = reattach
+        self.logs = logs
+        self.queue_timeout = queue_timeout
+        self.schedule_timeout = schedule_timeout
+        self.startup_timeout = startup_timeout
+        self.log_stall_timeout = log_stall_timeout
+        self.max_restarts = max_restarts
+        self.crash_loop_limit = crash_loop_limit
+        self.image = image
+        self.command = command
+        self.args = args
+        self.env = env
+        self.gpus = gpus
+        self.container_resources = container_resources
+        self.nproc_per_node = nproc_per_node
+        self.hosts = hosts
+        self.node_selector = node_selector
+        self.tolerations = tolerations
+        self.affinity = affinity
+        self.priority_class_name = priority_class_name
+        self.queue_name = queue_name
+        self.volumes = volumes
+        self.labels = labels
+        self.annotations = annotations
+        self.checkpoint_dir = checkpoint_dir
+        self.resume_on_clear = resume_on_clear
+        self.server_dry_run = dry_run  # `dry_run` is a method of every operator
+
+    # the manifest
+
+    def resolve_template_files(self) -> None:
+        """Read a manifest file, so that its text is templated and appears in the rendered fields.
+
+        `template_ext` is not used: Airflow would also read every program argument that ends in `.yaml`.
+        """
+        if (path := _path_of(self.manifest)) and "{{" not in path:
+            with contextlib.suppress(ManifestError):  # execute raises it: here it would break the whole DAG
+                self.manifest = self._source(path)
+        super().resolve_template_files()
+
+    def render_template(
+        self, content: Any, context: Context, jinja_env: Any = None, seen_oids: set[int] | None = None
+    ) -> Any:
+        """Render as Airflow does, but copy volumes instead of changing them: several tasks may share one."""
+        if is_dataclass(content) and not isinstance(content, type) and isinstance(content, Volume):
+            return replace(content, **super().render_template(vars(content), context, jinja_env, seen_oids))
+        return super().render_template(content, context, jinja_env, seen_oids)
+
+    def _source(self, path: str) -> str:
+        """The text of a manifest file, found as Airflow finds template files.
+
+        :raises ManifestUnreadableError: it can't be read.
+        """
+        env = self.get_template_env()
+        try:
+            if os.path.isabs(path):
+                with open(path, encoding="utf-8") as file:
+                    return file.read()
+            assert env.loader is not None
+            return str(env.loader.get_source(env, path)[0])
+        except Exception as e:
+            searched = getattr(env.loader, "searchpath", [])
+            raise ManifestUnreadableError(
+                f"manifest: the file {path!r} cannot be read ({type(e).__name__})",
+                expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
+                remedy="correct the path, or pass the manifest as a dict or YAML text",
+            ) from None
+
+    def _rendered(self, context: Context) -> Mapping[str, Any] | str | None:
+        """The manifest after templating. A file whose path is a template or mapped is only read now."""
+        if path := _path_of(self.manifest):
+            return str(self.render_template(self._source(path), context))
+        return self.manifest
+
+    def _job_options(self) -> JobOptions:
+        """The parameters that change the manifest."""
+        numbers = parameters.converted({"gpus": self.gpus, "nproc_per_node": self.nproc_per_node})
+        return JobOptions(
+            image=self.image,
+            command=self.command,
+            args=self.args,
+            env=self.env or {},
+            gpus=numbers["gpus"],
+            resources=self.container_resources or {},
+            nproc_per_node=numbers["nproc_per_node"],
+            hosts=self.hosts or (),
+            node_selector=self.node_selector or {},
+            tolerations=self.tolerations or (),
+            affinity=self.affinity,
+            priority_class=self.priority_class_name,
+            queue=self.queue_name,
+            volumes=self.volumes or (),
+            labels=self.labels or {},
+            annotations=self.annotations or {},
+        )
+
+    def build_manifest(self, source: Mapping[str, Any] | str | None) -> Manifest:
+        """Load or build the manifest, apply the options, check the result, and log warnings.
+
+        :param source: the rendered manifest; None builds one from the options.
+        :raises ManifestError: listing all errors.
+        """
+        if source is None:
+            built = build(self.kind.name, self._job_options())
+        else:
+            document = the_job(load_documents(source))
+            loaded, moved = transform.modernize(document.content)
+            for text in (*document.left_out, *moved):
+                self.log.warning("Manifest: %s", text)
+            built = overlay(loaded, self._job_options())
+        if isinstance(metadata := built.get("metadata"), dict):
+            metadata.pop("name", None)  # the job's name is derived from the task's identity
+        problems = check(built, self.kind.name)
+        for problem in problems:
+            if problem.level == "warning":
+                self.log.warning("Manifest: %s", problem)
+        if errors := [str(p) for p in problems if p.level == "error"]:
+            raise ManifestError("the manifest is invalid: " + "\n".join(errors))
+        return built
+
+    # what is submitted and followed
+
+    def _request(self, context: Context) -> JobRequest:
+        """What this try asks for. An invalid parameter or manifest is a part of it: see `JobRequest.invalid`."""
+        source, manifest, invalid = None, None, None
+        try:
+            self._check_parameters()
+            source = self._rendered(context)
+            manifest = self.build_manifest(source)
+        except ManifestError as e:
+            invalid = e
+        owner, first_try = self._owner(context)
+        action = OnFinishAction.of(self.on_finish_action)
+        # without a task state, the job is the only proof of its success and is kept for a while
+        expires = action is OnFinishAction.DELETE_JOB and not compat.has_task_state(context)
+        return JobRequest(
+            kind=self.kind,
+            owner=owner,
+            first_try=first_try,
+            manifest=manifest,
+            generated=source is None,
+            invalid=invalid,
+            name_prefix=self.name,
+            namespace=self.namespace,
+            kubernetes_conn_id=self.kubernetes_conn_id,
+            cluster_context=self.cluster_context,
+            on_finish_action=action,
+            reattach=self.reattach if invalid is None or self._can_follow() else "if_unchanged",
+            run_seconds=run_seconds(self.execution_timeout),
+            expire_seconds=compat.SUCCEEDED_JOB_TTL if expires else None,
+            checkpoint_root=self.checkpoint_dir,
+            resume_on_clear=self.resume_on_clear,
+            dry_run=self.server_dry_run,
+        )
+
+    def _owner(self, context: Context) -> tuple[Owner, int]:
+        """This try as an owner, and the first try since the task was last cleared."""
+        ti = context["ti"]
+        index = -1 if ti.map_index is None else ti.map_index
+        key = TaskKey(compat.deployment_id(), ti.dag_id, ti.task_id, ti.run_id, index)
+        first = first_try_since_clear(ti.max_tries, self.retries or 0)
+        return Owner(key, ti.try_number, str(ti.id), ti.max_tries), min(first, ti.try_number)
+
+    def _check_parameters(self) -> None:
+        """:raises ManifestError: naming each invalid parameter."""
+        parameters.validated(vars(self))
+        check_choice(self.logs, self.kind)
+        if self.logs == "none" and self.log_stall_timeout is not None:
+            raise ManifestError(
+                "log_stall_timeout",
+                found=f"{self.log_stall_timeout!r} with logs='none'",
+                expected="followed logs: without them, every job appears to stall",
+                remedy="follow a replica, such as logs='primary', or remove log_stall_timeout",
+            )
+
+    def _can_follow(self) -> bool:
+        """Whether the job of an earlier try can be followed although the manifest or another parameter is invalid."""
+        try:
+            parameters.validated({name: getattr(self, name) for name in FOLLOWING_PARAMETERS})
+            check_choice(self.logs, self.kind)
+        except ManifestError:
+            return False
+        return True
+
+    def _options(self, job: Mapping[str, Any]) -> Options:
+        """How the job is followed.
+
+        :param job: the job, with the annotation of its deadline.
+        """
+        from airflow_provider_ktrain.engine.follow.messages import Options
+
+        numbers = parameters.converted({"max_restarts": self.max_restarts, "crash_loop_limit": self.crash_loop_limit})
+        return Options(
+            logs=self.logs if isinstance(self.logs, str) else {role: list(at) for role, at in self.logs.items()},
+            limits=Limits(
+                queue=_seconds(self.queue_timeout),
+                schedule=_seconds(self.schedule_timeout),
+                startup=_seconds(self.startup_timeout),
+                log_stall=_seconds(self.log_stall_timeout),
+                max_restarts=numbers["max_restarts"],
+                crash_loop=numbers["crash_loop_limit"],
+            ),
+            deadline=deadline_of(job),
+            on_finish_action=OnFinishAction.of(self.on_finish_action),
+        )
+
+    # for other tasks
+
+    @property
+    def job_name(self) -> str:
+        """A template of the job's name, for other tasks: `ScaleTrainingJobOperator(job_name=train.job_name)`.
+
+        The name is known before the job exists, so such a task doesn't have to run after this one.
+        """
+        return f"{{{{ dag.get_task({self.task_id!r}).job_name_of(ti) }}}}"
+
+    def job_name_of(self, ti: Any) -> str:
+        """The job's name in the DAG run of `ti`. Not for mapped tasks.
+
+        :param ti: a task instance of any task of this DAG.
+        """
+        prefix = self.render_template(self.name, ti.get_template_context())
+        key = TaskKey(compat.deployment_id(), self.dag_id, self.task_id, ti.run_id)
+        return key.job_name(prefix, self.kind.name_length)
+
+
+def _path_of(manifest: Any) -> str | None:
+    """The path in a manifest parameter; None if the parameter is the manifest itself."""
+    if isinstance(manifest, str) and "\n" not in manifest and manifest.strip().endswith((".yaml", ".yml", ".json")):
+        return manifest.strip()
+    return None
+
+
+def _seconds(limit: timedelta | float | None) -> float | None:
+    return limit.total_seconds() if isinstance(limit, timedelta) else limit
