@@ -7,6 +7,7 @@
 |---|---|---|
 | yes | ManifestError | a manifest or parameter that cannot be valid, or that the API server refuses as it is |
 | no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
+| no | RuntimeMismatchError | the training runtime may be created or changed, the Trainer may be upgraded |
 | no | ClusterError and all below it | access, credentials, rights, quotas and other objects change without the task |
 | no | PlaceChangedError | the connection or the parameter may be put back |
 | no | every other KtrainError | nothing proves that another try cannot succeed |
@@ -59,6 +60,12 @@ class ManifestUnreadableError(ManifestError):
 
 class VersionNotServedError(ManifestError):
     """The manifest is written for an API version that this cluster does not serve now."""
+
+    final = False
+
+
+class RuntimeMismatchError(ManifestError):
+    """The job doesn't fit the training runtime or the Trainer of this cluster as they are now."""
 
     final = False
 

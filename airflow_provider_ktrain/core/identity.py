@@ -211,8 +211,15 @@ def decide(
 
 
 def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
-    """JSON paths where `found` lacks or contradicts what `wanted` says; what only `found` has is the cluster's own."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+    """JSON paths where `found` lacks or contradicts what `wanted` says; what only `found` has is the cluster's own.
+
+    Lists whose items have a `manager` (runtimePatches of a TrainJob) are compared by it: Kueue adds an entry.
+    """
+    if _by_manager(wanted) and _by_manager(found):
+        theirs = {entry["manager"]: entry for entry in found}
+        for i, entry in enumerate(wanted):
+            yield from differences(entry, theirs.get(entry["manager"]), f"{path}[{i}]")
+    elif isinstance(wanted, Mapping) and isinstance(found, Mapping):
         for key, value in wanted.items():
             if key in found:
                 yield from differences(value, found[key], f"{path}.{key}")
@@ -223,6 +230,10 @@ def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
             yield from differences(a, b, f"{path}[{i}]")
     elif wanted != found:
         yield path
+
+
+def _by_manager(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(i, Mapping) and isinstance(i.get("manager"), str) for i in items)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.kinds.served import RuntimeRef
 
 
 def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:
@@ -21,3 +22,14 @@ def core(namespace: str, plural: str, name: str = "") -> str:
     """Path of objects of the core API group, or of one object."""
     base = f"/api/v1/namespaces/{namespace}/{plural}"
     return f"{base}/{name}" if name else base
+
+
+def runtime(kind: Kind, version: str, ref: RuntimeRef, namespace: str) -> str:
+    """Path of the runtime of a job in this namespace."""
+    where = f"/namespaces/{namespace}" if ref.namespaced else ""
+    return f"/apis/{kind.group}/{version}{where}/{ref.plural}/{ref.name}"
+
+
+def definition(kind: Kind) -> str:
+    """Path of the CustomResourceDefinition of a kind."""
+    return f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.plural}.{kind.group}"

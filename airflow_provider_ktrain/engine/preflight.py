@@ -8,15 +8,19 @@ from typing import Any
 
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
+from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.checks.server import Answer, Answers, Right, judge, queue_of
-from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError
+from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
-from airflow_provider_ktrain.core.manifest.transform import fit, modernize, stamp
+from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, unreachable
 from airflow_provider_ktrain.engine.jobs import served_version
+from airflow_provider_ktrain.engine.runtimes import read_served
+
+Object = dict[str, Any]
 
 PLACEHOLDER_NAME = (
     "ktrain-check"  #: name for the dry run of a manifest without one; nothing of this name is ever created
@@ -27,8 +31,8 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
-    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, and the Kueue
-    LocalQueue. If there is no error so far, it gets a dry run of the create, which also runs the operator's webhook.
+    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, the Kueue
+    LocalQueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the create, which also runs the operator's webhook.
     Nothing is created.
 
     :param manifest: of the job.
@@ -50,9 +54,28 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     problems += judge(manifest, await _read_answers(api, kind, manifest, namespace))
+    if kind.has_runtimes() and rendered:
+        sent, found = await _on_runtime(api, kind, version, sent, namespace)
+        problems += found
     if rendered and not any(p.level is ERROR for p in problems):
         problems += await _dry_run(api, kind, version, sent, namespace)
     return sorted(problems, key=lambda p: p.level is not ERROR)
+
+
+async def _on_runtime(
+    api: Api, kind: Kind, version: str, manifest: Object, namespace: str
+) -> tuple[Object, list[Problem]]:
+    """The manifest with our patches of the job's runtime, and the problems that it has on this runtime."""
+    name_length = len((manifest.get("metadata") or {}).get("name") or "") or kind.name_length
+    try:
+        served = await read_served(api, kind, version, manifest, namespace)
+        assert served is not None  # the kind has runtimes
+        problems = list(judge_runtime(manifest, served.runtime, name_length)) if served.runtime else []
+        if any(p.level is ERROR for p in problems):
+            return manifest, problems
+        return expand(manifest, served, name_length=name_length), problems
+    except RuntimeMismatchError as e:
+        return manifest, [Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy)]
 
 
 async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:

@@ -48,3 +48,21 @@ def mpijob(version: str = "v2beta1", workers: int = 2, **more: Any) -> dict[str,
             "mpiReplicaSpecs": {"Launcher": replica(name="mpi"), "Worker": replica(workers, "mpi", **more)},
         },
     }
+
+
+def trainjob(nodes: int = 2, **trainer: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "train"},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {"image": "registry/train:1", "command": ["torchrun", "train.py"], "numNodes": nodes, **trainer},
+        },
+    }
+
+
+def runtime_patch(manager: str, job: str, **pod: Any) -> dict[str, Any]:
+    """An entry of a TrainJob's runtimePatches that changes the pods of one replicated job."""
+    jobs = [{"name": job, "template": {"spec": {"template": {"spec": pod}}}}]
+    return {"manager": manager, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}

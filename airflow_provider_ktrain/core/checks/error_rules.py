@@ -70,10 +70,10 @@ def labels(job: Job) -> Iterator[Finding]:
 
     As `IsQualifiedName` and `IsValidLabelValue` of Kubernetes' apimachinery; an annotation's value is any text.
     """
-    holders = [job.root["metadata"], *(r.at["template"]["metadata"] for r in job.replicas.values())]
+    holders = [job.root["metadata"], *(template["metadata"] for template in job.pod_templates)]
     lists = [(h[key], key == "labels") for h in holders for key in ("labels", "annotations")]
     reported = set()  # an option sets the same label on the job and each template: it is reported once
-    for entries, are_labels in [*lists, *((r.pod["nodeSelector"], True) for r in job.replicas.values())]:
+    for entries, are_labels in [*lists, *((template["spec"]["nodeSelector"], True) for template in job.pod_templates)]:
         for key, value in entries.members():
             if (key, value.text) in reported:
                 continue
@@ -150,12 +150,14 @@ def container_name(job: Job) -> Iterator[Finding]:
 
 @rule("image", ERROR)
 def image(job: Job) -> Iterator[Finding]:
-    """Every container has an image with a valid name."""
+    """Every container has an image with a valid name; that of a TrainJob may be the runtime's."""
     for replica in job.replicas.values():
         for container in (*replica.pod["initContainers"], *replica.containers):
             image = container["image"]
             if not isinstance(image.value, str | None):
                 continue  # the schema reports it
+            if not image.text and job.has_runtime:
+                continue
             if not image.text:
                 message = f"container {container['name'].text} has no image"
                 yield Finding(image, message, "nothing", "an image", "add image: registry/repository:tag")

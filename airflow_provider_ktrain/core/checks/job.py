@@ -153,6 +153,28 @@ class Replica:
         )
 
 
+class TrainerField(Field):
+    """`spec.trainer` of a job with a runtime, as the container that it describes."""
+
+    def __getitem__(self, key: str) -> Field:
+        return Field("node", self.path) if key == "name" else super().__getitem__(_TRAINER_KEYS.get(key, key))
+
+
+_TRAINER_KEYS = {"resources": "resourcesPerNode"}
+
+
+class Trainer(Replica):
+    """The nodes of a job whose pod templates are in a runtime: the manifest has one container of them, in part."""
+
+    @property
+    def pod(self) -> Field:
+        return Field(None, self.at.path)
+
+    @property
+    def containers(self) -> list[Field]:
+        return [TrainerField(self.at.value, self.at.path)]
+
+
 @dataclass(frozen=True)
 class Job:
     """A manifest of a known kind.
@@ -180,11 +202,26 @@ class Job:
     def replicas(self) -> dict[str, Replica]:
         """The replica types by role. A replica spec that isn't a mapping is left to the schema check."""
         wanted = self.kind.container or self.spec["mainContainer"].text
+        if self.has_runtime:
+            role, nodes = self.kind.primaries[-1], self.spec["trainer"]["numNodes"].number
+            return {role: Trainer(role, self.spec["trainer"], 1 if nodes is None else nodes, wanted)}
         return {
             role: Replica(role, at, self.kind.count(self.root.value, role), wanted)
             for role, at in self.replica_specs.members()
             if isinstance(at.value, dict)
         }
+
+    @property
+    def has_runtime(self) -> bool:
+        """Whether the pod templates are in a runtime, so that the manifest shows only a part of them."""
+        return self.kind.has_runtimes()
+
+    @property
+    def pod_templates(self) -> list[Field]:
+        """The pod templates of the manifest, and the patches of a runtime's."""
+        patches = self.spec["runtimePatches"] if self.has_runtime else ()
+        jobs = (r for p in patches for r in p["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"])
+        return [*(r.at["template"] for r in self.replicas.values()), *(r["template"]["spec"]["template"] for r in jobs)]
 
     @property
     def training(self) -> list[Replica]:

@@ -1,3 +1,141 @@
-"""Rules for TrainJobs only."""
+"""Rules for TrainJobs only. What depends on the runtime is in `runtime_rules.py`."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Level, rule
+from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.kinds.runtime_patches import (
+    CONTAINER_FIELDS,
+    ENV_FIELDS,
+    MANAGER,
+    OVERRIDES,
+    PATCHES,
+    POD_FIELDS,
+    SINCE,
+)
+from airflow_provider_ktrain.core.kinds.trainjob_manifest import CLUSTER_RUNTIME, RESERVED_ENVIRONMENT, RUNTIMES
+
+ERROR, WARNING = Level.ERROR, Level.WARNING
+#: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
+MAX_NAME = 48
+_MANAGER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/.+")
+#: what to do about fields of a pod or container that a patch can't set; others belong to the runtime's author
+_INSTEAD = {
+    "command": "for container node, set spec.trainer.command",
+    "args": "for container node, set spec.trainer.args",
+    "image": "for container node, set spec.trainer.image",
+    "resources": "for container node, set spec.trainer.resourcesPerNode",
+    "priorityClassName": "set it in the runtime; under Kueue, use the label kueue.x-k8s.io/priority-class",
+}
+
+
+@rule("node-count", ERROR, TRAINJOB)
+def node_count(job: Job) -> Iterator[Finding]:
+    """There is at least one node, with at least one process.
+
+    Recording 55d: with 0 nodes the job is Complete at once without a pod; with fewer it never starts.
+    """
+    for name, least in (("numNodes", 1), ("numProcPerNode", 1)):
+        field = job.spec["trainer"][name]
+        if isinstance(field.value, int) and not isinstance(field.value, bool) and field.value < least:
+            succeeds = name == "numNodes" and field.value == 0
+            message = "no nodes: the job would succeed at once without a pod" if succeeds else f"invalid {name}"
+            yield Finding(field, message, str(field.value), f"at least {least}", "correct the number")
+
+
+@rule("nproc-text", WARNING, TRAINJOB)
+def processes_are_a_number(job: Job) -> Iterator[Finding]:
+    """The number of processes per node is a number."""
+    field = job.spec["trainer"]["numProcPerNode"]
+    if field.text:
+        hint = "remove it for one process for each GPU, or each CPU if there are none" if field.text == "auto" else ""
+        yield Finding(field, f"{SINCE} takes numbers only", repr(field.text), "a number", hint or "write a number")
+
+
+@rule("runtime-ref", ERROR, TRAINJOB)
+def runtime_kind(job: Job) -> Iterator[Finding]:
+    """The runtime is of a kind that the Trainer knows."""
+    ref = job.spec["runtimeRef"]
+    if ref["kind"].text and ref["kind"].text not in RUNTIMES:
+        found = ref["kind"].text
+        yield Finding(
+            ref["kind"], "unsupported kind of runtime", found, " or ".join(RUNTIMES), f"use {CLUSTER_RUNTIME}"
+        )
+    if ref["apiGroup"].text and ref["apiGroup"].text != TRAINJOB.group:
+        yield Finding(
+            ref["apiGroup"], "unsupported API group of a runtime", ref["apiGroup"].text, TRAINJOB.group, "remove it"
+        )
+
+
+@rule("reserved-env", WARNING, TRAINJOB)
+def reserved_env(job: Job) -> Iterator[Finding]:
+    """No variable is set that runtimes reserve; which ones depends on the runtime."""
+    policy_of = {name: policy for policy, names in RESERVED_ENVIRONMENT.items() for name in names}
+    for env in job.spec["trainer"]["env"]:
+        if policy := policy_of.get(env["name"].text):
+            message = f"{env['name'].text} is reserved: the Trainer refuses the job on runtimes for {policy}"
+            yield Finding(env, message, env["name"].text, "the Trainer's value", "remove it")
+
+
+@rule("deadline", ERROR, TRAINJOB)
+def deadline(job: Job) -> Iterator[Finding]:
+    """The activeDeadlineSeconds are at least 1."""
+    field = job.spec["activeDeadlineSeconds"]
+    if isinstance(field.value, int) and not isinstance(field.value, bool) and field.value < 1:
+        yield Finding(field, "invalid deadline", str(field.value), "at least 1", "remove it, or raise it")
+
+
+@rule("name-length", WARNING, TRAINJOB)
+def name_length(job: Job) -> Iterator[Finding]:
+    """The job's name leaves room for the names of its pods; tasks choose a shorter name themselves."""
+    name = job.root["metadata"]["name"]
+    if len(name.text) > MAX_NAME:
+        found = f"{len(name.text)} characters"
+        message = "the job's name is too long: JobSet refuses it, and the job never starts"
+        yield Finding(name, message, found, f"at most {MAX_NAME}, for some runtimes 33", "shorten it")
+
+
+@rule("old-overrides", WARNING, TRAINJOB)
+def old_overrides(job: Job) -> Iterator[Finding]:
+    """Pods are overridden by runtimePatches, and not by the fields of older Trainers."""
+    for name in (*OVERRIDES, "labels", "annotations"):
+        if name != PATCHES and job.spec[name].present:
+            message = f"{SINCE} refuses spec.{name}"
+            yield Finding(job.spec[name], message, name, PATCHES, f"use {PATCHES}, unless the Trainer is older")
+
+
+@rule("runtime-patch", ERROR, TRAINJOB)
+def runtime_patches(job: Job) -> Iterator[Finding]:
+    """A runtime patch has a manager, and sets only what patches can set.
+
+    A patch can't set program and resources of a container, or how pods are restarted and scheduled: the schema doesn't
+    have these fields (facts of trainjob_types.go 2.3). The webhook refuses some variables (recording 55).
+    """
+    for entry in job.spec[PATCHES]:
+        manager = entry["manager"]
+        if manager.text and not _MANAGER.fullmatch(manager.text):
+            hint = "prefix it by a domain: example.com/me"
+            yield Finding(manager, "invalid manager of a patch", repr(manager.text), "domain.name/path", hint)
+        for replicated in entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+            yield from _patched_pod(replicated["template"]["spec"]["template"]["spec"], manager.text == MANAGER)
+
+
+def _patched_pod(pod: Field, ours: bool) -> Iterator[Finding]:
+    """:param ours: whether the patch is made of the task's parameters."""
+    yield from _only(pod, POD_FIELDS, "a pod")
+    for container in (*pod["containers"], *pod["initContainers"]):
+        name = container["name"].text
+        yield from _only(container, CONTAINER_FIELDS, f"container {name}")
+        if container["env"].value and name in ENV_FIELDS:
+            message = f"the Trainer refuses patches of the environment of container {name}"
+            yield Finding(container["env"], message, "env", ENV_FIELDS[name], f"move it to {ENV_FIELDS[name]}")
+
+
+def _only(holder: Field, allowed: tuple[str, ...], what: str) -> Iterator[Finding]:
+    for key, value in holder.members():
+        if key not in allowed and value.present:
+            hint = _INSTEAD.get(key, "set it in the runtime")
+            yield Finding(value, f"a TrainJob can't set {key} of {what}", key, "a field that patches have", hint)

@@ -25,9 +25,9 @@ def image_tag(job: Job) -> Iterator[Finding]:
 
 @rule("nccl-without-gpus", WARNING)
 def nccl_without_gpus(job: Job) -> Iterator[Finding]:
-    """Replicas that use nccl request GPUs."""
+    """Replicas that use nccl request GPUs; those of a TrainJob may be the runtime's."""
     for replica, at in _using(job, "nccl"):
-        if _gpus(job, replica) == 0:
+        if _gpus(job, replica) == 0 and not job.has_runtime:
             yield Finding(
                 at,
                 f"{replica.role} uses nccl, which needs GPUs, and requests none",
@@ -57,7 +57,7 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 
     NCCL between the processes of a pod, and DataLoader workers, share memory through /dev/shm.
     """
-    for replica, _ in _using(job, "nccl"):
+    for replica, _ in [] if job.has_runtime else _using(job, "nccl"):
         for trained in [replica] if replica in job.training else job.training:
             mounts = {m["mountPath"].text.rstrip("/") for m in trained.main["volumeMounts"]}
             if trained.gpus and "/dev/shm" not in mounts and not trained.pod["hostIPC"].value:
@@ -98,6 +98,8 @@ def world_size(job: Job) -> Iterator[Finding]:
 
     With a Master the argument is superfluous: PyTorch's env:// reads the WORLD_SIZE that the operator sets.
     """
+    if job.has_runtime:  # the number of nodes, or of processes, may be the runtime's
+        return
     pods = sum(r.count for r in job.training)
     processes = pods * (job.spec[job.kind.processes_field].number or 1)
     is_set = "Master" in job.replicas

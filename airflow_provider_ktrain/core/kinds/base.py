@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 
 Manifest = dict[str, Any]
 
@@ -40,6 +41,8 @@ class Kind:
     :param required_roles: roles without which nothing runs.
     :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
+    :param needs_image: whether a job that is built without a manifest needs an image: a runtime has one.
+    :param resources_field: the key of resources, beside image and command (see `program`).
     :param name_length: the greatest length of a job's name: its pods' names, which begin with it, are host names of at
         most 63 characters, and room is left for four digits of an index.
     :param propagation: the propagationPolicy with which a job is deleted. After `Background` the name is free before
@@ -65,6 +68,8 @@ class Kind:
     required_roles: tuple[str, ...] = ()
     expires: bool = False
     group: str = "kubeflow.org"
+    needs_image: bool = True
+    resources_field: str = "resources"
     name_length: int = 46
     propagation: str = "Foreground"
     pod_name_label: str = JOB_NAME_LABEL
@@ -174,6 +179,9 @@ class Kind:
             if isinstance(spec, dict):
                 yield role, mapping_at(spec, "template")
 
+    def add_templates(self, manifest: dict[str, Any]) -> None:
+        """Add the pod templates that options are applied to, if manifests of this kind may have none."""
+
     def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
         """A manifest with these roles, one replica each, to which `core/manifest/overlay.py` applies the options."""
         return {
@@ -212,6 +220,20 @@ class Kind:
                 expected="one container" + (f" named {name!r}" if name else ""),
             )
         return found
+
+    def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """The mapping that holds image, command, args, env and resources of the main container.
+
+        :raises ManifestError: if the pod has no container.
+        """
+        return self.main_container(spec, pod, role)
+
+    def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
+        """Set the runtime that the job refers to.
+
+        :raises ManifestError: the kind has no runtimes.
+        """
+        raise ManifestError(f"a {self.name} has no runtime", where="runtime", remedy="remove it")
 
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set the number of replicas by role.
@@ -258,6 +280,30 @@ class Kind:
     def rewrite_hint(self, version: str) -> str:
         """What to change in a manifest that was written for another version than the served one."""
         return f"write the manifest for {self.group}/{version}"
+
+    def runtime_ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
+        """The runtime that the job refers to. None: it has none, or of a kind that we don't know."""
+        return None
+
+    def has_runtimes(self) -> bool:
+        """Whether jobs of this kind refer to a runtime, so that the cluster's must be read before a job is sent."""
+        return False
+
+    def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
+        """The manifest with what depends on the served schema and the job's runtime.
+
+        :param name_length: number of characters of the job's name.
+        :raises RuntimeMismatchError: the job doesn't fit them.
+        """
+        return manifest
+
+    def limits_of(self, served: Served) -> str:
+        """What a job lacks because of what the cluster serves, for the log; empty if that is nothing."""
+        return ""
+
+    def has_backstop(self, served: Served | None) -> bool:
+        """Whether this cluster serves the fields that `set_backstop` sets."""
+        return True
 
     def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
         """Let the cluster end the job by itself; see `core/manifest/transform.py: backstop`.

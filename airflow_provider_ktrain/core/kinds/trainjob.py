@@ -7,22 +7,21 @@ real cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds.base import Kind, Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
+from airflow_provider_ktrain.core.kinds.trainjob_manifest import TrainJobManifest
 
 JOBSET = "jobset.sigs.k8s.io"
 JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
 ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-NODE, LAUNCHER = "node", "launcher"
+LAUNCHER = "launcher"
 INITIALIZERS = ("dataset-initializer", "model-initializer")
-DEFAULT_RUNTIME = "torch-distributed"
 
 
-class TrainJob(Kind):
+class TrainJob(TrainJobManifest):
     """Nodes that run one program, which the runtime's torchrun or mpirun distributes; before them, initializers.
 
     What a role is comes from the runtime: `node`, `launcher`, the initializers, or names of its author's own. The
@@ -109,83 +108,6 @@ class TrainJob(Kind):
 
     # ---- manifests
 
-    def schema_types(self) -> Mapping[str, str]:
-        """Trainer 2.2 and newer; older ones have other fields for overrides and no deadline."""
-        return {
-            "TrainJob": "apiVersion:s kind:s metadata:Metadata spec!:TrainJobSpec status:any",
-            "TrainJobSpec": "runtimeRef!:RuntimeRef trainer:Trainer initializer:Initializer suspend:b managedBy:s "
-            "runtimePatches:[RuntimePatch@manager] activeDeadlineSeconds:i",
-            "RuntimeRef": "name!:s apiGroup:s kind:s",
-            "Trainer": "image:s command:[s] args:[s] env:[EnvVar@name] numNodes:i resourcesPerNode:Resources "
-            "numProcPerNode:q",
-            "Initializer": "dataset:InitializerSource model:InitializerSource",
-            "InitializerSource": "storageUri:s env:[EnvVar@name] secretRef:ObjectName",
-            "RuntimePatch": "manager!:s time:any trainingRuntimeSpec:RuntimeSpecPatch",
-            "RuntimeSpecPatch": "template:JobSetTemplatePatch",
-            "JobSetTemplatePatch": "metadata:Metadata spec:JobSetSpecPatch",
-            "JobSetSpecPatch": "replicatedJobs:[ReplicatedJobPatch@name]",
-            "ReplicatedJobPatch": "name!:s template:JobTemplatePatch",
-            "JobTemplatePatch": "metadata:Metadata spec:JobSpecPatch",
-            "JobSpecPatch": "template:PodTemplatePatch",
-            "PodTemplatePatch": "metadata:Metadata spec:PodSpecPatch",
-            "PodSpecPatch": "serviceAccountName:s volumes:[Volume@name] initContainers:[ContainerPatch@name] "
-            "containers:[ContainerPatch@name] imagePullSecrets:[ObjectName] securityContext:PodSecurityContext "
-            "nodeSelector:{s} affinity:Affinity tolerations:[Toleration] schedulingGates:any "
-            "terminationGracePeriodSeconds:i",
-            "ContainerPatch": "name!:s env:[EnvVar@name] volumeMounts:[VolumeMount@mountPath] "
-            "securityContext:SecurityContext",
-        }
-
-    def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """None: the pods' templates are the runtime's."""
-        return iter(())
-
-    def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
-        """A job that runs nothing yet: the runtime brings the image and the command."""
-        return {
-            "apiVersion": api_version,
-            "kind": self.name,
-            "metadata": {},
-            "spec": {"runtimeRef": {"name": DEFAULT_RUNTIME}, "trainer": {}},
-        }
-
-    def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
-        """Set numNodes. The other replicated jobs have one pod.
-
-        :raises ManifestError: for another role.
-        """
-        for role, count in counts.items():
-            if role != NODE:
-                raise ManifestError(
-                    f"a TrainJob has no replica type {role}",
-                    where="$.spec.trainer.numNodes",
-                    found=f"{role}: {count}",
-                    expected=NODE,
-                    remedy="set the number of nodes",
-                )
-            mapping_at(spec, "trainer")["numNodes"] = count
-
-    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
-        """Set numProcPerNode.
-
-        :raises ManifestError: for a value that is not a number.
-        """
-        if not str(count).isdigit():
-            raise ManifestError(
-                "nproc_per_node of a TrainJob must be a number",
-                found=repr(count),
-                expected=f"a number ({self.processes_field})",
-            )
-        mapping_at(spec, "trainer")[self.processes_field] = int(count)
-
-    def fit(self, spec: dict[str, Any], version: str) -> None:
-        """Without `trainer` the pods get no PET_* variables (recording 50b); an empty one is enough."""
-        mapping_at(spec, "trainer")
-
-    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
-        """Kubeflow Trainer has a timer, which starts again when the job is resumed (recordings 54, 54b)."""
-        lower_deadline(mapping_at(manifest, "spec"), seconds)
-
     def suspension(self, suspend: bool) -> dict[str, Any]:
         """`suspend` is a field of `spec` itself."""
         return {"suspend": suspend}
@@ -226,6 +148,8 @@ TRAINJOB = TrainJob(
     processes_field="numProcPerNode",
     default_restart_policy="OnFailure",
     group="trainer.kubeflow.org",
+    needs_image=False,
+    resources_field="resourcesPerNode",
     # the pods' names are `<job>-dataset-initializer-0-<index>-xxxxx`, of at most 63 characters (recording 55b)
     name_length=33,
     # in the foreground, Kubeflow Trainer recreates the JobSet until the TrainJob is gone (recordings 53b, 53e)

@@ -26,6 +26,7 @@ class JobOptions:
     "Training replicas" are all roles of a PyTorchJob, and the Workers of an MPIJob (its Launcher only runs mpirun).
     The "main container" is `pytorch` for a PyTorchJob, and `spec.mainContainer` or the first one for an MPIJob.
 
+    :param runtime: the runtime of a TrainJob: the name of a ClusterTrainingRuntime, or a runtimeRef.
     :param image: image of the main container, in every role.
     :param command: command of the main container; for an MPIJob the Launcher's.
     :param args: arguments of the main container; for an MPIJob the Launcher's.
@@ -54,6 +55,7 @@ class JobOptions:
     :param attempt: environment variable KTRAIN_ATTEMPT of every replica: the number of this submission, from 1.
     """
 
+    runtime: str | Mapping[str, Json] | None = None
     image: str | None = None
     command: Sequence[str] | None = None
     args: Sequence[str] | None = None
@@ -88,7 +90,7 @@ def build(kind: str, options: JobOptions, api_version: str | None = None) -> Man
     """
     known = kind_of(kind)
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
-    if not options.image:
+    if not options.image and known.needs_image:
         raise ManifestError(
             f"a {kind} without a manifest needs an image", expected="image=...", remedy="set image or manifest"
         )
@@ -115,6 +117,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
         return result
     spec = mapping_at(result, "spec")
     workers = {} if options.workers is None else {"Worker": options.workers}
+    if options.runtime is not None:
+        kind.set_runtime(spec, options.runtime)
     kind.set_replicas(spec, {**workers, **options.replicas})
     if options.nproc_per_node is not None:
         kind.set_processes(spec, options.nproc_per_node)
@@ -122,14 +126,17 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     queue = {QUEUE_LABEL: options.queue} if options.queue else {}
     _merge(metadata, "labels", {**options.labels, **queue})
     _merge(metadata, "annotations", options.annotations)
+    kind.add_templates(result)
     for role, template in kind.templates(result):
         _over_template(template, options)
         pod = mapping_at(template, "spec")
         _over_pod(pod, options)
-        container = kind.main_container(spec, pod, role)
-        _over_container(container, options, runs_program=kind.runs_program(role))
+        if options.volumes:
+            _mount(kind.main_container(spec, pod, role), options.volumes)
+        program = kind.program(spec, pod, role)
+        _over_program(program, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
-            _set_resources(container, options)
+            _set_resources(program, kind.resources_field, options)
     return result
 
 
@@ -167,22 +174,26 @@ def _require_hosts(pod: dict[str, Json], hosts: Sequence[str]) -> None:
     ]
 
 
-def _over_container(container: dict[str, Json], options: JobOptions, *, runs_program: bool) -> None:
+def _mount(container: dict[str, Json], volumes: Sequence[Volume]) -> None:
+    for volume in volumes:
+        _put(container, "volumeMounts", volume.mount(), same="mountPath")
+
+
+def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program: bool) -> None:
     """:param runs_program: whether `command` and `args` are this container's."""
     if options.image is not None:
-        container["image"] = options.image
+        program["image"] = options.image
     for key, words in (("command", options.command), ("args", options.args)):
         if words is not None and runs_program:
-            container[key] = [str(word) for word in words]
-    for volume in options.volumes:
-        _put(container, "volumeMounts", volume.mount(), same="mountPath")
+            program[key] = [str(word) for word in words]
     extra = {CHECKPOINT_DIR: options.checkpoint_dir, ATTEMPT: options.attempt}
     for name, value in {**options.env, **{k: str(v) for k, v in extra.items() if v is not None}}.items():
         entry = {"valueFrom": plain(value)} if isinstance(value, Mapping) else {"value": str(value)}
-        _put(container, "env", {"name": name, **entry}, same="name")
+        _put(program, "env", {"name": name, **entry}, same="name")
 
 
-def _set_resources(container: dict[str, Json], options: JobOptions) -> None:
+def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> None:
+    """:param key: the key of the program's resources."""
     wanted: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
         if options.gpu_resource in wanted:
@@ -195,7 +206,7 @@ def _set_resources(container: dict[str, Json], options: JobOptions) -> None:
         wanted[options.gpu_resource] = options.gpus
     if not wanted:
         return
-    resources = mapping_at(container, "resources")
+    resources = mapping_at(program, key)
     for name, amount in wanted.items():
         for side in ("limits", "requests"):
             if name == options.gpu_resource and not amount:

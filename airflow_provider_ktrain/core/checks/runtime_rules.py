@@ -1,0 +1,116 @@
+"""What a runtime means for a TrainJob that isn't created yet. The engine reads it (`engine/preflight.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
+from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
+from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
+
+ERROR, WARNING = Level.ERROR, Level.WARNING
+LAUNCHER = "launcher"
+SLOW_SECONDS = 60  #: a program that fails at once, but whose job takes longer to fail, is reported
+_FIRST_DELAY, _MAX_DELAY = 10, 300  #: seconds between restarts, doubled each time: of the kubelet and of batch Jobs
+_BACKOFF_LIMIT = 6  #: of a batch Job that sets none
+
+
+def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_length: int) -> Iterator[Problem]:
+    """The problems that a job would have on its runtime.
+
+    :param manifest: of the job, before our own patches.
+    :param runtime: as the cluster has it.
+    :param name_length: number of characters of the job's name.
+    """
+    for error in (*mismatches(manifest, runtime), *long_names(manifest, runtime, name_length)):
+        at = error.where or "$.spec.runtimeRef"
+        yield Problem(ERROR, "runtime-patch" if error.where else "name-length", at, error.message, error.found,
+                      error.expected, error.remedy)  # fmt: skip
+    template = patched_template(manifest, runtime)
+    spec = Field(manifest)["spec"]
+    yield from _reserved(spec, runtime)
+    yield from _nodes(spec, runtime, template)
+    yield from _unreached(spec, template)
+    yield from _slow_failure(spec["runtimeRef"], template)
+    yield from _time_to_live(spec["runtimeRef"], template)
+
+
+def _reserved(spec: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
+    policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
+    names = {name for source, reserved in RESERVED_ENVIRONMENT.items() if source in policy for name in reserved}
+    for env in spec["trainer"]["env"]:
+        if env["name"].text in names:
+            message = f"{env['name'].text} is reserved: the Trainer refuses the job"
+            yield Problem(
+                ERROR, "reserved-env", env.path, message, env["name"].text, "the Trainer's value", "remove it"
+            )
+
+
+def _nodes(spec: Field, runtime: Mapping[str, Any], template: Mapping[str, Any]) -> Iterator[Problem]:
+    """MPI runtimes: numNodes counts the pods of job `node` and, with runLauncherAsNode, the launcher."""
+    policy = ((runtime.get("spec") or {}).get("mlPolicy") or {}).get("mpi")
+    nodes = spec["trainer"]["numNodes"]
+    if policy is None or nodes.number is None:
+        return
+    names = {str(r.get("name")) for r in _jobs(template)}
+    as_node = bool(policy.get("runLauncherAsNode"))
+    if as_node and nodes.number > 1 and not {NODE, LAUNCHER} <= names:
+        message = f"this MPI runtime has no jobs {NODE} and {LAUNCHER}: the Trainer refuses more than one node"
+        yield Problem(ERROR, "node-count", nodes.path, message, str(nodes.value), "1", "use another runtime")
+    elif NODE not in names:
+        message = f"numNodes has no effect: this MPI runtime has no job {NODE}"
+        found, expected = ", ".join(sorted(names)), f"a job {NODE}"
+        yield Problem(WARNING, "node-count", nodes.path, message, found, expected, "use another runtime")
+    elif as_node and nodes.number == 1:
+        message = "this MPI runtime starts two pods: the launcher, which is a node, and at least one other node"
+        yield Problem(WARNING, "node-count", nodes.path, message, "1", "at least 2", "set the number of nodes to 2")
+
+
+def _unreached(spec: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """The Trainer changes container `node` only in jobs whose Job template has a label (builder.go 2.3)."""
+    jobs = [r for r in _jobs(template) if any(c.get("name") == NODE for c in _pod(r).get("containers") or ())]
+    without = [r for r in jobs if not ((r.get("template") or {}).get("metadata") or {}).get("labels")]
+    if not without or len(without) == len(jobs):
+        return
+    names = " and ".join(str(r.get("name")) for r in without)
+    for key in ("image", "resourcesPerNode"):
+        if (field := spec["trainer"][key]).value:
+            message = f"{key} has no effect on the pods of job {names}: they keep the runtime's"
+            hint = f"set it in the runtime's job {names}"
+            yield Problem(WARNING, "trainer-scope", field.path, message, key, "the same in all nodes", hint)
+
+
+def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """By default a failing program is restarted for 5.5 minutes before the job fails (recording 51i)."""
+    for replicated in _jobs(template):
+        job = (replicated.get("template") or {}).get("spec") or {}
+        limit = job.get("backoffLimit")
+        limit = limit if isinstance(limit, int) else _BACKOFF_LIMIT
+        seconds = sum(min(_FIRST_DELAY * 2**i, _MAX_DELAY) for i in range(max(limit - 1, 0)))
+        if seconds < SLOW_SECONDS or not any(c.get("name") == NODE for c in _pod(replicated).get("containers") or ()):
+            continue
+        policy = _pod(replicated).get("restartPolicy") or "OnFailure by default"
+        message = f"a failing program is restarted for about {seconds / 60:.0f} minutes before the job fails"
+        by_default = "" if "backoffLimit" in job else " by default"
+        found = f"restartPolicy {policy}, backoffLimit {limit}{by_default} in job {replicated.get('name')}"
+        hint = "set restartPolicy: Never and backoffLimit: 0 in the runtime, or max_restarts of the task"
+        yield Problem(WARNING, "slow-failure", at.path, message, found, "backoffLimit 0", hint)
+
+
+def _time_to_live(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """When the JobSet of a failed job is deleted, the Trainer creates it again (recording 60b)."""
+    ttl = (template.get("spec") or {}).get("ttlSecondsAfterFinished")
+    if ttl is not None:
+        message = "the runtime deletes an ended JobSet: a failed job would then train again"
+        hint = "remove ttlSecondsAfterFinished from the runtime: the task deletes the job"
+        yield Problem(WARNING, "ttl", at.path, message, f"ttlSecondsAfterFinished {ttl}", "no TTL", hint)
+
+
+def _jobs(template: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [r for r in (template.get("spec") or {}).get("replicatedJobs") or () if isinstance(r, Mapping)]
+
+
+def _pod(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
+    pod = (((replicated.get("template") or {}).get("spec") or {}).get("template") or {}).get("spec")
+    return pod if isinstance(pod, Mapping) else {}

@@ -1,0 +1,165 @@
+"""The manifest of a TrainJob, and how options are applied to it. What the operator does with it is in `trainjob.py`.
+
+A TrainJob names a runtime, which has the pod templates. Its `spec.trainer` sets program, number and resources of the
+nodes; everything else about the pods is set by patches of the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import runtime_patches
+from airflow_provider_ktrain.core.kinds.base import Kind, Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
+from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+
+RUNTIME_GROUP = "trainer.kubeflow.org"
+CLUSTER_RUNTIME = "ClusterTrainingRuntime"
+DEFAULT_RUNTIME = "torch-distributed"  #: of jobs that are built without a manifest
+#: by kind of runtime: the resource's path segment, and whether it is in a namespace
+RUNTIMES = {CLUSTER_RUNTIME: ("clustertrainingruntimes", False), "TrainingRuntime": ("trainingruntimes", True)}
+#: environment variables that the webhook refuses, by the ML policy of the runtime (recording 55)
+RESERVED_ENVIRONMENT = {
+    "torch": frozenset({"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}),
+    "mpi": frozenset(
+        {
+            "OMPI_MCA_orte_default_hostfile",
+            "OMPI_MCA_orte_keep_fqdn_hostnames",
+            "OMPI_MCA_orte_set_default_slots",
+            "OMPI_MCA_plm_rsh_args",
+        }
+    ),
+}
+
+
+class TrainJobManifest(Kind):
+    """How manifests of TrainJobs are written."""
+
+    def schema_types(self) -> Mapping[str, str]:
+        """Trainer 2.0 to 2.3."""
+        return {
+            "TrainJob": "apiVersion:s kind:s metadata:Metadata spec!:TrainJobSpec status:any",
+            # the overrides of Trainer 2.0 and 2.1 are known, too; 2.2 and newer refuse them
+            "TrainJobSpec": "runtimeRef!:RuntimeRef trainer:Trainer initializer:Initializer "
+            "runtimePatches:[RuntimePatch@manager] podTemplateOverrides:any podSpecOverrides:any labels:{s} "
+            "annotations:{s} suspend:b activeDeadlineSeconds:i managedBy:s",
+            "RuntimeRef": "name!:s apiGroup:s kind:s",
+            "Trainer": "image:s command:[s] args:[s] env:[EnvVar@name] numNodes:i resourcesPerNode:Resources "
+            "numProcPerNode:q",
+            "Initializer": "dataset:InitializerSource model:InitializerSource",
+            "InitializerSource": "storageUri:s env:[EnvVar@name] secretRef:ObjectName",
+            "RuntimePatch": "manager!:s time:s trainingRuntimeSpec:RuntimePatchSpec",
+            "RuntimePatchSpec": "template:JobSetPatch",
+            "JobSetPatch": "metadata:PatchMetadata spec:JobSetPatchSpec",
+            "PatchMetadata": "labels:{s} annotations:{s}",
+            "JobSetPatchSpec": "replicatedJobs:[ReplicatedJobPatch@name]",
+            "ReplicatedJobPatch": "name!:s template:JobPatch",
+            "JobPatch": "metadata:PatchMetadata spec:JobPatchSpec",
+            "JobPatchSpec": "template:PodPatch",
+            "PodPatch": "metadata:PatchMetadata spec:PodPatchSpec",
+            "PodPatchSpec": "affinity:Affinity containers:[ContainerPatch@name] imagePullSecrets:[ObjectName] "
+            "initContainers:[ContainerPatch@name] nodeSelector:{s} schedulingGates:any "
+            "securityContext:PodSecurityContext serviceAccountName:s terminationGracePeriodSeconds:i "
+            "tolerations:[Toleration] volumes:[Volume@name]",
+            "ContainerPatch": "name!:s env:[EnvVar@name] securityContext:SecurityContext "
+            "volumeMounts:[VolumeMount@mountPath]",
+        }
+
+    def templates(self, manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The patches of pod templates in our entry of runtimePatches."""
+        return runtime_patches.our_templates(manifest)
+
+    def add_templates(self, manifest: dict[str, Any]) -> None:
+        """Add a patch for all pods to our entry of runtimePatches: its jobs aren't known yet."""
+        runtime_patches.add_template(manifest)
+
+    def skeleton(self, api_version: str, roles: Sequence[str]) -> Manifest:
+        """A job that runs nothing yet: the runtime brings the image and the command."""
+        spec: Manifest = {"runtimeRef": {"name": DEFAULT_RUNTIME}, "trainer": {}}
+        return {"apiVersion": api_version, "kind": self.name, "metadata": {}, "spec": spec}
+
+    def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
+        """Set runtimeRef: a mapping as it is, or the name of a ClusterTrainingRuntime."""
+        spec["runtimeRef"] = {"name": runtime} if isinstance(runtime, str) else dict(runtime)
+
+    def program(self, spec: dict[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """`spec.trainer`: the Trainer copies it into container `node`."""
+        return mapping_at(spec, "trainer")
+
+    def main_container(self, spec: Mapping[str, Any], pod: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """The patch of the container in which the trainer runs, added to the patch of the pod."""
+        containers = pod.get("containers")
+        found = next((c for c in containers or () if c.get("name") == NODE), None)
+        if found is None:
+            found = {"name": NODE}
+            assert isinstance(pod, dict)
+            pod["containers"] = [*(containers or ()), found]
+        return found
+
+    def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
+        """Set numNodes. The other replicated jobs have one pod.
+
+        :raises ManifestError: for another role than `node`.
+        """
+        for role, count in counts.items():
+            if role != NODE:
+                raise ManifestError(
+                    f"a {self.name} has no replica type {role}",
+                    found=role,
+                    expected=NODE,
+                    remedy="set the number of nodes (spec.trainer.numNodes)",
+                )
+            mapping_at(spec, "trainer")["numNodes"] = count
+
+    def set_processes(self, spec: dict[str, Any], count: int | str) -> None:
+        """Set numProcPerNode. Without it, torchrun starts a process for each GPU, or for each CPU if there are none.
+
+        :raises ManifestError: for a word other than auto, which removes it.
+        """
+        trainer = mapping_at(spec, "trainer")
+        if count == "auto":
+            trainer.pop("numProcPerNode", None)
+            return
+        if not str(count).isdigit():
+            raise ManifestError(
+                f"nproc_per_node of a {self.name} must be a number or auto",
+                found=repr(count),
+                expected="a number (numProcPerNode), or auto: the number of GPUs, or of CPUs",
+            )
+        trainer["numProcPerNode"] = int(count)
+
+    def fit(self, spec: dict[str, Any], version: str) -> None:
+        """Without `spec.trainer` the Trainer sets no PET_* variables (recording 50b), so it is always there."""
+        if spec.get("trainer") is None:
+            spec["trainer"] = {}
+
+    def runtime_ref(self, manifest: Mapping[str, Any]) -> RuntimeRef | None:
+        """The ClusterTrainingRuntime or TrainingRuntime of runtimeRef."""
+        ref = (manifest.get("spec") or {}).get("runtimeRef") or {}
+        kind = ref.get("kind") or CLUSTER_RUNTIME
+        if not ref.get("name") or kind not in RUNTIMES or ref.get("apiGroup") not in (None, "", RUNTIME_GROUP):
+            return None
+        plural, namespaced = RUNTIMES[kind]
+        return RuntimeRef(kind, plural, namespaced, ref["name"])
+
+    def has_runtimes(self) -> bool:
+        """Each TrainJob has one."""
+        return True
+
+    def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
+        """Patch the pods of the runtime's jobs; see `runtime_patches.expand`."""
+        return runtime_patches.expand(manifest, served, name_length=name_length)
+
+    def limits_of(self, served: Served) -> str:
+        """Labels of pods and the deadline need Trainer 2.2 or newer."""
+        return runtime_patches.limits_of(served)
+
+    def has_backstop(self, served: Served | None) -> bool:
+        """activeDeadlineSeconds is served since Trainer 2.2."""
+        return served is None or runtime_patches.DEADLINE in (served.fields or ())
+
+    def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
+        """The controller has a timer for it, which counts from the last resumption (recordings 54, 54b)."""
+        lower_deadline(mapping_at(manifest, "spec"), seconds)

@@ -1,0 +1,101 @@
+"""Read what decides how a job with a runtime is sent: the schema that the cluster serves, and the runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.manifest import schema
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.jobs import Log
+
+Object = dict[str, Any]
+
+
+async def read_served(
+    api: Api,
+    kind: Kind,
+    version: str,
+    manifest: Mapping[str, Any],
+    namespace: str,
+    *,
+    patience: float = 0,
+    log: Log | None = None,
+) -> Served | None:
+    """What the cluster serves for a job. None: jobs of this kind have no runtime.
+
+    :param version: API version of the kind, without the group.
+    :param manifest: of the job; it names the runtime.
+    :param namespace: of the job.
+    :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 0.
+    :param log: where to log what is left out because of an older operator or a missing right. Default: None, nowhere.
+    :raises RuntimeMismatchError: the runtime does not exist.
+    :raises AccessError, UnreachableError, ClusterError: a request fails.
+    """
+    if not kind.has_runtimes():
+        return None
+    end = time.monotonic() + patience
+    fields = await _spec_fields(api, kind, version, end)
+    runtime, unreadable = None, f"the schema of {kind.name} can't be read" if fields is None else ""
+    if ref := kind.runtime_ref(manifest):
+        runtime = await read_runtime(api, kind, version, ref, namespace, end)
+        if runtime is None:
+            unreadable = f"no right to get {ref.plural}.{kind.group}"
+    served = Served(fields, runtime, unreadable)
+    if log is not None and (limits := kind.limits_of(served)):
+        log.info(limits)
+    return served
+
+
+async def read_runtime(
+    api: Api, kind: Kind, version: str, ref: RuntimeRef, namespace: str, end: float
+) -> Object | None:
+    """The runtime of a job. None: the connection has no right to read it.
+
+    :param end: value of `time.monotonic()` until which requests are repeated.
+    :raises RuntimeMismatchError: it does not exist.
+    """
+    found, status = await _get(api, paths.runtime(kind, version, ref, namespace), end)
+    if status == 404:
+        where = f" in namespace {namespace}" if ref.namespaced else ""
+        raise RuntimeMismatchError(
+            f"the {ref} does not exist{where}",
+            where="$.spec.runtimeRef",
+            found=ref.name,
+            expected=f"a {ref.kind}",
+            remedy=f"create it, or correct the name: `kubectl get {ref.plural}` lists them",
+        )
+    return found
+
+
+async def _spec_fields(api: Api, kind: Kind, version: str, end: float) -> frozenset[str] | None:
+    """The fields of `spec` that the cluster serves. None: the schema can't be read.
+
+    Versions of the Trainer differ in their fields, but not in their API version.
+    """
+    api_version = f"{kind.group}/{version}"
+    document, _ = await _get(api, f"/openapi/v3/apis/{api_version}", end)
+    published = schema.published(document or {}, kind.name, api_version)
+    if published is None:
+        crd, _ = await _get(api, paths.definition(kind), end)
+        versions = ((crd or {}).get("spec") or {}).get("versions") or ()
+        published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
+    return schema.spec_fields(published) or None if published is not None else None
+
+
+async def _get(api: Api, path: str, end: float) -> tuple[Object | None, int]:
+    """The object and 200, or None and 403 or 404."""
+    try:
+        return await retry_transient(lambda: api.request("GET", path), end), 200
+    except ApiUnavailable as e:
+        raise unreachable(e) from None
+    except ApiStatusError as e:
+        if e.status not in (403, 404):
+            raise explain(e, "get", path) from None
+        return None, e.status
