@@ -130,6 +130,12 @@ def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schem
     return None
 
 
+def spec_fields(schema: Schema) -> frozenset[str]:
+    """The fields of `spec` in the schema of a kind, as `published` returns it or as a CRD has it."""
+    spec = _resolved((_resolved(schema, schema).get("properties") or {}).get("spec") or {}, schema)
+    return frozenset(spec.get("properties") or ())
+
+
 @functools.cache
 def compiled(name: str) -> Schema:
     """The schema of a type, by its name in the tables of this module."""
