@@ -32,7 +32,8 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
     The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, the Kueue
-    LocalQueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the create, which also runs the operator's webhook.
+    LocalQueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the create, which also
+    runs the operator's webhook.
     Nothing is created.
 
     :param manifest: of the job.
@@ -67,15 +68,17 @@ async def _on_runtime(
 ) -> tuple[Object, list[Problem]]:
     """The manifest with our patches of the job's runtime, and the problems that it has on this runtime."""
     name_length = len((manifest.get("metadata") or {}).get("name") or "") or kind.name_length
+    problems: list[Problem] = []
     try:
         served = await read_served(api, kind, version, manifest, namespace)
         assert served is not None  # the kind has runtimes
-        problems = list(judge_runtime(manifest, served.runtime, name_length)) if served.runtime else []
-        if any(p.level is ERROR for p in problems):
-            return manifest, problems
-        return expand(manifest, served, name_length=name_length), problems
+        if served.runtime is not None:
+            problems += judge_runtime(manifest, served.runtime, name_length)
+        if not any(p.level is ERROR for p in problems):
+            manifest = expand(manifest, served, name_length=name_length)
     except RuntimeMismatchError as e:
-        return manifest, [Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy)]
+        problems.append(Problem(ERROR, "runtime", e.where or "$.spec", e.message, e.found, e.expected, e.remedy))
+    return manifest, problems
 
 
 async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:

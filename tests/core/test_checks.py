@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
 
-from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob
+from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob, trainjob
 
 MASTER = "$.spec.pytorchReplicaSpecs.Master.template.spec"
 WORKER = "$.spec.pytorchReplicaSpecs.Worker.template.spec"
@@ -96,7 +96,7 @@ def test_entry_in_the_wrong_list_is_reported_with_its_remedy() -> None:
     )
 
 
-@pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1"), mpijob("v2beta1")])
+@pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1"), mpijob("v2beta1"), trainjob()])
 def test_a_right_manifest_has_no_problem(manifest: dict[str, Any]) -> None:
     assert check(manifest) == []
     assert check(manifest, kind=manifest["kind"]) == []
@@ -109,7 +109,7 @@ ROWS = [(job, name, row) for job, rows in MISTAKES.items() for name, row in rows
 @pytest.mark.parametrize(("job", "name", "row"), ROWS, ids=[f"{job}: {name}" for job, name, _ in ROWS])
 def test_each_mistake_is_found_once_and_nothing_else(job: str, name: str, row: dict[str, Any]) -> None:
     kind, version = job.split()
-    manifest = pytorchjob() if kind == "PyTorchJob" else mpijob(version)
+    manifest = {"PyTorchJob": pytorchjob, "TrainJob": trainjob}[kind]() if kind != "MPIJob" else mpijob(version)
     specs = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "mpiReplicaSpecs"
     for path, value in row["change"].items():
         put(place(path, specs), value)(manifest)
@@ -126,7 +126,7 @@ def place(path: str, specs: str) -> str:
 
 def json_path(path: str, specs: str) -> str:
     full = path if path.startswith("$") else f"$.spec.{specs}.{path}"
-    return re.sub(r"\.container\b", ".template.spec.containers[0]", full).replace(".pod", ".template.spec", 1)
+    return re.sub(r"\.container\b", ".template.spec.containers[0]", re.sub(r"\.pod\b", ".template.spec", full, count=1))
 
 
 def test_every_rule_has_a_mistake() -> None:

@@ -168,10 +168,12 @@ class Trainer(Replica):
 
     @property
     def pod(self) -> Field:
+        """Empty: the pod is described in the runtime."""
         return Field(None, self.at.path)
 
     @property
     def containers(self) -> list[Field]:
+        """`spec.trainer`, as the container that it describes."""
         return [TrainerField(self.at.value, self.at.path)]
 
 

@@ -16,7 +16,12 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     POD_FIELDS,
     SINCE,
 )
-from airflow_provider_ktrain.core.kinds.trainjob_manifest import CLUSTER_RUNTIME, RESERVED_ENVIRONMENT, RUNTIMES
+from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
+    CLUSTER_RUNTIME,
+    RESERVED_ENVIRONMENT,
+    RUNTIME_GROUP,
+    RUNTIMES,
+)
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 #: `<job>-node-0-<index>-xxxxx` has at most 63 characters (recording 55b)
@@ -64,10 +69,9 @@ def runtime_kind(job: Job) -> Iterator[Finding]:
         yield Finding(
             ref["kind"], "unsupported kind of runtime", found, " or ".join(RUNTIMES), f"use {CLUSTER_RUNTIME}"
         )
-    if ref["apiGroup"].text and ref["apiGroup"].text != TRAINJOB.group:
-        yield Finding(
-            ref["apiGroup"], "unsupported API group of a runtime", ref["apiGroup"].text, TRAINJOB.group, "remove it"
-        )
+    if ref["apiGroup"].text not in ("", RUNTIME_GROUP):
+        message, found = "unsupported API group of a runtime", ref["apiGroup"].text
+        yield Finding(ref["apiGroup"], message, found, RUNTIME_GROUP, "remove it")
 
 
 @rule("reserved-env", WARNING, TRAINJOB)
