@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import yaml
 
+from airflow_provider_ktrain.cli import main
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.job_control.jobs import Jobs
+
+Check = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +46,16 @@ def _jobs(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with Jobs(cluster) as made:
         yield made
+
+
+@pytest.fixture
+def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Run `ktrain check` for a manifest. Returns its exit status and output."""
+
+    def run(manifest: dict[str, Any], kubeconfig: object, *more: str) -> tuple[int, list[dict[str, Any]]]:
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(manifest))
+        status = main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig), "--output", "json", *more])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run

@@ -6,7 +6,7 @@ import contextlib
 import json
 import pathlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,24 +20,11 @@ from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
+from tests.job_control.conftest import Check
 
 pytestmark = pytest.mark.embedded  # what is not there (Kueue), and names in the namespace `default`
 
 Object = dict[str, Any]
-Check = Callable[..., tuple[int, list[Object]]]
-
-
-@pytest.fixture
-def check(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Run `ktrain check` for a manifest. Returns its exit status and output."""
-
-    def run(manifest: Object, kubeconfig: object, *more: str) -> tuple[int, list[Object]]:
-        file = tmp_path / "job.yaml"
-        file.write_text(yaml.safe_dump(manifest))
-        status = main(["check", str(file), "--server", "--kubeconfig", str(kubeconfig), "--output", "json", *more])
-        return status, json.loads(capsys.readouterr().out)
-
-    return run
 
 
 def codes(problems: list[Object]) -> list[tuple[str, str]]:

@@ -1,0 +1,104 @@
+"""`ktrain check --server` of TrainJobs: what depends on the runtime and on the version of the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.core.manifests import runtime_patch, trainjob
+from tests.job_control.conftest import Check
+
+pytestmark = pytest.mark.embedded  # its runtimes
+
+SLOW = ("warning", "slow-failure")  # both runtimes restart failing programs
+
+
+@pytest.fixture(scope="module", params=["2.0", "2.1"])
+def older(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
+    """A cluster with an older Trainer."""
+    with clusters.cluster(trainer=request.param) as reached:
+        yield reached
+
+
+def codes(problems: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(p["level"], p["code"]) for p in problems]
+
+
+def patched(job: str, manager: str = "example.com/me", **pod: Any) -> dict[str, Any]:
+    manifest = trainjob()
+    manifest["spec"]["runtimePatches"] = [runtime_patch(manager, job, **pod)]
+    return manifest
+
+
+def test_valid_trainjob_is_not_created(cluster: TestCluster, check: Check) -> None:
+    status, problems = check(patched("node", nodeSelector={"kubernetes.io/os": "linux"}), cluster.kubeconfig)
+    assert (status, codes(problems)) == (0, [SLOW])
+    assert problems[0]["message"] == "a failing program is restarted for about 5 minutes before the job fails"
+    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    made = api.list_cluster_custom_object("trainer.kubeflow.org", "v1alpha1", "trainjobs")["items"]
+    assert "train" not in [job["metadata"]["name"] for job in made]
+
+
+@pytest.mark.parametrize("kind", ["ClusterTrainingRuntime", "TrainingRuntime"])
+def test_missing_runtime_is_an_error(cluster: TestCluster, check: Check, kind: str) -> None:
+    manifest = trainjob()
+    manifest["spec"]["runtimeRef"] = {"name": "nosuch", "kind": kind}
+    status, (problem,) = check(manifest, cluster.kubeconfig)
+    assert (status, problem["code"], problem["path"]) == (1, "runtime", "$.spec.runtimeRef")
+    assert "nosuch does not exist" in problem["message"]
+    assert f"{kind.lower()}s" in problem["hint"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (patched("worker", nodeSelector={"a": "b"}), "no job named worker"),
+        (patched("node", containers=[{"name": "main", "volumeMounts": []}]), "no container named main"),
+        (
+            patched("node", containers=[{"name": "node", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]),
+            "no volume named v",
+        ),
+    ],
+)
+def test_patches_that_the_server_accepts_and_never_runs_are_errors(
+    cluster: TestCluster, check: Check, manifest: dict[str, Any], message: str
+) -> None:
+    status, problems = check(manifest, cluster.kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "runtime-patch"), SLOW])
+    assert message in problems[0]["message"]
+
+
+def test_reserved_variables_are_an_error_on_the_runtime_that_reserves_them(cluster: TestCluster, check: Check) -> None:
+    manifest = trainjob(env=[{"name": "PET_NNODES", "value": "3"}])
+    status, problems = check(manifest, cluster.kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "reserved-env"), ("warning", "reserved-env"), SLOW])
+
+
+def test_number_of_nodes_is_compared_with_an_mpi_runtime(cluster: TestCluster, check: Check) -> None:
+    manifest = trainjob(nodes=1)
+    manifest["spec"]["runtimeRef"]["name"] = "mpi-distributed"
+    status, problems = check(manifest, cluster.kubeconfig)
+    assert status == 0
+    assert sorted(codes(problems)) == [("warning", "node-count"), SLOW, SLOW, ("warning", "trainer-scope")]
+
+
+def test_unknown_fields_are_refused(cluster: TestCluster, check: Check) -> None:
+    status, problems = check(trainjob(nodesPerJob=2), cluster.kubeconfig)
+    assert status == 1
+    assert ("error", "unknown-field") in codes(problems)
+
+
+def test_older_trainer_takes_a_job_without_overrides(older: TestCluster, check: Check) -> None:
+    status, problems = check(trainjob(), older.kubeconfig)
+    assert (status, codes(problems)) == (0, [SLOW])
+
+
+def test_older_trainer_refuses_overrides_with_the_reason(older: TestCluster, check: Check) -> None:
+    status, problems = check(patched("node", nodeSelector={"a": "b"}), older.kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "unknown-field"), ("error", "runtime"), SLOW])
+    assert "runtimePatches needs Trainer 2.2 or newer; this cluster serves pod" in problems[1]["message"]
