@@ -72,7 +72,7 @@ class Jobs:
     def names(self) -> set[str]:
         """Names of all jobs in the namespace."""
         listed = [
-            self._api.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, kind.plural)
+            self._api.list_namespaced_custom_object(kind.group, kind.versions[-1], self.namespace, kind.plural)
             for kind in KINDS.values()
         ]
         return {job["metadata"]["name"] for found in listed for job in found["items"]}
