@@ -1,7 +1,8 @@
 """Wait for the pods of the previous job to stop, and explain what keeps them.
 
 A name is free only when the job that has it is gone, and a foreground deletion waits for the job's pods, each of which
-has its grace period. A suspended job is resumed only when its old pods are gone, because operators count a pod that is
+has its grace period. A background deletion frees the name first (recording 58), so the pods are waited for. A suspended
+job is resumed only when its old pods are gone, because operators count a pod that is
 being deleted as failed.
 """
 
@@ -17,8 +18,9 @@ from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.jobs import Log, is_terminating, job_pods, read_job
+from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.jobs import Log, is_terminating, job_pods, list_pods, read_job
 
 Object = dict[str, Any]
 #: time after the end of a pod's grace period from which messages suspect its node
@@ -54,6 +56,21 @@ class DeletionWaiter:
                 self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
             await asyncio.sleep(0.5)
 
+    async def wait_for_earlier_pods(self, api: Api, ref: JobRef) -> bool:
+        """Wait until no pod has the name of the job that is to be created, whatever job created it.
+
+        :param ref: the job that is to be created; it has no uid.
+        :return: False if a job has this name now.
+        """
+        while pods := await list_pods(api, ref.namespace, ref.pod_selector):
+            if await _exists(api, paths.job(ref)):
+                return False
+            if self._report_is_due():
+                held = "; ".join(map(_describe_terminating, pods))
+                self._report(ref, "waiting for pods of an earlier job of this name", held, pods)
+            await asyncio.sleep(0.5)
+        return True
+
     def _report_is_due(self) -> bool:
         """Whether to log the progress, or to give up."""
         now = time.monotonic()
@@ -69,8 +86,21 @@ class DeletionWaiter:
         self._log.info(f"{ref} is still {what} after {seconds:.0f} s. Waiting for {held}")
 
 
+async def _exists(api: Api, path: str) -> bool:
+    try:
+        await api.request("GET", path)
+    except ApiStatusError as e:
+        if e.status == 404:
+            return False
+        raise
+    return True
+
+
 def _stuck(ref: JobRef, what: str, seconds: float, held: str, pods: Sequence[Object]) -> str:
     names = " ".join(p["metadata"]["name"] for p in pods)
+    if pods and not any(map(is_terminating, pods)):
+        remedy = "Nobody deletes them: find out what owns them and delete that, or set another `name` for the task"
+        return f"{ref} is still {what} after {seconds:.0f} s; gave up waiting.\nIt waits for {held}.\n{remedy}"
     remedy = (
         "If the node of a pod is lost for good, and only then, run: kubectl delete pod -n "
         f"{ref.namespace} {names} --force --grace-period=0"

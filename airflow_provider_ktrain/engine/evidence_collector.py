@@ -80,18 +80,19 @@ class EvidenceCollector:
         return [line.text for line in tail if line.run == number and began <= line.time[:TO_SECONDS] <= end]
 
     async def gather(
-        self, ref: JobRef, pods: Sequence[Pod], uids: Sequence[str]
+        self, ref: JobRef, job: Object, pods: Sequence[Pod], uids: Sequence[str]
     ) -> tuple[list[Object], dict[str, list[str]]]:
         """Events, and the last lines of each container by `log_key`; without what can't be read in time.
 
-        :param ref: the job.
+        :param ref: reference to the job.
+        :param job: the job as last seen.
         :param pods: its pods.
         :param uids: uids of the pods, the most important first.
         """
         events: list[Object] = []
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                await asyncio.gather(self._read_events(ref, uids, events), self._read_tails(ref, pods))
+                await asyncio.gather(self._read_events(ref, job, uids, events), self._read_tails(ref, pods))
         except TimeoutError:
             limit = f"{READ_TIMEOUT_SECONDS:.0f} s"
             self._log.warning(
@@ -99,21 +100,27 @@ class EvidenceCollector:
             )
         return events, {key: [line.text for line in lines] for key, lines in self._tails.items()}
 
-    async def read_events(self, ref: JobRef, uids: Sequence[str]) -> list[Object]:
-        """Events of the job and its pods; none if they can't be read, since a diagnosis can do without."""
+    async def read_events(self, ref: JobRef, job: Object, uids: Sequence[str]) -> list[Object]:
+        """Events of the job, its pods and what is between; none if they can't be read: a diagnosis can do without."""
         found: list[Object] = []
-        await self._read_events(ref, uids, found)
+        await self._read_events(ref, job, uids, found)
         return found
 
-    async def _read_events(self, ref: JobRef, uids: Sequence[str], found: list[Object]) -> None:
-        path = paths.core(ref.namespace, "events")
-        for uid in [ref.uid, *uids][:MAX_OBJECTS_WITH_EVENTS]:
+    async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
+        path, began = paths.core(ref.namespace, "events"), str((job.get("metadata") or {}).get("creationTimestamp"))
+        between = [
+            f"involvedObject.kind={kind},involvedObject.name={name}"
+            for kind, name in self._kind.objects_with_events(job)
+        ]
+        by_uid = [f"involvedObject.uid={uid}" for uid in [ref.uid, *uids]]
+        for selector in [*between, *by_uid][:MAX_OBJECTS_WITH_EVENTS]:
             try:
-                answer = await self._api.request("GET", path, query={"fieldSelector": f"involvedObject.uid={uid}"})
+                answer = await self._api.request("GET", path, query={"fieldSelector": selector})
             except (ApiStatusError, ApiUnavailable) as e:
                 self._log.warning(f"Can't read the events of {ref}: {e}")
                 return
-            found += answer.get("items") or []
+            # objects of an earlier job had the same names
+            found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
         self.has_events = bool(found)
 
     async def _read_tails(self, ref: JobRef, pods: Sequence[Pod]) -> None:
@@ -147,6 +154,11 @@ class EvidenceCollector:
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
         for line in () if self._cursor.has(uid, container) else lines:  # logged already
             self._log.info(format_line(line, self._kind, role, index), role=role, index=index, pod=name)
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    """When the event was last seen, as RFC 3339 text."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp"))
 
 
 def _failed_at(container_status: Mapping[str, Any]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingError
-from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -95,27 +95,80 @@ async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Obje
 
     :param page: how many pods to list per request. Default: PAGE_SIZE.
     """
+    pods = await list_pods(api, ref.namespace, ref.pod_selector, page=page)
+    owners = await pod_owners(api, ref, pods)
+    return [p for p in pods if belongs(p, ref, owners)]
+
+
+async def list_pods(api: Api, namespace: str, selector: str, *, page: int = PAGE_SIZE) -> list[Object]:
+    """The pods that a label selector selects.
+
+    :param page: how many pods to list per request. Default: PAGE_SIZE.
+    """
     pods: list[Object] = []
-    query = {"labelSelector": ref.pod_selector, "limit": str(page)}
+    query = {"labelSelector": selector, "limit": str(page)}
     while True:
         try:
-            found = await api.request("GET", paths.core(ref.namespace, "pods"), query=query)
+            found = await api.request("GET", paths.core(namespace, "pods"), query=query)
         except ApiStatusError as e:
             if not e.gone or "continue" not in query:
                 raise
-            pods, query = [], {"labelSelector": ref.pod_selector}  # the continue token has expired: list all at once
+            pods, query = [], {"labelSelector": selector}  # the continue token has expired: list all at once
             continue
         pods += found.get("items") or []
         if not (token := (found.get("metadata") or {}).get("continue")):
-            break
+            return pods
         query["continue"] = token
-    return pods if ref.submission else [p for p in pods if belongs(p, ref)]
 
 
-def belongs(pod: Mapping[str, Any], ref: JobRef) -> bool:
-    """Whether the job owns the pod, for a job without our labels. mpi-operator's launcher pod is owned by a Job."""
-    owners = pod["metadata"].get("ownerReferences") or ()
-    return any(o["uid"] == ref.uid or (o["kind"] == "Job" and o["name"] == f"{ref.name}-launcher") for o in owners)
+def belongs(pod: Mapping[str, Any], ref: JobRef, owners: Mapping[str, bool]) -> bool:
+    """Whether a pod that `ref.pod_selector` selects belongs to the job.
+
+    :param pod: the pod.
+    :param ref: the job.
+    :param owners: of `pod_owners`. A pod whose owner is not known there belongs to the job: it has the job's name.
+    """
+    known = _certain_owner(pod, ref)
+    return owners.get(owner_of(pod, ref), True) if known is None else known
+
+
+async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """Whether the owners of pods belong to the job, by uid, for pods that don't show it themselves.
+
+    A TrainJob's pods are owned by the Jobs of a JobSet of its name. If our labels are not on them, the JobSet is read.
+
+    :param pods: pods that `ref.pod_selector` selects.
+    :return: empty if no owner had to be read, or if it doesn't exist or can't be read.
+    """
+    if all(_certain_owner(pod, ref) is not None for pod in pods):
+        return {}
+    try:
+        owner = await api.request("GET", paths.pod_owner(ref))
+    except ApiStatusError as e:
+        if e.status in (403, 404):
+            return {}
+        raise
+    ours = any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
+    return {owner["metadata"]["uid"]: ours, "": ours}  # of pods of an earlier owner with this name nothing is known
+
+
+def _certain_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
+    """Whether the pod belongs to the job; None if only its owner shows that."""
+    kind = kind_of(ref.kind)
+    submission = (pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL)
+    if ref.submission and (submission or kind.labels_pods):
+        return bool(submission == ref.submission)
+    return kind.owns_pod(pod, ref.name, ref.uid)
+
+
+def owner_of(pod: Mapping[str, Any], ref: JobRef) -> str:
+    """The uid of the object between job and pod; empty if the pod doesn't have it, as before JobSet 0.10."""
+    return str((pod["metadata"].get("labels") or {}).get(kind_of(ref.kind).pod_owner_label, ""))
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has finished, so that it holds no GPUs."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def is_terminating(pod: Mapping[str, Any]) -> bool:

@@ -18,7 +18,14 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, is_terminating, job_pods, read_job, set_suspended
+from airflow_provider_ktrain.engine.jobs import (
+    MERGE_PATCH,
+    has_ended,
+    is_terminating,
+    job_pods,
+    read_job,
+    set_suspended,
+)
 from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
@@ -38,9 +45,15 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
     :param workers: the new number.
     :param timeout: limit for everything, in seconds.
     :raises KtrainError: the job has ended, or the Workers don't run in time.
-    :raises ManifestError: `workers` is outside the elastic bounds of the job, or the job has no Workers.
+    :raises ManifestError: `workers` is outside the elastic bounds of the job, the job has no Workers, or jobs of its
+        kind have a fixed size.
     """
     kind = kind_of(ref.kind)
+    if kind.fixed_size_reason:
+        raise ManifestError(
+            f"{ref} can't be scaled: {kind.fixed_size_reason}",
+            remedy=f"clear its task, or submit a new {kind.name} with another number of nodes",
+        )
     end = time.monotonic() + timeout
 
     async def write(job: Object) -> tuple[int, str]:
@@ -91,7 +104,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     await _fenced(api, ref, write, end)
 
     async def gone() -> bool:
-        return not await job_pods(api, ref)
+        return all(has_ended(p) and not is_terminating(p) for p in await job_pods(api, ref))
 
     await _wait_until(gone, end, f"{ref} is suspended, but its pods are still there after {timeout:.0f} s")
     return f"{ref} is suspended and its pods are gone"

@@ -13,6 +13,12 @@ def jobs(kind: Kind, version: str, namespace: str, name: str = "") -> str:
     return f"{base}/{name}" if name else base
 
 
+def pod_owner(ref: JobRef) -> str:
+    """Path of the object between the job and its pods, for a kind that has one."""
+    group, version, plural = kind_of(ref.kind).pod_owner.split("/")
+    return f"/apis/{group}/{version}/namespaces/{ref.namespace}/{plural}/{ref.name}"
+
+
 def job(ref: JobRef) -> str:
     """Path of the job of a reference."""
     return jobs(kind_of(ref.kind), ref.version, ref.namespace, ref.name)

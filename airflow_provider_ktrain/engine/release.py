@@ -3,8 +3,8 @@
 It may run any number of times, in several processes at once, and while the next try adopts the job. So it reads the
 job, checks its owner, and sends a delete or patch with the uid and resourceVersion of that read. If the job has changed
 in between, the API server answers 409, and the release reads and decides again. If the job has another owner by then,
-the release ends without any change. The deletion is in the foreground, so the job exists until its pods are gone, and
-the release waits for that.
+the release ends without any change. Then the release waits until the job and all its pods are gone: after a deletion in
+the foreground the job is gone last, after one in the background (TrainJob) its pods are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import retry_transient
-from airflow_provider_ktrain.engine.jobs import delete_fenced, is_terminating, job_pods, read_job, set_suspended
+from airflow_provider_ktrain.engine.jobs import (
+    delete_fenced,
+    has_ended,
+    is_terminating,
+    job_pods,
+    read_job,
+    set_suspended,
+)
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -151,7 +158,7 @@ async def release(
             f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
     kept = mode is Mode.DELETE and done is not mode
-    pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not _ended(p)]
+    pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not has_ended(p)]
     text = f"{ref} {what}. {_result(before, pods, verify)} ({seconds:.1f} s)"
     return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
 
@@ -160,10 +167,10 @@ def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> 
     """Sentence on the pods and GPUs that were released, as far as they are known."""
     if before is None:
         return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
-    gpus, unfinished = _held_gpus(pods), counted(sum(not _ended(p) for p in pods), "pod")
+    gpus, unfinished = _held_gpus(pods), counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
-    if all(map(_ended, pods)):
+    if all(map(has_ended, pods)):
         return f"{counted(len(pods), 'pod')} had ended, no GPUs were left to release."
     if not verified:
         return (
@@ -184,17 +191,13 @@ async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
 
 def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     """Number of GPUs that pods hold: pods on a node that haven't finished."""
-    specs = (pod.get("spec") or {} for pod in pods if not _ended(pod))
+    specs = (pod.get("spec") or {} for pod in pods if not has_ended(pod))
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
 
 
 def _grace(pod: Mapping[str, Any]) -> float:
     """Grace period of a pod, in seconds. 0: it has finished."""
-    return 0 if _ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
-
-
-def _ended(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return 0 if has_ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
 
 
 async def _request_release(
@@ -224,7 +227,7 @@ async def _request_release(
             elif fitting is Mode.SUSPEND:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif fitting is Mode.DELETE_PODS:
-                await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not _ended(p)])
+                await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not has_ended(p)])
             return fitting, what
         except ApiStatusError as e:
             if e.status not in (404, 409):
@@ -238,9 +241,10 @@ def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode
         return mode, _OUTCOMES[mode]
     if phase_of(job).ended:  # operators ignore `suspend` of an ended job, except those that recreate its pods
         mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
-    elif mode is Mode.SUSPEND and QUEUE_LABEL in (job["metadata"].get("labels") or {}):
+        return mode, _OUTCOMES[mode]
+    if QUEUE_LABEL in (job["metadata"].get("labels") or {}):
         return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
-    return mode, _OUTCOMES[mode]
+    return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]  # also if it had ended: a TrainJob can lose its condition Failed
 
 
 def recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
@@ -265,7 +269,7 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     delay = 0.05
     while True:
         pods = await retry_transient(lambda: job_pods(api, ref), end)
-        left = [p for p in pods if mode is Mode.DELETE or not _ended(p) or is_terminating(p)]
+        left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
         if not left and (mode is not Mode.DELETE or await retry_transient(lambda: read_job(api, ref), end) is None):
             return []
         if time.monotonic() + delay > end:

@@ -143,6 +143,8 @@ async def submit(
         ):
             return taken
         look_first = True
+        if not await _retry("list", lambda: _without_pods(api, claim, waiter), claim, patience, log):
+            continue
         if created := await _retry("create", lambda: _create(api, claim), claim, patience, log):
             return created
 
@@ -209,6 +211,15 @@ async def _create(api: Api, claim: _Claim) -> Submitted | None:
             return None
         raise
     return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created=True)
+
+
+async def _without_pods(api: Api, claim: _Claim, waiter: DeletionWaiter) -> bool:
+    """Wait until no pod of an earlier job has the claim's name. False: a job has it."""
+    if not claim.kind.pods_outlive_job:
+        return True
+    return await waiter.wait_for_earlier_pods(
+        api, JobRef(claim.kind.name, claim.version, claim.namespace, claim.name, uid="")
+    )
 
 
 async def _find(api: Api, claim: _Claim) -> Object | None:

@@ -181,19 +181,22 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         """The jobs of the deployment, each with the number of its unfinished pods."""
         from airflow_provider_ktrain.core.errors import OperatorMissingError
         from airflow_provider_ktrain.engine import paths
-        from airflow_provider_ktrain.engine.jobs import served_version
+        from airflow_provider_ktrain.engine.jobs import list_pods, served_version
 
         query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
         found = []
         for namespace in namespaces:
-            pods = (await api.request("GET", paths.core(namespace, "pods"), query=query)).get("items") or []
+            pods: dict[str, list[Object]] = {}
             for kind in KINDS.values():
                 try:
                     version = await served_version(api, kind)
                 except OperatorMissingError:
                     continue
                 jobs = await api.request("GET", paths.jobs(kind, version, namespace), query=query)
-                found += [_reference(kind, version, job, pods) for job in jobs.get("items") or ()]
+                selector = query["labelSelector"] if kind.labels_pods else kind.pod_name_label
+                if selector not in pods:
+                    pods[selector] = await list_pods(api, namespace, selector)
+                found += [_reference(kind, version, job, pods[selector]) for job in jobs.get("items") or ()]
         return found
 
 
@@ -228,8 +231,9 @@ def _reference(kind: Kind, version: str, job: Object, pods: Sequence[Object]) ->
         kind.name, version, meta["namespace"], meta["name"], meta["uid"], owner.ti_id if owner else "",
         owner.key.deployment if owner else "", submission,
     )  # fmt: skip
+    label, _, value = ref.pod_selector.partition("=")
     held = sum(
-        (p["metadata"].get("labels") or {}).get(SUBMISSION_LABEL) == submission
+        (p["metadata"].get("labels") or {}).get(label) == value
         and (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
         for p in pods
     )

@@ -1,4 +1,4 @@
-"""Operators that run a training job as a task: PyTorchJobOperator and MPIJobOperator."""
+"""Operators that run a training job as a task: PyTorchJobOperator, MPIJobOperator and TrainJobOperator."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.checks import parameters
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.operators.base import TrainingJobOperator
 
-__all__ = ["MPIJobOperator", "PyTorchJobOperator", "TrainingJobOperator"]
+__all__ = ["MPIJobOperator", "PyTorchJobOperator", "TrainJobOperator", "TrainingJobOperator"]
 
 
 class _ReplicaSpecsOperator(TrainingJobOperator):
@@ -201,3 +201,12 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     """
 
     kind = MPIJOB
+
+
+class TrainJobOperator(TrainingJobOperator):
+    """Run a TrainJob of Kubeflow Trainer 2.
+
+    The parameters are those of PyTorchJobOperator.
+    """
+
+    kind = TRAINJOB

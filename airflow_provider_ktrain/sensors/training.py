@@ -1,4 +1,4 @@
-"""Sensors for jobs that somebody else submitted: PyTorchJobSensor and MPIJobSensor. They never delete a job."""
+"""Sensors for jobs that somebody else submitted, one for each kind. They never delete a job."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from airflow.sdk.exceptions import (
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import StorableLog
 from airflow_provider_ktrain.core.checks import parameters
-from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.state.status import phase_of
+from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
                 ref, job = host.call(self._look)
                 if job is None:
                     return False
-                if set(self.conditions) & true_conditions(job).keys():
+                if set(self.conditions) & shown_conditions(job, phase_of(job)):
                     return True
                 if phase_of(job).ended:  # finding the cause takes a watch
                     self._finish(host.watch(ref, self._options(), self.timeout))
@@ -340,3 +339,31 @@ class MPIJobSensor(TrainingJobSensor):
     """
 
     kind = MPIJOB
+
+
+class TrainJobSensor(TrainingJobSensor):
+    """Wait for a condition of a TrainJob that somebody else submitted.
+
+    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
+    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
+    (`mode="reschedule"`, without logs). The sensor never deletes anything.
+
+    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
+    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
+    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+
+    :param job_name: name of the job. Templated.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
+    :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
+        Suspended, Succeeded, Failed. A TrainJob has only the last three (Succeeded is its Complete); the others are
+        derived from its status and pods. It fails if the job ends otherwise or is deleted. Default: Succeeded.
+    :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
+    :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
+    """
+
+    kind = TRAINJOB

@@ -16,10 +16,10 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.fixture
-async def task(cluster: TestCluster) -> AsyncIterator[Task]:
-    """A task with a unique job name. Its job is deleted at the end."""
+async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
+    """A task with a unique job name; `of_each_kind` gives its class. Its job is deleted at the end."""
     async with api_of(cluster) as api:
-        task = Task(api, cluster.namespace)
+        task = getattr(request, "param", Task)(api, cluster.namespace)
         try:
             yield task
         finally:

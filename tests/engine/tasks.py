@@ -9,8 +9,9 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
+import pytest
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
@@ -22,9 +23,10 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
     TaskKey,
 )
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL, JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
+from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
@@ -116,6 +118,13 @@ class Task:
     key: TaskKey = field(default_factory=lambda: TaskKey("tests", "dag", "train", uuid.uuid4().hex[:8]))
     log: Lines = field(default_factory=Lines)
 
+    kind: ClassVar[Kind] = PYTORCHJOB
+    version: ClassVar[str] = "v1"
+
+    @property
+    def name(self) -> str:
+        return self.key.job_name(max_length=self.kind.name_length)
+
     def owner(self, number: int) -> Owner:
         return Owner(self.key, number, f"ti-{number}-{self.key.run_id}")
 
@@ -135,9 +144,12 @@ class Task:
         for replica in built["spec"]["pytorchReplicaSpecs"].values():
             replica["template"]["spec"]["terminationGracePeriodSeconds"] = grace
             replica["restartPolicy"] = restart_policy
+        return self.stamped(built, number, submission)
+
+    def stamped(self, built: Object, number: int, submission: str) -> Object:
         owner = self.owner(number)
         notes = {OWNER_ANNOTATION: owner.annotation(), MANIFEST_ANNOTATION: str(hash(repr(built)))}
-        return stamp(built, self.key.job_name(), self.namespace, owner.key.labels(submission), notes)
+        return stamp(built, self.name, self.namespace, owner.key.labels(submission), notes)
 
     async def submit(
         self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",
@@ -150,7 +162,7 @@ class Task:
             return self.manifest(number, submission, program, run_policy or {}, grace, restart_policy, **overlay)
 
         return await submit(
-            api or self.api, PYTORCHJOB, "v1", stamped, self.owner(number), first,
+            api or self.api, self.kind, self.version, stamped, self.owner(number), first,
             reattach=reattach, patience=patience, deletion_patience=deletion_patience, log=self.log,
         )  # fmt: skip
 
@@ -175,7 +187,7 @@ class Task:
 
     @property
     def path(self) -> str:
-        return paths.jobs(PYTORCHJOB, "v1", self.namespace, self.key.job_name())
+        return paths.jobs(self.kind, self.version, self.namespace, self.name)
 
     async def job(self) -> Object | None:
         try:
@@ -200,11 +212,11 @@ class Task:
         await until(run)
 
     async def condition(self, kind: str) -> None:
-        """Wait until the job has this condition."""
+        """Wait until the job has this condition; for a kind without it, until it is implied."""
 
         async def has() -> bool:
-            conditions = ((await self.job() or {}).get("status") or {}).get("conditions") or ()
-            return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+            job = await self.job() or {}
+            return kind in shown_conditions(job, phase_of(job))
 
         await until(has)
 
@@ -218,6 +230,80 @@ class Task:
     async def delete(self, propagation: str = "Background") -> None:
         with contextlib.suppress(ApiStatusError, ApiUnavailable):
             await self.api.request("DELETE", self.path, body={"propagationPolicy": propagation})
+
+
+class TrainTask(Task):
+    """A task with a TrainJob of a runtime of the namespace."""
+
+    kind = TRAINJOB
+    version = "v1alpha1"
+
+    async def submit(self, number: int = 1, program: str = TRAINS, **how: Any) -> Submitted:
+        """Create the runtime before, since its author decides what a TrainJob can't: restarts and failure policies."""
+        policy, jobset = how.get("restart_policy", "Never"), how.pop("jobset", {})
+        runtime = torch_runtime(self.name, policy, how.get("grace", 1), jobset)
+        with contextlib.suppress(ApiStatusError):
+            collection = f"/apis/{TRAINJOB.group}/{self.version}/namespaces/{self.namespace}/trainingruntimes"
+            await self.api.request("POST", collection, body=runtime)
+        return await super().submit(number, program, **how)
+
+    def manifest(
+        self,
+        number: int,
+        submission: str,
+        program: str,
+        run_policy: Mapping[str, Any],
+        grace: int,
+        restart_policy: str,
+        **more: Any,
+    ) -> Object:
+        trainer = {
+            "image": clusters.IMAGE,
+            "command": ["sh", "-c", program],
+            "numNodes": 1 + (more.pop("workers", 0) or 0),
+            "resourcesPerNode": {"limits": {clusters.GPUS: more.pop("gpus", 1)}},
+        }
+        labels = {QUEUE_LABEL: more.pop("queue")} if "queue" in more else {}
+        built = {
+            "apiVersion": f"{TRAINJOB.group}/{self.version}",
+            "kind": TRAINJOB.name,
+            "metadata": {"labels": labels},
+            "spec": {"runtimeRef": {"name": self.name, "kind": "TrainingRuntime"}, "trainer": trainer},
+        }
+        assert not more
+        return self.stamped(built, number, submission)
+
+
+#: a test of what holds for every kind: `of_each_kind` gives it a task of each
+of_each_kind = pytest.mark.parametrize("task", [Task, TrainTask], indirect=True, ids=["pytorchjob", "trainjob"])
+
+
+def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[str, Any]) -> Object:
+    """A TrainingRuntime like torch-distributed, in which a failure is retried only as `restart_policy` says.
+
+    :param jobset: further fields of the JobSet's spec.
+    """
+    pod = {
+        "restartPolicy": restart_policy,
+        "terminationGracePeriodSeconds": grace,
+        "containers": [{"name": "node", "image": clusters.IMAGE}],
+    }
+    node = {
+        "name": "node",
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {"backoffLimit": 0 if restart_policy == "Never" else 6, "template": {"spec": pod}},
+        },
+    }
+    return {
+        "apiVersion": f"{TRAINJOB.group}/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [node], **jobset}},
+        },
+    }
 
 
 class EvictedApi(Api):

@@ -19,15 +19,16 @@ from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.jobs import set_suspended
 from tests.clusters import REAL, TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, soon, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
 
 
 def lines(task: Task) -> list[str]:
-    return [line.removeprefix("[Master 0] line ") for line in task.log.said if line.startswith("[Master 0] line ")]
+    return [found[1] for line in task.log.said if (found := re.match(r"\[(?:Master|node) 0\] line (.*)", line))]
 
 
+@of_each_kind
 async def test_success(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0; echo line 1")).ref
     outcome = await task.ended(ref)
@@ -37,6 +38,7 @@ async def test_success(task: Task) -> None:
     assert await task.job() is None
 
 
+@of_each_kind
 async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
     ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
     outcome = await task.ended(ref)
@@ -48,6 +50,7 @@ async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
     assert await task.job() is None
 
 
+@of_each_kind
 async def test_the_cause_is_logged_before_the_release(task: Task) -> None:
     ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
     outcome = await task.ended(ref)
@@ -92,6 +95,7 @@ async def test_containers_without_a_position_are_announced(task: Task) -> None:
     assert any(line.startswith("Lines since 12:04:31 of 2,900 containers may be repeated") for line in task.log.said)
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("action", "program", "left"),
     [
@@ -109,6 +113,7 @@ async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, 
     assert not await task.holding(ref)
 
 
+@of_each_kind
 @pytest.mark.parametrize("program", ["true", "exit 3"])
 async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str) -> None:
     """The outcome of the first may never arrive: its triggerer died with it."""
@@ -124,6 +129,7 @@ async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str)
         assert not outcome.release_error
 
 
+@of_each_kind
 async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
     ref = (await task.submit(1)).ref
     outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
@@ -138,6 +144,7 @@ async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
     assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
 
 
+@of_each_kind
 async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
     """Its logs are still read when the worker is told to go."""
     ref = (await task.submit(1, "true")).ref
@@ -215,6 +222,7 @@ async def test_what_the_final_read_leaves_out_is_counted_in_one_line(task: Task)
     assert outcome.result == {"loss": 0.5}
 
 
+@of_each_kind
 async def test_restarts_are_counted(task: Task) -> None:
     """By then the container runs again, and its log has nothing yet: the run before tells why."""
     program = "sleep 3; echo broken; exit 1"
@@ -306,6 +314,7 @@ async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster)
         cluster.admin("clear")
 
 
+@of_each_kind
 async def test_the_deadline_is_absolute(task: Task) -> None:
     """It was set long ago, by the try that submitted the job."""
     ref = (await task.submit()).ref
@@ -382,6 +391,7 @@ async def test_a_result_survives_a_handover(task: Task) -> None:
 # what others do
 
 
+@of_each_kind
 async def test_deleted_under_us(task: Task) -> None:
     ref = (await task.submit()).ref
     following = asyncio.create_task(task.ended(ref))
@@ -408,6 +418,7 @@ async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program
     assert await task.job() is None
 
 
+@of_each_kind
 async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
     """A watch with a selector tells of it as if it were deleted."""
     ref = (await task.submit()).ref
@@ -429,6 +440,7 @@ async def test_gone_before_it_was_ever_seen(task: Task) -> None:
     assert (await task.ended(ref)).phase == "Gone"
 
 
+@of_each_kind
 async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
     """Deleted and created again, by the next life of the task: this one is gone, and that one goes on."""
     ref = (await task.submit(1)).ref
@@ -439,6 +451,7 @@ async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
     await task.running(after)
 
 
+@of_each_kind
 async def test_another_try_takes_it_over(task: Task) -> None:
     ref = (await task.submit(1)).ref
     following = asyncio.create_task(task.ended(ref))
@@ -505,6 +518,7 @@ async def test_refusals_end_what_was_just_created(task: Task, cluster: TestClust
 # kills
 
 
+@of_each_kind
 async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None:
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
     stop = StopSignal()
@@ -517,8 +531,11 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
     assert "will be released" in outcome.released
     assert await task.pods(ref)
     job = await task.job()
-    assert job is not None
-    assert job["metadata"]["deletionTimestamp"]
+    if task.kind.pods_outlive_job:
+        assert job is None
+    else:
+        assert job is not None
+        assert job["metadata"]["deletionTimestamp"]
 
 
 async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None:
@@ -580,6 +597,7 @@ async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, clu
 # handing over
 
 
+@of_each_kind
 async def test_handed_over_with_its_logs(task: Task) -> None:
     """The next one goes on from the cursor: no line is lost, and none repeated."""
     ref = (await task.submit(1, COUNTS)).ref

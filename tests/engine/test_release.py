@@ -9,11 +9,12 @@ import time
 import pytest
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner
+from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine.api import ApiUnavailable
 from airflow_provider_ktrain.engine.jobs import job_pods
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
-from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, until
+from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, of_each_kind, until
 
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 #: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
@@ -38,6 +39,7 @@ def test_mode_releases_gpus_for_every_on_finish_action(action: str, succeeded: b
     assert mode_of(OnFinishAction(action), succeeded=succeeded, ended=ended) is mode
 
 
+@of_each_kind
 async def test_delete_waits_until_job_and_pods_are_gone(task: Task) -> None:
     ref = (await task.submit(workers=1)).ref
     await task.running(ref, 2)
@@ -54,6 +56,7 @@ async def test_job_pods_reads_all_pages(task: Task) -> None:
     assert len(await job_pods(task.api, ref, page=2)) == 5
 
 
+@of_each_kind
 async def test_unscheduled_pods_do_not_count_as_gpus(task: Task) -> None:
     ref = (await task.submit(gpus=1000, workers=1)).ref
 
@@ -66,6 +69,7 @@ async def test_unscheduled_pods_do_not_count_as_gpus(task: Task) -> None:
     assert "deleted. No GPUs were held, 2 pods deleted." in done.text
 
 
+@of_each_kind
 async def test_release_is_idempotent(task: Task) -> None:
     ref = (await task.submit()).ref
     ends = await asyncio.gather(*(release(task.api, ref) for _ in range(4)))
@@ -88,6 +92,7 @@ async def test_release_without_verify_returns_at_once(task: Task) -> None:
 # jobs that are kept
 
 
+@of_each_kind
 async def test_suspend_keeps_an_unfinished_job_without_pods(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
@@ -95,7 +100,7 @@ async def test_suspend_keeps_an_unfinished_job_without_pods(task: Task) -> None:
     assert "suspended. 1 GPU released, 1 pod deleted." in done.text
     job = await task.job()
     assert job is not None
-    assert job["spec"]["runPolicy"]["suspend"] is True
+    assert wants_suspension(job)
     assert job["metadata"]["annotations"][SUSPENDED_ANNOTATION] == ref.owner
     assert not await task.holding(ref)
 
@@ -130,6 +135,7 @@ async def test_failed_job_whose_pods_are_recreated_is_suspended() -> None:
     assert not completed.job["spec"]
 
 
+@of_each_kind
 async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     """Kueue would resume it: its Workload is still admitted."""
     ref = (await task.submit(queue="team-a")).ref
@@ -149,6 +155,7 @@ async def test_finished_job_of_a_kueue_queue_is_kept(task: Task) -> None:
 # jobs that are not changed
 
 
+@of_each_kind
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_job_of_another_try_is_not_released(task: Task, mode: Mode) -> None:
     ref = (await task.submit(1)).ref
@@ -161,6 +168,7 @@ async def test_job_of_another_try_is_not_released(task: Task, mode: Mode) -> Non
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
+@of_each_kind
 async def test_new_job_of_the_same_name_is_not_released(task: Task) -> None:
     """After a clear, the next job has the same name and another uid."""
     ref = (await task.submit(1)).ref
@@ -182,7 +190,7 @@ class Meddled(MeddledApi):
     owner = 0  # the try that adopts the job; 0: only an unimportant field changes
 
     async def before(self, method: str, path: str) -> None:
-        if method not in ("DELETE", "PATCH") or "pytorchjobs" not in path or not self.times:
+        if method not in ("DELETE", "PATCH") or self.task.kind.plural not in path or not self.times:
             return
         self.times -= 1
         if self.owner:
@@ -191,6 +199,7 @@ class Meddled(MeddledApi):
             await self.task.patch({"metadata": {"annotations": {"tests.example/touched": str(self.times)}}})
 
 
+@of_each_kind
 @pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
 async def test_release_retries_after_a_concurrent_write(task: Task, cluster: TestCluster, mode: Mode) -> None:
     ref = (await task.submit()).ref
@@ -202,6 +211,7 @@ async def test_release_retries_after_a_concurrent_write(task: Task, cluster: Tes
     assert not await task.holding(ref)
 
 
+@of_each_kind
 @pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
 async def test_release_ends_after_a_concurrent_adoption(task: Task, cluster: TestCluster, mode: Mode) -> None:
     """An adoption keeps the uid. Without the resourceVersion, the release would delete the adopted job."""

@@ -26,9 +26,10 @@ from airflow_provider_ktrain.engine.jobs import served_version
 from airflow_provider_ktrain.engine.release import Mode, release
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, until
 
 
+@of_each_kind
 async def test_created_job_has_owner_and_submission(task: Task) -> None:
     submitted = await task.submit()
     assert submitted.created
@@ -50,6 +51,7 @@ async def test_retry_adopts_a_live_job_and_logs_differences(task: Task) -> None:
     assert "$.spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command" in str(task.log)
 
 
+@of_each_kind
 async def test_retry_with_if_unchanged_replaces_a_changed_job(task: Task) -> None:
     first = await task.submit(1)
     same = await task.submit(2, reattach="if_unchanged")
@@ -60,6 +62,7 @@ async def test_retry_with_if_unchanged_replaces_a_changed_job(task: Task) -> Non
     assert not await task.pods(first.ref)
 
 
+@of_each_kind
 async def test_clear_replaces_a_live_job_after_its_pods_are_gone(task: Task) -> None:
     first = await task.submit(1)
     await task.running(first.ref)
@@ -70,6 +73,7 @@ async def test_clear_replaces_a_live_job_after_its_pods_are_gone(task: Task) -> 
     assert "1 GPU released" in str(task.log)
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("program", "condition", "first", "created"),
     [("true", "Succeeded", 1, False), ("true", "Succeeded", 2, True), ("exit 3", "Failed", 1, True)],
@@ -86,6 +90,7 @@ async def test_job_that_has_ended_is_replaced_or_its_result_used(
     assert Owner.of(await task.job() or {}) == task.owner(2)
 
 
+@of_each_kind
 async def test_submit_waits_for_a_job_that_is_being_deleted(task: Task) -> None:
     first = await task.submit(1)
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
@@ -163,6 +168,7 @@ async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None
         )  # fmt: skip
 
 
+@of_each_kind
 async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
     first = await task.submit(1)
     await task.running(first.ref)
@@ -173,6 +179,7 @@ async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
     assert "Resuming PyTorchJob" in str(task.log)
 
 
+@of_each_kind
 async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: Task) -> None:
     """If it were resumed before, the operator would count these pods as failed, and the job would fail."""
     first = await task.submit(1, "trap 'sleep 2; exit 143' TERM; echo started; sleep 600 & wait", grace=10)
@@ -186,6 +193,7 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
     assert list(await task.pods(second.ref)) == [before], "made anew under the same name"
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("owner", "says"),
     [
@@ -213,6 +221,7 @@ async def test_foreign_job_is_refused_and_not_changed(task: Task, owner: Owner |
 # races
 
 
+@of_each_kind
 async def test_concurrent_tries_share_one_job(task: Task) -> None:
     numbers = range(1, 9)
     ends = await asyncio.gather(*(task.submit(n) for n in numbers), return_exceptions=True)
@@ -223,6 +232,7 @@ async def test_concurrent_tries_share_one_job(task: Task) -> None:
     assert Owner.of(await task.job() or {}) == task.owner(8), "the last try is never refused"
 
 
+@of_each_kind
 async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster: TestCluster) -> None:
     """The retry of the create gets 409 and adopts the job."""
 
@@ -241,6 +251,7 @@ async def test_create_with_a_lost_response_counts_as_created(task: Task, cluster
     assert "can't process the request" in str(task.log)
 
 
+@of_each_kind
 async def test_change_between_read_and_write_is_decided_again(task: Task, cluster: TestCluster) -> None:
     """The job succeeds just before it is deleted: the delete gets 409, and submit decides again."""
     await task.submit(1)
@@ -264,6 +275,7 @@ async def test_change_between_read_and_write_is_decided_again(task: Task, cluste
     assert replaced.ref.uid != adopted.ref.uid
 
 
+@of_each_kind
 async def test_job_adopted_between_read_and_write_is_refused(task: Task, cluster: TestCluster) -> None:
     await task.submit(1)
 

@@ -53,6 +53,10 @@ class Kind:
     :param single_roles: roles with one pod, which is shown without its index.
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: `container`, or all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
+    :param reports_phases: whether the operator sets the conditions Created, Running, Restarting and Succeeded.
+    :param pod_owner: `group/version/plural` of the object between the job and its pods, which has the job's name; empty
+        if the job owns its pods.
+    :param pod_owner_label: the label of pods with the uid of that object.
     """
 
     name: str
@@ -78,11 +82,19 @@ class Kind:
     single_roles: tuple[str, ...] = ()
     main_containers: tuple[str, ...] = ()
     fixed_size_reason: str = ""
+    reports_phases: bool = True
+    pod_owner: str = ""
+    pod_owner_label: str = ""
 
     @property
     def api_versions(self) -> tuple[str, ...]:
         """The `apiVersion` values that we can write, newest first."""
         return tuple(f"{self.group}/{v}" for v in self.versions)
+
+    @property
+    def pods_outlive_job(self) -> bool:
+        """Whether a deleted job is gone before its pods are."""
+        return self.propagation == "Background"
 
     # ---- the job and its pods
 
@@ -153,12 +165,34 @@ class Kind:
         """Whether training processes run in this role's pods, so that they need its GPUs and memory."""
         return True
 
+    def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
+        """Whether a pod with the label of the job's name belongs to the job. None: its owners must be read.
+
+        mpi-operator's launcher pod is owned by a batch Job.
+
+        :param name: of the job.
+        :param uid: of the job.
+        """
+        owners = pod["metadata"].get("ownerReferences") or ()
+        return any(o["uid"] == uid or (o["kind"] == "Job" and o["name"] == f"{name}-launcher") for o in owners)
+
+    def objects_with_events(self, job: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Kind and name of the objects between the job and its pods whose events tell why there are no pods."""
+        return []
+
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the job runs although no condition says so.
 
         :param pods: its pods; none if they are not known.
+        """
+        return False
+
+    def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether the job starts again after a failure although no condition says so.
+
+        :param pods: its pods.
         """
         return False
 

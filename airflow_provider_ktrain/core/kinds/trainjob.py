@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.kinds.trainjob_manifest import TrainJobManifes
 JOBSET = "jobset.sigs.k8s.io"
 JOBSET_NAME_LABEL = f"{JOBSET}/jobset-name"  #: on pods: the JobSet's name, which is the TrainJob's
 ROLE_LABEL = f"{JOBSET}/replicatedjob-name"
+ATTEMPT_LABEL = f"{JOBSET}/restart-attempt"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 LAUNCHER = "launcher"
 INITIALIZERS = ("dataset-initializer", "model-initializer")
@@ -63,6 +64,15 @@ class TrainJob(TrainJobManifest):
         index = labels.get(INDEX_LABEL) or "0"
         return labels.get(ROLE_LABEL) or "pod", int(index) if index.isdigit() else 0
 
+    def owns_pod(self, pod: Mapping[str, Any], name: str, uid: str) -> bool | None:
+        """None: a pod is owned by a batch Job, that by the JobSet, and that by the TrainJob."""
+        return None
+
+    def objects_with_events(self, job: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """The JobSet and its Jobs, whose failures to create pods do not reach the TrainJob (recording 55d)."""
+        name = str((job.get("metadata") or {}).get("name"))
+        return [("JobSet", name), *(("Job", f"{name}-{role}-0") for role in self._roles(job))]
+
     def has_role(self, role: str) -> bool:
         """A runtime may name its replicated jobs as it likes."""
         return re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", role) is not None
@@ -92,7 +102,7 @@ class TrainJob(TrainJobManifest):
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether a pod of the trainer runs. There is no condition for it.
+        """Whether a pod of the trainer runs or has run. There is no condition for it.
 
         `jobsStatus` counts Jobs: `ready` is 1 only while all pods of one are ready. It decides where no pods are given.
         """
@@ -101,10 +111,15 @@ class TrainJob(TrainJobManifest):
             training = [entry for entry in _jobs_status(job) if entry.get("name") not in INITIALIZERS]
             return any(entry.get("ready") for entry in training)
         return any(
-            (pod.get("status") or {}).get("phase") == "Running"
+            (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
             and self.pod_role((pod.get("metadata") or {}).get("labels") or {})[0] not in INITIALIZERS
             for pod in known
         )
+
+    def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether JobSet has recreated all Jobs (failurePolicy of the runtime), and no pod runs yet."""
+        labels = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
+        return any(at.get(ATTEMPT_LABEL, "0") != "0" for at in labels)
 
     # ---- manifests
 
@@ -159,5 +174,8 @@ TRAINJOB = TrainJob(
     launchers=(LAUNCHER,),
     single_roles=(LAUNCHER, *INITIALIZERS),
     main_containers=(NODE, *INITIALIZERS),
+    reports_phases=False,
+    pod_owner="jobset.x-k8s.io/v1alpha2/jobsets",
+    pod_owner_label=f"{JOBSET}/jobset-uid",  # JobSet 0.10 and newer
     fixed_size_reason="Kubeflow Trainer cannot change the number of nodes of a TrainJob (KEP-2903 plans it)",
 )

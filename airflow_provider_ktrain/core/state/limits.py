@@ -65,6 +65,7 @@ def clocks(
     deadline: float | None,
     last_line: float,
     has_events: bool = False,
+    had_pods: bool = False,
 ) -> Iterator[Clock]:
     """The time limits that run in the job's present state.
 
@@ -76,6 +77,7 @@ def clocks(
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param has_events: whether the job has events. An operator that can't create pods, as for a quota, writes events but
         no status. Default: False.
+    :param had_pods: whether the job has had pods, so that an operator has reconciled it. Default: False.
     """
     created = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp"))
     if deadline is not None:
@@ -89,7 +91,8 @@ def clocks(
     known = list(pods)
     for pod in known:
         yield from _pod_clocks(pod, limits)
-    if not known and not (job.get("status") or {}).get("conditions") and not wants_suspension(job):
+    reconciled = known or had_pods or (job.get("status") or {}).get("conditions")
+    if not reconciled and not wants_suspension(job):
         limit, seconds = (Limit.SCHEDULE, limits.schedule) if has_events else (Limit.STARTUP, limits.startup)
         if seconds is not None and created is not None:
             yield Clock(limit, created + seconds, seconds)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS, Kind
 
 
 class Phase(enum.StrEnum):
@@ -33,32 +33,58 @@ class Phase(enum.StrEnum):
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
 
 
-def phase_of(job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = ()) -> Phase:
+def phase_of(
+    job: Mapping[str, Any] | None, pods: Iterable[Mapping[str, Any]] = (), *, earlier: Phase | None = None
+) -> Phase:
     """The phase of a job.
 
     Succeeded and Failed win over all other conditions. If both are true, the job succeeded: its primary has finished.
 
     :param job: the job; None if it does not exist.
-    :param pods: its pods, which distinguish Pending from Starting. Default: none.
+    :param pods: its pods, which distinguish Pending from Starting, and show whether a TrainJob runs. Default: none.
+    :param earlier: the phase in which the job was last seen. A job whose operator does not report phases shows neither
+        that it ran before nor, once its JobSet has come back, that it failed (recording 60b). Default: not known.
     """
     if job is None:
         return Phase.GONE
-    true = true_conditions(job)
+    kind, true = _kind_of(job), true_conditions(job)
     if "Succeeded" in true or "Complete" in true:
         return Phase.SUCCEEDED
-    if "Failed" in true:
+    if "Failed" in true or (earlier is Phase.FAILED and not kind.reports_phases):
         return Phase.FAILED
     if "Suspended" in true or wants_suspension(job):
-        return Phase.SUSPENDED if (job.get("status") or {}).get("startTime") else Phase.QUEUED
+        started = (job.get("status") or {}).get("startTime") or (earlier in _STARTED and not kind.reports_phases)
+        return Phase.SUSPENDED if started else Phase.QUEUED
     if "Restarting" in true:
         return Phase.RESTARTING
     known = list(pods)
-    kind = KINDS.get(str(job.get("kind")))
-    if "Running" in true or (kind is not None and kind.is_running(job, known)):
+    if "Running" in true or kind.is_running(job, known):
         return Phase.RUNNING
+    if not kind.reports_phases and (earlier in _RAN or kind.is_restarting(known)):
+        return Phase.RESTARTING
     if known and all(_scheduled(pod) for pod in known):
         return Phase.STARTING
     return Phase.PENDING
+
+
+_RAN = (Phase.RUNNING, Phase.RESTARTING)
+_STARTED = (Phase.STARTING, *_RAN, Phase.SUSPENDED)
+
+
+def shown_conditions(job: Mapping[str, Any], phase: Phase) -> set[str]:
+    """The types of the job's true conditions, and of those that a kind without them would have in this phase."""
+    shown = set(true_conditions(job))
+    if _kind_of(job).reports_phases or phase is Phase.GONE:
+        return shown
+    implied = {
+        Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created",
+    }.get(phase, str(phase))  # fmt: skip
+    return shown | {"Created", implied}
+
+
+def _kind_of(job: Mapping[str, Any]) -> Kind:
+    """The job's kind; any kind whose operator reports phases for a job that names none."""
+    return KINDS.get(str(job.get("kind"))) or next(kind for kind in KINDS.values() if kind.reports_phases)
 
 
 def wants_suspension(job: Mapping[str, Any]) -> bool:

@@ -135,7 +135,7 @@ class Finisher:
 
     async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
         pods = self._state.pods
-        return await self._output.evidence.gather(self._state.ref, pods.all, pods.uids)
+        return await self._output.evidence.gather(self._state.ref, self._state.job or {}, pods.all, pods.uids)
 
     # logs
 

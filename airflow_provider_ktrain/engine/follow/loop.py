@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
-from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
@@ -150,7 +149,7 @@ class _Loop:
             return None if cause is None else await finisher.failed(cause)
         if await self._observer.is_superseded():
             return finisher.let_go()
-        met = set(self._options.conditions) & true_conditions(state.job or {}).keys()
+        met = set(self._options.conditions) & shown_conditions(state.job or {}, state.phase)
         if met and not state.gone:
             return await finisher.conditions_met(met)
         if state.phase.ended:
@@ -186,6 +185,7 @@ class _Loop:
                 deadline=self._options.deadline,
                 last_line=self._output.last_line_at,
                 has_events=self._output.evidence.has_events,
+                had_pods=bool(self._state.pods.all),
             )
         )
 

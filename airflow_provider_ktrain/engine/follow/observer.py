@@ -22,7 +22,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.errors import explain, is_transient
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
-from airflow_provider_ktrain.engine.jobs import Log, job_pods, read_job
+from airflow_provider_ktrain.engine.jobs import Log, job_pods, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
 
 Object = dict[str, Any]
@@ -37,12 +37,15 @@ async def subscriptions(api: Api, ref: JobRef, *, shared: bool) -> AsyncIterator
 
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
     """
-    jobs_path = paths.jobs(kind_of(ref.kind), ref.version, ref.namespace)
+    kind = kind_of(ref.kind)
+    jobs_path = paths.jobs(kind, ref.version, ref.namespace)
     pods_path = paths.core(ref.namespace, "pods")
     if shared and ref.submission:
         selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}"
         jobs_informer = shared_informer(api, jobs_path, label_selector=selector)
-        pods_informer = shared_informer(api, pods_path, label_selector=selector)
+        # pods that may lack our labels are selected by the operator's label, whatever its value
+        pods_selector = selector if kind.labels_pods else kind.pod_name_label
+        pods_informer = shared_informer(api, pods_path, label_selector=pods_selector)
     else:
         jobs_informer = shared_informer(api, jobs_path, field_selector=f"metadata.name={ref.name}")
         pods_informer = shared_informer(api, pods_path, label_selector=ref.pod_selector)
@@ -79,6 +82,7 @@ class Observer:
         self._api, self._state, self._output, self._log = api, state, output, log
         self._jobs, self._pods = jobs, pods
         self._fail_fast = fail_fast_on_forbidden
+        self._asked = {""}  # owners of pods that the API server was asked about
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
     async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
@@ -134,10 +138,20 @@ class Observer:
         if job is not None:
             state.job = job
         if state.job is not None:
+            await self._find_pod_owners()
             mine = {uid: pod for uid, pod in self._pods.objects.items() if state.owns(pod)}
             state.pods.update(mine, utc_now())
             self._output.observe(state.job, mine, filter(state.owns, self._pods.deleted))
         return self._update_phase()
+
+    async def _find_pod_owners(self) -> None:
+        """Ask the API server to which job pods belong that don't show it, once for each new owner."""
+        unknown = [pod for pod in self._pods.objects.values() if owner_of(pod, self._state.ref) not in self._asked]
+        if not unknown:
+            return
+        with contextlib.suppress(ApiUnavailable, ApiStatusError):
+            self._state.pod_owners |= await pod_owners(self._api, self._state.ref, unknown)
+            self._asked |= {owner_of(pod, self._state.ref) for pod in unknown}
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -165,7 +179,8 @@ class Observer:
         state = self._state
         if not self._pods.synced or (state.job is None and not state.gone):
             return False
-        phase = phase_of(state.job, filter(state.owns, self._pods.objects.values()))
+        mine = filter(state.owns, self._pods.objects.values())
+        phase = phase_of(state.job, mine, earlier=state.phase)
         if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
             phase = Phase.GONE
         if phase is state.phase:

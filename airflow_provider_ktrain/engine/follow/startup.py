@@ -50,7 +50,7 @@ class StartupChecks:
         self._checked_at = time.monotonic()
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
         waited = time.monotonic() - state.phase_since
-        events = await self._evidence.read_events(state.ref, state.pods.uids)
+        events = await self._evidence.read_events(state.ref, state.job or {}, state.pods.uids)
         cause = find_startup_failure(state.job or {}, state.pods.all, events, waited, utc_now())
         if cause is None:
             self._log_obstacle(events)

@@ -34,6 +34,7 @@ class JobState:
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
         self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
+        self.pod_owners: dict[str, bool] = {}  #: of `engine.jobs.pod_owners`
         self.pods = PodHistory(self.kind, handover.pod_history)
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()
@@ -45,7 +46,7 @@ class JobState:
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
-        return bool(self.ref.submission) or belongs(pod, self.ref)
+        return belongs(pod, self.ref, self.pod_owners) and _created(pod) >= _created(self.job or {})
 
     @property
     def ended(self) -> bool:
@@ -78,6 +79,8 @@ class JobState:
         """A log line about the job in `phase`, with the message of the condition that shows the phase."""
         conditions = true_conditions({} if phase is Phase.GONE else self.job or {})
         condition = conditions.get(CONDITION_OF_PHASE.get(phase, phase.value))
+        if phase is Phase.SUCCEEDED:
+            condition = condition or conditions.get("Complete")
         why = f": {condition.message or condition.reason}" if condition else ""
         return f"{self.ref} is {phase}{why}"
 
@@ -92,6 +95,11 @@ class JobState:
             phase_of_pod(pod) == "Succeeded" and self.kind.pod_role(pod["metadata"].get("labels") or {}) == primary
             for pod in self.pods.all
         )
+
+
+def _created(obj: Mapping[str, Any]) -> str:
+    """The time of creation, which sorts as text; empty if it isn't known."""
+    return str((obj.get("metadata") or {}).get("creationTimestamp") or "")
 
 
 def phase_of_pod(pod: Mapping[str, Any]) -> str:
