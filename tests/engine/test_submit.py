@@ -176,7 +176,7 @@ async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
     second = await task.submit(2)
     assert second.ref.uid == first.ref.uid
     await task.running(second.ref)
-    assert "Resuming PyTorchJob" in str(task.log)
+    assert f"Resuming {task.kind.name}" in str(task.log)
 
 
 @of_each_kind
@@ -190,7 +190,10 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
     second = await task.submit(2)
     assert second.ref.uid == first.ref.uid
     await task.running(second.ref)
-    assert list(await task.pods(second.ref)) == [before], "made anew under the same name"
+    (after,) = await task.pods(second.ref)
+    assert (after == before) is not task.kind.renames_pods(task.kind.roles[0]), (
+        "recreated, under another name only by a batch Job"
+    )
 
 
 @of_each_kind
@@ -210,7 +213,7 @@ async def test_foreign_job_is_refused_and_not_changed(task: Task, owner: Owner |
     before = await task.job()
     with pytest.raises(ForeignJobError, match=says) as error:
         await task.submit(1)
-    assert f"kubectl delete -n {task.namespace} pytorchjobs" in str(error.value)
+    assert f"kubectl delete -n {task.namespace} {task.kind.plural}" in str(error.value)
     after = await task.job()
     assert before is not None
     assert after is not None
