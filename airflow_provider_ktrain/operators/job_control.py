@@ -27,7 +27,7 @@ class _JobControlOperator(StorableLog, BaseOperator):
 
     :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
         known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
@@ -99,7 +99,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
     :param workers: new number of Workers. Templated.
     :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
         known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
@@ -126,7 +126,7 @@ class SuspendTrainingJobOperator(_JobControlOperator):
 
     :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
         known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
@@ -147,7 +147,7 @@ class ResumeTrainingJobOperator(_JobControlOperator):
 
     :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
         known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
@@ -170,7 +170,7 @@ class DeleteTrainingJobOperator(_JobControlOperator):
     :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.
     :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
         known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob or MPIJob. Default: PyTorchJob. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
