@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +20,8 @@ from airflow_provider_ktrain.engine.jobs import belongs
 
 Object = dict[str, Any]
 CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}  # else its name
+#: messages of conditions that only repeat the phase
+REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
 
 
 class JobState:
@@ -76,13 +79,15 @@ class JobState:
             self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
 
     def describe(self, phase: Phase) -> str:
-        """A log line about the job in `phase`, with the message of the condition that shows the phase."""
+        """A log line about the job in `phase`, with the condition's message unless it only repeats the phase."""
         conditions = true_conditions({} if phase is Phase.GONE else self.job or {})
         condition = conditions.get(CONDITION_OF_PHASE.get(phase, phase.value))
         if phase is Phase.SUCCEEDED:
             condition = condition or conditions.get("Complete")
-        why = f": {condition.message or condition.reason}" if condition else ""
-        return f"{self.ref} is {phase}{why}"
+        message = condition.message or condition.reason if condition else ""
+        if not message or REPETITIVE.fullmatch(message):
+            return f"{self.ref} is {phase}"
+        return f"{self.ref} is {phase}: {message}"
 
     def pods_explain_the_end(self) -> bool:
         """Whether a known pod shows why the job ended: a failed one, or the primary that succeeded."""
