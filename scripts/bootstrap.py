@@ -1,6 +1,6 @@
-"""Make a virtual environment and install this project with one extra into it: `bootstrap.py VENV EXTRA`.
+"""Create a virtual environment and install this project with one extra into it: `bootstrap.py VENV EXTRA`.
 
-Standard library only; says what it does and how long it took, and names the remedy where the machine lacks something.
+It uses the standard library only. If something is missing on the machine, it prints what to do.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ def fail(problem: str, remedy: str) -> NoReturn:
 def check_python() -> None:
     if sys.version_info < (3, 11):
         fail(
-            f"Python {sys.version.split()[0]} was found, 3.11 or newer is needed",
+            f"found Python {sys.version.split()[0]}, expected 3.11 or newer",
             "install a newer Python and run: make PYTHON=python3.11 demo",
         )
     if sys.platform == "win32":
@@ -35,19 +35,19 @@ def check_python() -> None:
 def make_venv(venv: pathlib.Path) -> None:
     if (venv / "bin" / "python").exists():
         return
-    say(f"making a virtual environment in {venv} (Python {sys.version.split()[0]})")
+    say(f"creating a virtual environment in {venv} (Python {sys.version.split()[0]})")
     if importlib.util.find_spec("ensurepip") is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         fail(
-            "this Python has no ensurepip, so `python3 -m venv` cannot put pip into an environment",
+            "this Python has no ensurepip, which `python3 -m venv` needs",
             f"on Debian or Ubuntu: sudo apt-get install python{version}-venv. Without root: use another Python, "
             "e.g. make PYTHON=$HOME/.pyenv/versions/3.11.7/bin/python3 demo",
         )
     made = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True)
     if made.returncode:
         fail(
-            f"the virtual environment could not be made: {(made.stderr or made.stdout).strip()}",
-            f"see that {venv.parent} is writable and has 2 GB free",
+            f"the virtual environment could not be created: {(made.stderr or made.stdout).strip()}",
+            f"check that {venv.parent} is writable and has 2 GB of free space",
         )
 
 
@@ -58,7 +58,7 @@ def pip(venv: pathlib.Path, *args: str, quiet: bool = False) -> int:
 
 
 def install_torch(venv: pathlib.Path) -> None:
-    """The CPU build, from wherever this machine's pip looks, else from PyTorch's own index of CPU builds."""
+    """Install the CPU build from the index that pip is configured for, otherwise from PyTorch's index of CPU builds."""
     requirement = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
     say(f"installing {requirement} (about 200 MB; only the demo and the tests need it)")
     if pip(venv, "install", "-q", requirement, quiet=True) == 0:
@@ -66,7 +66,7 @@ def install_torch(venv: pathlib.Path) -> None:
     if pip(venv, "install", "-q", requirement, "--extra-index-url", TORCH_CPU_INDEX):
         fail(
             f"{requirement} could not be installed",
-            f"see that {TORCH_CPU_INDEX} can be reached, or install that wheel into {venv} yourself and run make again",
+            f"check that {TORCH_CPU_INDEX} can be reached, or install that wheel into {venv} and run make again",
         )
 
 
@@ -82,7 +82,7 @@ def main() -> None:
     if pip(venv, "install", "-q", "-c", "constraints.txt", *wanted):
         fail(
             "pip could not install the project (its message is above)",
-            "see that this machine reaches its package index",
+            "check that this machine can reach its package index",
         )
     (venv / f".{extra}").touch()
     say(f"ready after {time.monotonic() - begun:.0f} s; the next run skips this")

@@ -1,6 +1,6 @@
-"""The demo: an embedded cluster, a distributed training as an Airflow task, and the GPUs free again.
+"""The demo: start an embedded cluster, run a distributed training as an Airflow task, release its GPUs.
 
-With KUBECONFIG set it runs on that cluster instead; the image then is KTRAIN_DEMO_IMAGE (see README).
+If KUBECONFIG is set, it runs on that cluster instead, with the image KTRAIN_DEMO_IMAGE (see README).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def airflow_environment(home: pathlib.Path, kubeconfig: pathlib.Path) -> dict[str, str]:
-    """An Airflow of its own: nothing of the user's is read or written."""
+    """The environment of a temporary Airflow. Nothing of the user's Airflow is read or written."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
     return {
         **inherited,
@@ -55,15 +55,15 @@ def cluster() -> Iterator[pathlib.Path]:
         return
     from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
-    say(f"starting the embedded cluster: one node with {GPUS} pretended nvidia.com/gpu")
+    say(f"starting the embedded cluster: one node with {GPUS} simulated GPUs")
     with EmbeddedCluster(images={"pytorch-demo": ROOT / "examples" / "demo"}, gpus_per_node=GPUS) as embedded:
-        say(f"it answers at {embedded.url}; kubeconfig: {embedded.kubeconfig}")
+        say(f"the cluster is running: {embedded.url}, kubeconfig {embedded.kubeconfig}")
         yield embedded.kubeconfig
         say("stopping the embedded cluster")
 
 
 def shown(line: str) -> str | None:
-    """A line of Airflow's log as the demo shows it, or None where it is not the provider's."""
+    """A line of Airflow's log as the demo shows it; None if the provider didn't write it."""
     if not (ours := OURS.match(line)):
         return None
     time_of_day, level, text = ours.groups()
@@ -71,7 +71,7 @@ def shown(line: str) -> str | None:
 
 
 def run_dag(command: list[str], env: dict[str, str]) -> None:
-    """Run it and show the task's own log lines as they come; everything where it fails."""
+    """Run a command and show the provider's log lines; if it fails, everything that it printed."""
     everything = []
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
         for line in ran.stdout or ():
@@ -79,25 +79,25 @@ def run_dag(command: list[str], env: dict[str, str]) -> None:
             if text := shown(line):
                 print(text, flush=True)
     if ran.returncode:
-        sys.exit("".join(everything) + f"\nthe DAG failed (exit {ran.returncode}); all that it printed is above")
+        sys.exit("".join(everything) + f"\nthe DAG failed (exit code {ran.returncode}); its whole output is above")
 
 
 def main() -> None:
     if os.environ.get("KUBECONFIG") and not os.environ.get("KTRAIN_DEMO_IMAGE"):
         sys.exit(
-            "KUBECONFIG is set, KTRAIN_DEMO_IMAGE is not. Build examples/demo/Dockerfile, push it to where the cluster "
-            "pulls from, and name it: KTRAIN_DEMO_IMAGE=REGISTRY/pytorch-demo:1 (KTRAIN_DEMO_GPUS=0 without GPUs)"
+            "KUBECONFIG is set, but KTRAIN_DEMO_IMAGE is not. Build examples/demo/Dockerfile, push it to a registry "
+            "of the cluster, and set KTRAIN_DEMO_IMAGE=REGISTRY/pytorch-demo:1 (without GPUs, also KTRAIN_DEMO_GPUS=0)"
         )
     with tempfile.TemporaryDirectory(prefix="ktrain-demo-") as home, cluster() as kubeconfig:
         env = airflow_environment(pathlib.Path(home), kubeconfig)
-        say("making a temporary Airflow (sqlite)")
+        say("creating a temporary Airflow (SQLite)")
         airflow = [sys.executable, "-m", "airflow"]
         made = subprocess.run([*airflow, "db", "migrate"], env=env, capture_output=True, text=True)
         if made.returncode:
             sys.exit(f"airflow db migrate failed:\n{made.stdout}\n{made.stderr}")
         gpus = os.environ.get("KTRAIN_DEMO_GPUS", "1")
-        asked = {"0": "no GPUs", "1": "a GPU each"}.get(gpus, f"{gpus} GPUs each")
-        say(f"running the DAG ktrain_demo through Airflow: 1 Master, 2 Workers, {asked}")
+        asked = {"0": "no GPUs", "1": "1 GPU each"}.get(gpus, f"{gpus} GPUs each")
+        say(f"running the DAG ktrain_demo: 1 Master, 2 Workers, {asked}")
         run_dag([*airflow, "dags", "test", "ktrain_demo"], env)
         say("the DAG succeeded")
     say("done; nothing is left running")

@@ -1,4 +1,4 @@
-"""`ktrain cluster`: start, stop and look at an embedded cluster, and switch its faults."""
+"""`ktrain cluster`: start and stop an embedded cluster, show its status, and inject faults."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from airflow_provider_ktrain.local.objects import quantity
 
 NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 FAULTS = {
-    "refuse": "take no connections for --seconds; what runs goes on",
-    "drop": "cut all connections, and each new one at its first request, for --seconds",
-    "status": "answer --status to requests of --verb whose path matches --path",
+    "refuse": "cut all connections and refuse new ones for --seconds; containers continue to run",
+    "drop": "cut all connections now, and each new one at its first request, for --seconds",
+    "status": "respond with --status to requests of --verb whose path matches --path",
     "cut_logs": "cut log streams after --bytes",
-    "delay_watch": "hold back events of watches for --delay seconds",
-    "expire": "forget old resource versions: what resumes from one gets 410",
+    "delay_watch": "delay watch events by --delay seconds",
+    "expire": "forget old resource versions: a watch that resumes from one gets 410",
     "evict": "evict --pod of --namespace",
-    "lose": "lose --node: its processes die and nothing is heard of it",
-    "recover": "let --node come back",
+    "lose": "lose --node: its processes are killed, and it reports nothing",
+    "recover": "bring --node back",
     "clear": "end all faults",
 }
 #: options of a fault: their type and what they mean
 FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
-    "seconds": (float, "for how long (default: until clear)"),
-    "status": (int, "HTTP status to answer"),
-    "verb": (str, "get, list, watch, create, update, patch or delete; several with commas"),
-    "path": (str, "a regular expression that paths contain"),
-    "count": (int, "how many requests it meets"),
-    "bytes": (int, "of a log stream"),
-    "delay": (float, "seconds"),
+    "seconds": (float, "duration; required for refuse and drop (default: until clear)"),
+    "status": (int, "HTTP status of the responses, 400 to 599"),
+    "verb": (str, "get, list, watch, create, update, patch or delete; separate several with commas"),
+    "path": (str, "regular expression that matches a part of the path"),
+    "count": (int, "number of requests that get the fault (default: all)"),
+    "bytes": (int, "bytes of a log stream after which it is cut"),
+    "delay": (float, "seconds by which watch events are delayed"),
     **dict.fromkeys(("namespace", "pod", "node", "message"), (str, None)),
 }
 
 
 def add_parser(subparsers: Any) -> None:
     """Add `cluster` to the commands of `ktrain`; each sets `run`: arguments to exit code."""
-    about = "a Kubernetes of one's own, for development and tests"
+    about = "a Kubernetes cluster on this machine, for development and tests"
     commands = subparsers.add_parser("cluster", help=about, description=__doc__).add_subparsers(
         dest="action", required=True
     )
@@ -51,9 +51,9 @@ def add_parser(subparsers: Any) -> None:
     made = {}
     for name, run, about, more in (
         ("start", _start, "start a cluster on this machine", ""),
-        ("stop", _stop, "end the cluster and everything it started", ""),
-        ("status", _status, "say whether a cluster is up; exit code 3 where none is", ""),
-        ("fault", _fault, "let something go wrong", faults),
+        ("stop", _stop, "stop the cluster and everything it started", ""),
+        ("status", _status, "report whether a cluster is running; exit code 3 if none is", ""),
+        ("fault", _fault, "inject a fault into the running cluster", faults),
     ):
         made[name] = parser = commands.add_parser(
             name, help=about, description=about + more, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -71,18 +71,18 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_start_options(add: Callable[..., argparse.Action]) -> None:
     add("--kubeconfig", type=_path, help="where to write the kubeconfig (default: in the state directory)")
-    add("--port", type=int, default=0, help="of the API server (default: any free one)")
+    add("--port", type=int, default=0, help="port of the API server (default: any free port)")
     add(
         "--image", action="append", default=[], metavar="NAME[=DIR]", type=_image,
-        help="an image name, and the directory that its containers work in (default: an empty one); may be repeated",
+        help="an image name, and the directory in which its containers run (default: an empty one); may be repeated",
     )  # fmt: skip
-    add("--nodes", type=int, default=1, metavar="N", help="how many hosts to show (default: 1)")
-    add("--gpus-per-node", type=int, default=0, metavar="N", help="nvidia.com/gpu of each (default: 0)")
+    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--gpus-per-node", type=int, default=0, metavar="N", help="nvidia.com/gpu of each node (default: 0)")
     add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
     )  # fmt: skip
-    add("--mpi-api", choices=("v1", "v2beta1"), default="v1", help="the version of MPIJob (default: v1)")
+    add("--mpi-api", choices=("v1", "v2beta1"), default="v1", help="the version of MPIJob to serve (default: v1)")
 
 
 def _path(text: str) -> Path:
@@ -123,36 +123,36 @@ def _start(args: argparse.Namespace) -> int:
         needed = "pip install 'airflow-provider-ktrain[local]'"
         raise ClusterError(f"not installed: {', '.join(missing)}; run: {needed}")
     if known := cluster.running(args.state_dir):
-        end = "end it with: ktrain cluster stop"
-        raise ClusterError(f"a cluster is up already in {args.state_dir}: {known['url']}; {end}")
+        remedy = "stop it with: ktrain cluster stop"
+        raise ClusterError(f"a cluster is already running in {args.state_dir}: {known['url']}; {remedy}")
     config = Config(
         str(args.state_dir), str(args.kubeconfig or ""), args.port,
         dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.mpi_api,
     )  # fmt: skip
     _, told = cluster.start(config)
-    print(f"The cluster is up (process {told['pid']}, {told['url']}). To use it:")
+    print(f"The cluster is running (process {told['pid']}, {told['url']}). To use it:")
     print(f"  export KUBECONFIG={told['kubeconfig']}")
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    print("The cluster has ended." if cluster.stop(args.state_dir) else "No cluster is up.")
+    print("The cluster is stopped." if cluster.stop(args.state_dir) else "No cluster is running.")
     return 0
 
 
 def _status(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
-        print("No cluster is up.")
+        print("No cluster is running.")
         return 3
-    print(f"A cluster is up: process {state['pid']}, {state['url']}, kubeconfig {state['kubeconfig']}")
+    print(f"A cluster is running: process {state['pid']}, {state['url']}, kubeconfig {state['kubeconfig']}")
     return 0
 
 
 def _fault(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
-        raise ClusterError("no cluster is up")
+        raise ClusterError("no cluster is running; start one with: ktrain cluster start")
     wanted = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
     cluster.admin(state, {name: value for name, value in wanted.items() if value is not None})
     return 0

@@ -85,7 +85,7 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
 
 
 def running(state_dir: Path) -> dict[str, Any] | None:
-    """What the cluster of a state directory told when it was ready, or None where none is up."""
+    """The address, process and token of the cluster of a state directory; None if none is running."""
     with contextlib.suppress(FileNotFoundError, ValueError), open(state_dir / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def running(state_dir: Path) -> dict[str, Any] | None:
 
 
 def stop(state_dir: Path) -> bool:
-    """End the cluster of a state directory with everything it started; False where none was up."""
+    """Stop the cluster of a state directory and everything it started; False if none was running."""
     state = running(state_dir)
     if state is None:
         return False
@@ -106,7 +106,7 @@ def stop(state_dir: Path) -> bool:
         while running(state_dir) is not None:
             if time.monotonic() > until:
                 os.kill(state["pid"], signal.SIGKILL)
-                raise ClusterError(f"the embedded cluster (process {state['pid']}) was killed: it did not end in time")
+                raise ClusterError(f"the embedded cluster (process {state['pid']}) did not stop in time and was killed")
             time.sleep(0.05)
     for name in ("cluster.json", "kubeconfig"):
         (state_dir / name).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def stop(state_dir: Path) -> bool:
 
 
 def admin(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Post to the fault switches of a cluster, given what it told. ClusterError where they refuse, or do not answer."""
+    """Inject a fault, given the state from `running`. ClusterError if the cluster rejects it or doesn't respond."""
     headers = {"Authorization": f"Bearer {state['token']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{state['url']}/ktrain/faults", json.dumps(wanted).encode(), headers)
     context = ssl.create_default_context(cafile=state["ca_file"])
@@ -123,7 +123,7 @@ def admin(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     except urllib.error.HTTPError as e:
         raise ClusterError(json.load(e).get("message", str(e))) from None
     except OSError as e:
-        raise ClusterError(f"the cluster does not answer: {e}") from None
+        raise ClusterError(f"the embedded cluster doesn't respond: {e}") from None
 
 
 class EmbeddedCluster:

@@ -188,13 +188,13 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the state directory's lock, which tells that a cluster is up. ApiError 409 where another one holds it."""
+    """Hold the lock of a state directory while its cluster runs. ApiError 409 if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(directory / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ApiError(409, f"a cluster is up already in {directory}") from None
+            raise ApiError(409, f"a cluster is already running in {directory}") from None
         yield
 
 

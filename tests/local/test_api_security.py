@@ -146,5 +146,5 @@ def test_server_dies_with_the_process_that_started_it() -> None:
 
 
 def test_one_cluster_a_state_directory(cluster: EmbeddedCluster) -> None:
-    with pytest.raises(ClusterError, match="a cluster is up already"):
+    with pytest.raises(ClusterError, match="a cluster is already running"):
         start(Config(str(cluster.state_dir)))
