@@ -45,8 +45,8 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     :param confirm_after: time between the two checks, in seconds or as a timedelta. Default: 5 minutes.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
-    :raises TrainingConfigurationError: a namespace is an empty string, or `[ktrain] deployment_id` is not set: if the
-        default id changed, jobs of running tasks would look left over.
+    :raises TrainingConfigurationError: a namespace is an empty string, or `[ktrain] deployment_id` is not set: another
+        Airflow can have the same default, and its jobs would look left over.
     :raises TrainingJobError: a namespace does not exist or can't be read.
     """
 
