@@ -16,7 +16,8 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks. "
         f"`Documentation <{DOCUMENTATION}>`__",
         "task-decorators": [
-            {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"}
+            {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"},
+            {"name": "mpijob", "class-name": "airflow_provider_ktrain.decorators.mpijob.mpijob_task"},
         ],
         "extra-links": ["airflow_provider_ktrain.links.training.TrainingJobLink"],
         "config": {

@@ -2,24 +2,30 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, find_result
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB
+from airflow_provider_ktrain.core.logs.result import PART_MARKER, RESULT_MARKER, find_result, keep_result_line
 from airflow_provider_ktrain.core.manifest.program import (
+    MPI,
     NOT_JSON,
     PROGRAM_VARIABLE,
+    RETURNED,
     TERMINATION_LOG_VARIABLE,
     Definition,
     cannot_travel,
     command,
-    environment,
+    mpirun_command,
     program,
+    program_variable,
 )
 
 
@@ -53,9 +59,8 @@ def test_what_can(source: str) -> None:
 
 
 def run(text: str, **env: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, *command(torchrun=False)[1:]], env={**environment(text), **env}, capture_output=True, text=True
-    )
+    words, variables = [sys.executable, *command(torchrun=False)[1:]], {**program_variable(text), **env}
+    ran = subprocess.run(words, env=variables, capture_output=True, text=True)
     return ran.stdout + ran.stderr
 
 
@@ -96,7 +101,7 @@ def test_too_large() -> None:
 
 def test_it_is_encoded() -> None:
     text = program(Definition("def f():\n    return '$$'"), "f", [], {})
-    assert base64.b64decode(environment(text)[PROGRAM_VARIABLE]).decode() == text
+    assert base64.b64decode(program_variable(text)[PROGRAM_VARIABLE]).decode() == text
     assert json.dumps(command(torchrun=True)).count("torch.distributed.run") == 1
 
 
@@ -143,3 +148,73 @@ def test_indented_definition_is_shipped_as_written() -> None:
     assert [text for _, text in definition.decorators] == ["a(\n        1)"]
     assert list(cannot_travel(definition, "f")) == []
     assert run(program(definition, "f", [], {})) == RESULT_MARKER + json.dumps("x\n      y\nz") + "\n"
+
+
+# ---- under mpirun
+
+
+def mpi(source: str, *args: Any) -> str:
+    return program(Definition(source), "f", args, {}, MPI)
+
+
+def received(output: str) -> tuple[Any, str]:
+    """What a follower of the Launcher's log reads."""
+    held = ""
+    for line in output.split("\n"):
+        held = keep_result_line(held, line)
+    return find_result(MPIJOB, {}, [], held)
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+@pytest.mark.parametrize("value", [None, 0.5, {"text": "ü" * 7000}])
+def test_rank_0_sends_its_return_value_in_short_lines(variable: str, value: Any) -> None:
+    said = run(mpi("def f(x):\n    return x", value), **{variable: "0"})
+    assert received(said) == ({RETURNED: value}, "")
+    assert max(len(line) for line in said.splitlines(keepends=True)) <= 2000
+
+
+def test_other_ranks_send_nothing() -> None:
+    assert run(mpi("def f(): return 1"), OMPI_COMM_WORLD_RANK="1") == ""
+
+
+def test_unknown_rank_fails_before_the_function_runs() -> None:
+    said = run(mpi("def f(): print('trained')"), RANK="0")
+    assert said == "mpirun has set neither OMPI_COMM_WORLD_RANK nor PMI_RANK: the rank is unknown\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def f():\n    return {1}", f"{NOT_JSON}Object of type set is not JSON serializable"),
+        ("def f():\n    return 'x' * 50_000", "the return value has 50,016 bytes of JSON, more than 49,152"),
+    ],
+)
+def test_return_value_that_cannot_be_sent_has_a_reason(source: str, why: str) -> None:
+    assert received(run(mpi(source), PMI_RANK="0")) == (None, f"Its result is left out: {why}")
+
+
+NOISY = """\
+def f(n):
+    import os
+    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    print("\\n".join(f"rank {rank} {i} " + "y" * 150 for i in range(2000)), end="")
+    return ["x" * n, os.environ["FORWARDED"], os.environ["PATH"]]
+"""
+
+
+@pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI")
+def test_return_value_passes_a_real_mpirun(tmp_path: Path) -> None:
+    """All ranks write as fast as they can, and rank 0's last line has no end."""
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=3\n")
+    env = {
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PRTE_MCA_prte_default_hostfile": str(hostfile),
+        "FORWARDED": "yes",
+    }
+    words = mpirun_command(["FORWARDED", "MISSING"])
+    ran = subprocess.run(words, env={**env, **program_variable(mpi(NOISY, 20_000))}, capture_output=True, text=True)
+    assert received(ran.stdout) == ({RETURNED: ["x" * 20_000, "yes", env["PATH"]]}, ""), ran.stderr
+    assert sum(PART_MARKER in line for line in ran.stdout.splitlines()) == 22
+    assert {f"rank {rank} 0 " in ran.stdout for rank in range(3)} == {True}

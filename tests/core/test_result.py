@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import zlib
 from typing import Any
 
 import msgspec
@@ -13,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.logs.result import MAX_BYTES, RESULT_MARKER, find_result, keep_result_line
+from airflow_provider_ktrain.core.logs.result import (
+    MAX_BYTES,
+    PART_MARKER,
+    RESULT_MARKER,
+    find_result,
+    keep_result_line,
+)
 from airflow_provider_ktrain.core.storable import MAX_DEPTH
 
 JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}}}
@@ -178,3 +185,58 @@ def test_line_with_many_markers_is_read_quickly() -> None:
     started = time.process_time()
     held(line)
     assert time.process_time() - started < 1
+
+
+# ---- numbered lines
+
+
+def numbered(value: Any, size: int = 8) -> list[str]:
+    """As a function under mpirun prints its return value."""
+    text = json.dumps(value)
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    rest = [f"{n}/{len(parts)} {zlib.crc32(text.encode()):08x} {part}" for n, part in enumerate(parts, 1)]
+    return [f"{PART_MARKER}{zlib.crc32(line.encode()):08x} {line}" for line in rest]
+
+
+VALUE = {"loss": 0.25, "name": "a b  c", "ü": None}
+LINES = numbered(VALUE)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        LINES,
+        [*LINES, *LINES],
+        [f"rank 1 epoch 3{line}\r" for line in reversed(LINES)],
+        [line[:-1] for line in LINES[:2]] + LINES[2:] + [f"{line}rank 1" for line in LINES[2:]] + LINES[:2],
+        [*numbered([1, 2, 3, 4, 5, 6]), *LINES],
+        ["KTRAIN_RESULT [1]", *LINES, "KTRAIN_RESULT [2]"],
+        ["KTRAIN_RESULT_PART", "KTRAIN_RESULT_PART 1/1 x", *LINES],
+    ],
+)
+def test_numbered_lines_are_joined(lines: list[str]) -> None:
+    assert result(line=held(*lines)) == (VALUE, "")
+
+
+def test_result_line_may_contain_the_marker_of_numbered_lines() -> None:
+    assert result(line=held(f'{RESULT_MARKER}["{PART_MARKER}"]')) == ([PART_MARKER], "")
+
+
+@pytest.mark.parametrize("damaged", [LINES[1][:-1], LINES[1] + "x", LINES[1].replace(" 2/", " 3/"), ""])
+def test_damaged_or_missing_numbered_line_is_an_error(damaged: str) -> None:
+    found, why = result(line=held(LINES[0], damaged, *LINES[2:]))
+    assert found is None
+    assert why == f"Its result is left out: 1 of its {len(LINES)} numbered lines are missing or damaged"
+
+
+def test_numbered_lines_of_two_texts_are_not_mixed() -> None:
+    """The Launcher ran twice, and the second text is incomplete."""
+    found, why = result(line=held(*LINES, numbered({**VALUE, "loss": 0.75})[0]))
+    assert found is None
+    assert "numbered lines are missing" in why
+
+
+def test_held_numbered_lines_are_bounded() -> None:
+    assert held(*numbered("x" * MAX_BYTES * 2, 1900)) == ""
+    assert held(*numbered("x" * 4000, 2000)) == ""
+    assert len(held(*numbered("x" * (MAX_BYTES - 2), 1900))) < 2 * MAX_BYTES

@@ -44,6 +44,16 @@ def test_a_function_and_a_sweep(airflow: Airflow) -> None:
 
 
 @pytest.mark.embedded
+def test_function_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
+    run = airflow.trigger("ktrain_mpi_function")
+    airflow.wait_state("ktrain_mpi_function", run, "report", "success")
+    assert airflow.xcom("ktrain_mpi_function", run, "report") == "pi is about 3.141593, computed by 4 ranks"
+    log = airflow.log("ktrain_mpi_function", run, "pi")
+    assert all(f"[Launcher 0] rank {rank} of 4" in log for rank in range(4))
+    assert not kube.pods()
+
+
+@pytest.mark.embedded
 def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
     wait_for("the consumer is known", lambda: airflow.known("ktrain_retrain"))
     airflow.call("PATCH", "/api/v2/dags/ktrain_retrain", {"is_paused": False})

@@ -1,4 +1,4 @@
-"""`@task.pytorchjob`: which functions it takes, under whatever name it was imported."""
+"""The decorators of functions: which functions they accept, under whatever name they were imported."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def load(folder: Path, body: str) -> ModuleType:
         "@small",
         "@partly(gpus=1)",
         "@configured(gpus=1)",
+        '@task.mpijob(image="x")',
         '@setup\n    @task.pytorchjob(image="x")',
         '@task.run_if(lambda context: True)\n    @t.pytorchjob(image="x")',
     ],
@@ -79,10 +80,12 @@ def test_source_is_shipped_without_decorators(tmp_path: Path, decorators: str) -
     assert module.dag.get_task("train").get_python_source() == f"if True:\n{FUNCTION}"
 
 
-@pytest.mark.parametrize("ours", ['task.pytorchjob(image="x")', "small", 'run(image="x")', "configured()"])
-@pytest.mark.parametrize("below", ["record", "task.pytorchjob(image='y')"])
+@pytest.mark.parametrize(
+    "ours", ['task.mpijob(image="x")', 'task.pytorchjob(image="x")', "small", 'run(image="x")', "configured()"]
+)
+@pytest.mark.parametrize("below", ["record", "task.pytorchjob(image='y')", "task.mpijob(image='y')"])
 def test_decorators_below_are_refused(tmp_path: Path, ours: str, below: str) -> None:
-    with pytest.raises(ValueError, match=r"^@task.pytorchjob: .*decorate a function inside"):
+    with pytest.raises(ValueError, match=r"^@task.\w+: .*decorate a function inside"):
         load(tmp_path, f"with DAG('d'):\n    @{ours}\n    @{below}\n{FUNCTION}")
 
 
@@ -96,12 +99,25 @@ def test_wrapper_that_hides_the_function_is_refused(tmp_path: Path) -> None:
         load(tmp_path, f"with DAG('d'):\n    @task.pytorchjob(image='x')\n    @bare\n{FUNCTION}    train(1)\n")
 
 
-@pytest.mark.parametrize("logs", ["'none'", "{'Worker': [1]}"])
-def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, logs: str) -> None:
-    body = f"with DAG('d'):\n    @task.pytorchjob(image='x', logs={logs}OPTION)\n{FUNCTION}    train(1)\n"
-    with pytest.raises(ValueError, match="leaves out replica 0, whose log has the return value of train"):
+@pytest.mark.parametrize(
+    ("decorator", "logs", "primary"),
+    [
+        ("pytorchjob", "'none'", "replica 0"),
+        ("pytorchjob", "{'Worker': [1]}", "replica 0"),
+        ("mpijob", "'none'", "Launcher 0"),
+        ("mpijob", "{'Worker': [0]}", "Launcher 0"),
+    ],
+)
+def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: str, logs: str, primary: str) -> None:
+    body = f"with DAG('d'):\n    @task.{decorator}(image='x', logs={logs}OPTION)\n{FUNCTION}    train(1)\n"
+    with pytest.raises(ValueError, match=f"leaves out {primary}, whose log has the return value of train"):
         load(tmp_path, body.replace("OPTION", ""))
     load(tmp_path, body.replace("OPTION", ", do_xcom_push=False"))
+
+
+@pytest.mark.parametrize("logs", ["'primary'", "{'Launcher': [0]}"])
+def test_logs_of_the_launcher_have_the_return_value(tmp_path: Path, logs: str) -> None:
+    load(tmp_path, f"with DAG('d'):\n    @task.mpijob(image='x', workers=2, logs={logs})\n{FUNCTION}    train(1)\n")
 
 
 def test_mapped_function_is_checked_when_the_dag_is_parsed(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.clusters import TestCluster
 
 Object = dict[str, Any]
 DAG_ID = "dag"
+PYTORCHJOBS = ("kubeflow.org", "v1", "pytorchjobs")
 TRAINS = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
 
 
@@ -73,8 +74,10 @@ class DefersSoon(PyTorchJobOperator):
 class Instance:
     """Tries of one task in one run. A context manager that deletes its jobs."""
 
-    def __init__(self, cluster: TestCluster) -> None:
+    def __init__(self, cluster: TestCluster, resource: tuple[str, str, str] = PYTORCHJOBS) -> None:
+        """:param resource: group, version and plural of the task's jobs."""
         self.cluster = cluster
+        self.resource = resource
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
         self.has_state = True  # False: as Airflow below 3.3
@@ -151,10 +154,11 @@ class Instance:
         return TaskKey("tests", DAG_ID, "train", self.run_id)
 
     def jobs(self) -> list[Object]:
+        group, version, plural = self.resource
+        selector = f"{PREFIX}/run-id={label_value(self.run_id)}"
         found = self._custom.list_namespaced_custom_object(
-            "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs",
-            label_selector=f"{PREFIX}/run-id={label_value(self.run_id)}",
-        )  # fmt: skip
+            group, version, self.cluster.namespace, plural, label_selector=selector
+        )
         return list(found["items"])
 
     def everything(self) -> set[str]:
@@ -177,10 +181,11 @@ class Instance:
             )  # fmt: skip
 
     def delete(self) -> None:
+        group, version, plural = self.resource
         for job in self.jobs():
             try:
                 self._custom.delete_namespaced_custom_object(
-                    "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"]
+                    group, version, self.cluster.namespace, plural, job["metadata"]["name"]
                 )
             except client.ApiException as e:
                 if e.status != 404:

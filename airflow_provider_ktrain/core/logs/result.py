@@ -3,25 +3,54 @@
 The last line with `KTRAIN_RESULT {"accuracy": 0.97}` in the log of the primary (index 0) counts. If there is none, the
 termination message of its container counts: what the program writes to /dev/termination-log, of which the kubelet keeps
 4,096 bytes. This needs no sidecar and no exec.
+
+mpirun forwards output in pieces, so lines of several ranks can be mixed or cut. A function under mpirun therefore
+prints its return value in short numbered lines with checksums, twice: see `core/manifest/program.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.storable import MAX_DEPTH, storable
 
+MARKER_PREFIX = "KTRAIN_RESULT"  #: of both markers
 RESULT_MARKER = "KTRAIN_RESULT "
+#: followed by a CRC-32 of the rest of the line, `number/count`, a CRC-32 of the whole text, and a part of the text
+PART_MARKER = "KTRAIN_RESULT_PART "
+NOT_RETURNED = "the return value "  #: text that stands in for a return value that can't be sent begins like this
 MAX_BYTES = 48 * 1024  #: of the JSON text, because Airflow stores it as an XCom in its database
 TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
 LEFT_OUT = "Its result is left out: "
 CHANGED = "Its result is stored with a change: "
 MAX_MARKERS = 8  #: tried per line
+PART_BYTES = 1900  #: of the text in a numbered line, which has less than 2,000 bytes in all
+MAX_PARTS = -(-MAX_BYTES // PART_BYTES)
+_PART = re.compile(rf"{PART_MARKER}([0-9a-f]{{8}}) (([1-9]\d?)/([1-9]\d?) ([0-9a-f]{{8}}) ([ -~]+))\r?\Z")
+
+
+class _Part(NamedTuple):
+    """One intact numbered line.
+
+    :param line: from the marker on.
+    :param whole: number of lines and checksum of the whole text; equal in all lines of one text.
+    :param number: of this line, from 1.
+    :param total: number of lines.
+    :param text: the part of the whole text.
+    """
+
+    line: str
+    whole: str
+    number: int
+    total: int
+    text: str
 
 
 def keep_result_line(held: str, line: str) -> str:
@@ -31,10 +60,16 @@ def keep_result_line(held: str, line: str) -> str:
     that prints it. The last line whose text after a marker is JSON wins. A line without JSON is held only as long as
     there is none with JSON, so that it can be reported.
 
+    Numbered lines win over result lines. The intact lines of the last text are held, one per line.
+
     :param held: what this function returned for the lines before; an empty string at first.
     :param line: the text of the line.
-    :return: an empty string, or text that begins with RESULT_MARKER and is at most a little longer than MAX_BYTES.
+    :return: an empty string, or text that begins with one of the markers and is at most a little longer than MAX_BYTES.
     """
+    if PART_MARKER in line and (part := _part(line[line.rfind(PART_MARKER) :])):
+        return _with_part(held, part)
+    if held.startswith(PART_MARKER):
+        return held
     first = ""
     start = line.find(RESULT_MARKER)
     for _ in range(MAX_MARKERS):
@@ -46,6 +81,23 @@ def keep_result_line(held: str, line: str) -> str:
         first = first or found
         start = line.find(RESULT_MARKER, start + len(RESULT_MARKER))
     return held if not first or _has_json(held) else first
+
+
+def _with_part(held: str, part: _Part) -> str:
+    """The held lines with one more. Lines of another text, of an earlier run of the Launcher, are dropped."""
+    before = [found for text in held.split("\n") if (found := _part(text)) and found.whole == part.whole]
+    if any(found.number == part.number for found in before):
+        return held
+    return "\n".join([*(found.line for found in before), part.line])
+
+
+def _part(text: str) -> _Part | None:
+    """The numbered line that the text is; None if it isn't one, or is damaged."""
+    match = _PART.match(text)
+    if match is None or zlib.crc32(match[2].encode()) != int(match[1], 16):
+        return None
+    part = _Part(match[0].rstrip("\r"), f"{match[4]} {match[5]}", int(match[3]), int(match[4]), match[6])
+    return part if part.number <= part.total <= MAX_PARTS and len(part.text) <= PART_BYTES else None
 
 
 def _has_json(result_line: str) -> bool:
@@ -69,6 +121,8 @@ def find_result(
 
     :param result_line: what `keep_result_line` held after the primary's last line.
     """
+    if result_line.startswith(PART_MARKER):
+        return _joined(result_line)
     if result_line:
         return _parsed(result_line.removeprefix(RESULT_MARKER), "the line with KTRAIN_RESULT")
     message = _termination_message(kind, job, pods)
@@ -77,6 +131,18 @@ def find_result(
     if not message.lstrip().startswith(("{", "[")):
         return None, ""  # a message for humans
     return _parsed(message, "the termination message")
+
+
+def _joined(held: str) -> tuple[Any, str]:
+    """The result in numbered lines."""
+    parts = {part.number: part for line in held.split("\n") if (part := _part(line))}
+    count = next((part.total for part in parts.values()), 0)
+    if not count or len(parts) < count:
+        return None, f"{LEFT_OUT}{count - len(parts)} of its {count} numbered lines are missing or damaged"
+    text = "".join(parts[number].text for number in sorted(parts))
+    if text.startswith(NOT_RETURNED):
+        return None, f"{LEFT_OUT}{text}"
+    return _parsed(text, "the return value")
 
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:

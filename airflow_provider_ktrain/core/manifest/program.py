@@ -13,15 +13,21 @@ import builtins
 import json
 import symtable
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, TERMINATION_MESSAGE_BYTES
+from airflow_provider_ktrain.core.logs import result
+from airflow_provider_ktrain.core.logs.result import NOT_RETURNED, PART_BYTES, PART_MARKER, RESULT_MARKER
 
 PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
 TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: path of the file whose content becomes the termination message
-TERMINATION_LOG = "/dev/termination-log"  #: Kubernetes' default for `terminationMessagePath`
-NOT_JSON = "the return value is not JSON: "  #: follows the marker if the function returned something else
+#: lets rank 0 write the termination message, at Kubernetes' default for `terminationMessagePath`. The path is in a
+#: variable because the embedded cluster replaces paths in variables.
+TERMINATION_MESSAGE = {TERMINATION_LOG_VARIABLE: "/dev/termination-log"}
+NOT_JSON = f"{NOT_RETURNED}is not JSON: "  #: follows the marker if the function returned something else
+RETURNED = "returned"  #: key of the return value in numbered lines: without it, None could mean that none was read
+IMAGE_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  #: which images set for their programs
 MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one environment variable
 
 #: writes the program to a file, so that tracebacks show its lines, and executes it
@@ -32,6 +38,19 @@ with tempfile.NamedTemporaryFile("wb", prefix="ktrain-", suffix=".py", delete=Fa
 os.execv(sys.executable, [sys.executable, "-u", *{options!r}, f.name])
 """
 
+#: starts Python in all slots by mpirun. Open MPI needs options that MPICH and Intel MPI don't know. Its ranks are not
+#: bound to cores, because the pods on a node would all choose the same ones.
+_MPIRUN = """\
+import os, subprocess
+words = ["mpirun", "--allow-run-as-root"]
+version = subprocess.run([*words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+if b"Open MPI" in version:
+    words += ["--bind-to", "none", *(word for name in {forwarded!r} if name in os.environ for word in ("-x", name))]
+else:
+    words = words[:1]
+os.execvp("mpirun", [*words, *{python!r}])
+"""
+
 _PROGRAM = """\
 {source}
 
@@ -39,23 +58,65 @@ if __name__ == "__main__":
     import json as _json
     import os as _os
 
+    {rank}
     _given = _json.loads({given!r})
     _returned = {name}(*_given["args"], **_given["kwargs"])
-    if _os.environ.get("RANK", "0") == "0":
+    if _rank == "0":
         try:
-            _text = _json.dumps(_returned)
+            _text = _json.dumps({value})
         except (TypeError, ValueError, RecursionError) as _error:
-            _text = f"{not_json}{{_error}}"
-        print({marker!r} + _text, flush=True)
-        _message = ({marker!r} + _text).encode(errors="replace")
-        _path = _os.environ.get({log_variable!r}, "")
-        if len(_message) <= {message_bytes} and _os.path.exists(_path):
+            _text = {not_json!r} + ascii(str(_error))[1:-1]
+{output}"""
+
+_RESULT_LINE = f"""\
+        print({RESULT_MARKER!r} + _text, flush=True)
+        _message = ({RESULT_MARKER!r} + _text).encode(errors="replace")
+        _path = _os.environ.get({TERMINATION_LOG_VARIABLE!r}, "")
+        if len(_message) <= {result.TERMINATION_MESSAGE_BYTES} and _os.path.exists(_path):
             try:
                 with open(_path, "wb") as _file:
                     _file.write(_message)
             except OSError:
                 pass
 """
+
+_MPI_RANK = """\
+_rank = _os.environ.get("OMPI_COMM_WORLD_RANK") or _os.environ.get("PMI_RANK")
+    if _rank is None:
+        raise SystemExit("mpirun has set neither OMPI_COMM_WORLD_RANK nor PMI_RANK: the rank is unknown")
+"""
+
+# each line is one write after a pause, so that mpirun reads and forwards it in one piece; the copy is for damaged lines
+_NUMBERED_LINES = f"""\
+        import time as _time
+        import zlib as _zlib
+
+        if len(_text) > {result.MAX_BYTES}:
+            _text = f"{NOT_RETURNED}has {{len(_text):,}} bytes of JSON, more than {result.MAX_BYTES:,}"
+        _parts = [_text[_i : _i + {PART_BYTES}] for _i in range(0, len(_text), {PART_BYTES})]
+        for _number, _part in [*enumerate(_parts, 1)] * 2:
+            _line = "%d/%d %08x %s" % (_number, len(_parts), _zlib.crc32(_text.encode()), _part)
+            _time.sleep(0.05)
+            _os.write(1, ({PART_MARKER!r} + "%08x %s\\n" % (_zlib.crc32(_line.encode()), _line)).encode())
+"""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What starts the program in each process: how it finds its rank there, and how rank 0 sends its return value.
+
+    :param rank: statement that sets `_rank`.
+    :param value: expression of what is sent as JSON.
+    :param output: statements that send the text `_text`.
+    """
+
+    rank: str
+    value: str
+    output: str
+
+
+TORCH = Runner('_rank = _os.environ.get("RANK", "0")', "_returned", _RESULT_LINE)  #: or Python alone
+MPI = Runner(_MPI_RANK, f"{{{RETURNED!r}: _returned}}", _NUMBERED_LINES)
 
 
 class Definition:
@@ -121,9 +182,16 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
     return found.union(*(_globals(child) for child in table.get_children() if child.get_type() != "annotation"))
 
 
-def program(definition: Definition, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def program(
+    definition: Definition, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], runner: Runner = TORCH
+) -> str:
     """The program that calls the function with its arguments and prints rank 0's return value.
 
+    :param definition: of the function.
+    :param name: of the function.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :param runner: what starts the program. Default: torchrun or Python.
     :raises ManifestError: if the arguments are not JSON, or the program is too large.
     """
     try:
@@ -138,10 +206,10 @@ def program(definition: Definition, name: str, args: Sequence[Any], kwargs: Mapp
         source=definition.text,
         name=name,
         given=given,
-        marker=RESULT_MARKER,
         not_json=NOT_JSON,
-        message_bytes=TERMINATION_MESSAGE_BYTES,
-        log_variable=TERMINATION_LOG_VARIABLE,
+        rank=runner.rank,
+        value=runner.value,
+        output=runner.output,
     )
     if (size := len(base64.b64encode(text.encode()))) > MAX_BYTES:
         raise ManifestError(
@@ -159,12 +227,16 @@ def command(*, torchrun: bool) -> list[str]:
     return ["python3", "-c", _LAUNCH.format(variable=PROGRAM_VARIABLE, options=options)]
 
 
-def environment(text: str) -> dict[str, str]:
-    """The program's environment. The program is encoded, as Kubernetes expands `$(...)` in values.
+def mpirun_command(forwarded: Sequence[str]) -> list[str]:
+    """The command that runs the program in all slots by mpirun, which finds them in the operator's hostfile.
 
-    The path of the termination log is a variable because the embedded cluster replaces paths in variables.
+    :param forwarded: further variables of the Launcher that all ranks get, if they are set. Processes that SSH starts
+        have none of their container's variables.
     """
-    return {
-        PROGRAM_VARIABLE: base64.b64encode(text.encode()).decode(),
-        TERMINATION_LOG_VARIABLE: TERMINATION_LOG,
-    }
+    names = dict.fromkeys([PROGRAM_VARIABLE, *IMAGE_VARIABLES, *forwarded])
+    return ["python3", "-c", _MPIRUN.format(forwarded=list(names), python=command(torchrun=False))]
+
+
+def program_variable(text: str) -> dict[str, str]:
+    """The variable that holds the program. It is encoded, as Kubernetes expands `$(...)` in values."""
+    return {PROGRAM_VARIABLE: base64.b64encode(text.encode()).decode()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.logs.result import RESULT_MARKER, keep_result_line
+from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
@@ -118,7 +118,7 @@ class JobOutput:
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = time.time()
             keep(text, written, run)
-            if primary and RESULT_MARKER in text:
+            if primary and MARKER_PREFIX in text:
                 self.result_line = keep_result_line(self.result_line, text)
 
         return inspect

@@ -1,0 +1,200 @@
+"""Task decorators that run a Python function as the program of a training job."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.manifest.program import (
+    NOT_JSON,
+    TORCH,
+    Definition,
+    Runner,
+    cannot_travel,
+    program,
+    program_variable,
+)
+from airflow_provider_ktrain.operators.training import TrainingJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.follow.messages import Outcome
+
+
+QUOTES = "\"'"
+_REMEDY = "Decorators below it are not applied in the pod: decorate a function inside this one and call it"
+
+
+class FunctionOperator(DecoratedOperator, TrainingJobOperator):
+    """Base of the operators behind the decorators: a training job whose program is a Python function.
+
+    A subclass also inherits the operator of its kind, whose template fields it adds to `FUNCTION_FIELDS`.
+    """
+
+    custom_operator_name: str
+    runner: ClassVar[Runner] = TORCH
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **DecoratedOperator.template_fields_renderers,
+        **TrainingJobOperator.template_fields_renderers,
+    }
+
+    def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
+        if taken := {"command", "args"} & kwargs.keys():
+            raise ValueError(
+                f"{self.custom_operator_name}: {taken.pop()} can't be set, because the function is the program"
+            )
+        super().__init__(python_callable=python_callable, **kwargs)
+        self._definition = definition_of(python_callable, self.custom_operator_name)
+        problems = [*cannot_travel(self._definition, python_callable.__name__), *self._context_problems()]
+        if self.do_xcom_push and self._returns_nothing():
+            problems.append(
+                f"logs={self.logs!r} leaves out {self._first_replica()}, whose log has the return value of "
+                f"{python_callable.__name__}: follow that one too, or set do_xcom_push=False"
+            )
+        if self.image is None and self.manifest is None:
+            problems.append(f"{python_callable.__name__} has no image: set image=... or manifest=...")
+        if problems:
+            raise ValueError(f"{self.custom_operator_name}: " + "; ".join(problems))
+
+    def _context_problems(self) -> Iterator[str]:
+        """Parameters that an ordinary `@task` gets from Airflow's context, which is not available in a pod."""
+        name, signature = self.python_callable.__name__, inspect.signature(self.python_callable)
+        given = signature.bind_partial(*self.op_args, **self.op_kwargs).arguments
+        for parameter in signature.parameters.values():
+            if parameter.name in given:
+                continue
+            if parameter.kind is parameter.VAR_KEYWORD:
+                yield f"{name} takes **{parameter.name}, but Airflow's context is not available in the pod"
+            elif parameter.name in compat.context_keys():
+                yield (
+                    f"{name} takes {parameter.name!r} from Airflow's context, which is not available in the pod: "
+                    'rename the parameter and pass a value, as in day="{{ ds }}"'
+                )
+
+    def _returns_nothing(self) -> bool:
+        """Whether this choice of logs leaves out replica 0 of each role that can be the primary."""
+        if not isinstance(self.logs, Mapping):
+            return self.logs == "none"
+        return not any(0 in self.logs.get(role, ()) for role in self.kind.primaries)
+
+    def _first_replica(self) -> str:
+        return f"{self.kind.primaries[0]} 0" if len(self.kind.primaries) == 1 else "replica 0"
+
+    def get_python_source(self) -> str:
+        """The definition of the function as it was written, without decorators."""
+        return self._definition.text
+
+    def launch_command(self) -> list[str]:
+        """The command that starts the program."""
+        raise NotImplementedError
+
+    def launch_environment(self) -> dict[str, str]:
+        """Variables for the program, besides the program itself."""
+        return {}
+
+    def execute(self, context: Context) -> Any:
+        """Make the function the job's program, then do what the operator of its kind does."""
+        from airflow_provider_ktrain.worker_host import as_airflow_errors
+
+        with as_airflow_errors():
+            name, args, kwargs = self.python_callable.__name__, list(self.op_args), dict(self.op_kwargs)
+            text = program(self._definition, name, args, kwargs, self.runner)
+        self.command = self.launch_command()
+        self.args = []
+        self.env = {**(self.env or {}), **program_variable(text), **self.launch_environment()}
+        return super(DecoratedOperator, self).execute(context)  # DecoratedOperator's would call the function
+
+    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+        """Conclude as the operator does, but fail the task without a retry if the return value isn't JSON.
+
+        A retry would train again and lose the value again. The outcome of an earlier try is treated the same.
+        """
+        from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+
+        returned = super()._conclude(outcome, context, stored=stored)
+        if outcome.result is None and (problem := outcome.result_error.partition(NOT_JSON)[2]):
+            raise TrainingConfigurationError(
+                f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
+                f"{problem.rstrip(QUOTES)}. Return strings, numbers, booleans, None, lists and dicts"
+            )
+        return returned
+
+
+FUNCTION_FIELDS: Sequence[str] = ("op_args", "op_kwargs")  #: template fields of the function's arguments
+
+
+def function_task(
+    operator: type[FunctionOperator], python_callable: Callable[..., Any] | None, options: Mapping[str, Any]
+) -> TaskDecorator:
+    """The decorator with these options, or the function decorated with it.
+
+    :param operator: what runs the function.
+    :param python_callable: the function; None returns the decorator.
+    :param options: parameters of `task_decorator_factory` and of the operator.
+    """
+    decorate = functools.partial(_decorate, operator, options)
+    return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))
+
+
+def _decorate(
+    operator: type[FunctionOperator], options: Mapping[str, Any], python_callable: Callable[..., Any]
+) -> TaskDecorator:
+    """Decorate the function. It is checked here, so that `.expand()` also fails when the DAG is parsed."""
+    if callable(python_callable):  # otherwise Airflow reports the error
+        definition_of(python_callable, operator.custom_operator_name)
+    return task_decorator_factory(python_callable=python_callable, decorated_operator_class=operator, **options)
+
+
+def definition_of(function: Callable[..., Any], decorator: str) -> Definition:
+    """The definition of the function that is decorated.
+
+    :param decorator: for errors: `@task.pytorchjob`.
+    :raises ValueError: it isn't a plain function, its source can't be read, or it has decorators below ours.
+    """
+    if not isinstance(function, FunctionType):
+        raise ValueError(f"{decorator}: found {type(function).__name__}, expected a function. {_REMEDY}")
+    name = function.__name__
+    try:
+        definition = Definition(inspect.getsource(function))
+    except (OSError, SyntaxError) as e:
+        raise ValueError(f"{decorator}: the source of {name} can't be read ({e}): define it in a file") from None
+    lost = ", ".join(f"@{text}" for text in _decorators_below_ours(definition, function))
+    if lost or hasattr(function, "__wrapped__"):
+        raise ValueError(f"{decorator}: {name} has other decorators below it{lost and f': {lost}'}. {_REMEDY}")
+    return definition
+
+
+def _decorators_below_ours(definition: Definition, function: FunctionType) -> list[str]:
+    """Those between ours and `def`. The last one is ours if none can be recognized: `@mine` of a local variable."""
+    decorators = definition.decorators
+    ours = [i for i, (node, _) in enumerate(decorators) if _is_ours(_value(node, function.__globals__))]
+    return [text for _, text in decorators[ours[-1] + 1 :]] if ours else []
+
+
+def _value(decorator: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """What a decorator's name stands for, without its call; None if it isn't a dotted name known in the module."""
+    match decorator:
+        case ast.Call(func=called):
+            return _value(called, scope)
+        case ast.Attribute(value=owner, attr=name):
+            with contextlib.suppress(Exception):
+                return getattr(_value(owner, scope), name)
+        case ast.Name(id=name):
+            return scope.get(name)
+    return None
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is one of the decorators of this package."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    return isinstance(value, FunctionType) and value.__module__.startswith(f"{__package__}.")

@@ -1,0 +1,75 @@
+"""`@task.mpijob` runs a Python function in every rank of an MPIJob."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_ktrain.core.logs.result import LEFT_OUT
+from airflow_provider_ktrain.core.manifest.overlay import ATTEMPT, CHECKPOINT_DIR
+from airflow_provider_ktrain.core.manifest.program import MPI, RETURNED, mpirun_command
+from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
+from airflow_provider_ktrain.operators.training import MPIJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+    from airflow_provider_ktrain.engine.follow.messages import Outcome
+
+POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variables that differ between pods
+
+
+class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
+    custom_operator_name = "@task.mpijob"
+    runner = MPI
+    template_fields: Sequence[str] = (*FUNCTION_FIELDS, *MPIJobOperator.template_fields)
+
+    def launch_command(self) -> list[str]:
+        variables = (self.env or {}).items()
+        shared = [name for name, value in variables if not (isinstance(value, Mapping) and POD_FIELDS & value.keys())]
+        return mpirun_command([CHECKPOINT_DIR, ATTEMPT, *shared])
+
+    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+        """Conclude, but fail the task if the function succeeded and its return value was not read.
+
+        A retry doesn't train again: it finds the stored outcome and fails in the same way.
+        """
+        from airflow_provider_ktrain.exceptions import TrainingJobError
+
+        sent = outcome.result if isinstance(outcome.result, Mapping) else {}
+        returned = super()._conclude(replace(outcome, result=sent.get(RETURNED)), context, stored=stored)
+        if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
+            why = outcome.result_error.removeprefix(LEFT_OUT) or "the Launcher's log has no intact line of it"
+            raise TrainingJobError(
+                f"{self.python_callable.__name__} succeeded, but its return value can't be read: {why}. "
+                "A retry doesn't train again. Clear the task to train again"
+            )
+        return returned
+
+
+def mpijob_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """Run a function in every rank of an MPIJob under mpirun; rank 0's return value is the task's.
+
+    Only the function's source is sent to the pods, so it imports what it needs inside. Its arguments and its return
+    value are JSON. The Launcher runs mpirun, which starts one process per slot (`nproc_per_node`) of each Worker. The
+    function finds its rank in OMPI_COMM_WORLD_RANK (Open MPI) or PMI_RANK (MPICH, Intel MPI); mpi4py is not needed.
+    Open MPI passes the variables of `env` on to all ranks. A name of the surrounding module or of Airflow's context is
+    an error when the DAG is parsed. Decorators above this one, such as `@setup` and `@task.run_if`, are applied by
+    Airflow; decorators below it are errors.
+
+    :param python_callable: the function.
+    :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
+    :param kwargs: parameters of MPIJobOperator: `image`, `workers`, `nproc_per_node`, `gpus`, `manifest`, ...
+    :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
+        this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out the Launcher.
+    :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
+        the program; the return value isn't JSON.
+    :raises TrainingJobError: when the task runs: the function succeeded, but its return value can't be read, because
+        it has more than 48 KiB of JSON, or lines of the Launcher's log are missing or damaged.
+    """
+    options = {"multiple_outputs": multiple_outputs, **kwargs}
+    return function_task(_MPIJobDecoratedOperator, python_callable, options)
