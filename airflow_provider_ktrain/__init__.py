@@ -2,7 +2,7 @@
 
 What DAGs import:
 
-- `airflow_provider_ktrain.operators.training`: `PyTorchJobOperator`, `MPIJobOperator`
+- `airflow_provider_ktrain.operators.training`: `PyTorchJobOperator`, `MPIJobOperator`, `TrainJobOperator`
 - `airflow_provider_ktrain.operators.job_control`: operators that scale, suspend, resume and delete jobs
 - `airflow_provider_ktrain.operators.reaper`: `ReapTrainingJobsOperator`
 - `airflow_provider_ktrain.sensors.training`: `PyTorchJobSensor`, `MPIJobSensor`

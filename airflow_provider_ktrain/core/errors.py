@@ -64,12 +64,6 @@ class VersionNotServedError(ManifestError):
     final = False
 
 
-class RuntimeMismatchError(ManifestError):
-    """The job doesn't fit the training runtime or the Trainer of this cluster as they are now."""
-
-    final = False
-
-
 class PlaceChangedError(KtrainError):
     """A retry would submit to another place than the try before it, where a job of this task may still run."""
 
@@ -80,6 +74,12 @@ class UnknownKindError(ManifestError):
 
 class ClusterError(KtrainError):
     """The cluster does not carry out a request, for a reason other than what stands in the manifest."""
+
+
+class RuntimeMismatchError(ManifestError, ClusterError):
+    """The job doesn't fit the training runtime or the Trainer of this cluster as they are now."""
+
+    final = False
 
 
 class UnreachableError(ClusterError):

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
+from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 
@@ -101,7 +102,16 @@ class JobRequest:
         manifest = transform.change_version(self.manifest, served) if self.generated else self.manifest
         return overlay(transform.fit(manifest, served), JobOptions(checkpoint_dir=self.checkpoint_dir))
 
-    def stamped(self, fitted: Manifest, namespace: str, submission: str, *, attempt: int, now: float) -> Manifest:
+    def stamped(
+        self,
+        fitted: Manifest,
+        namespace: str,
+        submission: str,
+        *,
+        attempt: int,
+        now: float,
+        served: Served | None = None,
+    ) -> Manifest:
         """The manifest to send: with name, labels, owner, number of the attempt, and deadlines for the cluster.
 
         :param fitted: from `fitted`.
@@ -109,10 +119,14 @@ class JobRequest:
         :param submission: value of the job's submission label.
         :param attempt: number of the submission in this life of the task, from 1.
         :param now: time of the submission, in epoch seconds.
+        :param served: what the cluster serves for the job. Default: None, the kind has no runtimes.
+        :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
         manifest = overlay(fitted, JobOptions(attempt=attempt))
+        if served is not None:
+            manifest = transform.expand(manifest, served, name_length=len(self.job_name))
         if self.run_seconds is not None:
-            manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds))
+            manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)

@@ -14,11 +14,13 @@ from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
 from airflow_provider_ktrain.core.kinds import Manifest
+from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.request import JobRequest
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.jobs import Log, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
+from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from airflow_provider_ktrain.operators import task_state
 
@@ -112,8 +114,11 @@ class Submission:
         self.version = await served_version(api, kind, patience=DISCOVERY_PATIENCE)
         try:
             fitted = request.fitted(f"{kind.group}/{self.version}")
+            served = await read_served(
+                api, kind, self.version, fitted, self.namespace, patience=DISCOVERY_PATIENCE, log=log
+            )
             return await submit(
-                api, kind, self.version, lambda submission: self._stamped(fitted, submission), owner,
+                api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
                 request.first_try, reattach=request.reattach, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
@@ -126,14 +131,17 @@ class Submission:
                 reattach=request.reattach, invalid=invalid, log=log,
             )  # fmt: skip
 
-    def _stamped(self, fitted: Manifest, submission: str) -> Manifest:
+    def _stamped(self, fitted: Manifest, submission: str, served: Served | None) -> Manifest:
         """The manifest to send.
 
         :param fitted: the request's manifest in the served API version.
         :param submission: value of its submission label.
+        :param served: what the cluster serves for it.
         """
         self._submission = submission
-        return self._request.stamped(fitted, self.namespace, submission, attempt=self.attempt, now=time.time())
+        return self._request.stamped(
+            fitted, self.namespace, submission, attempt=self.attempt, now=time.time(), served=served
+        )
 
     async def try_out(self, api: Api, log: Log) -> str:
         """Run all checks that create nothing; returns a line for the log.
@@ -143,7 +151,8 @@ class Submission:
         kind = self._request.kind
         version = await served_version(api, kind, patience=DISCOVERY_PATIENCE)
         fitted = self._request.fitted(f"{kind.group}/{version}")
-        problems = await preflight(api, self._stamped(fitted, "dry-run"), self.namespace)
+        served = await read_served(api, kind, version, fitted, self.namespace, patience=DISCOVERY_PATIENCE, log=log)
+        problems = await preflight(api, self._stamped(fitted, "dry-run", served), self.namespace)
         raise_errors(problems)
         logged = {problem.code for problem in check(fitted)}
         for problem in problems:

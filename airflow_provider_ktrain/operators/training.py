@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
+from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.operators.base import TrainingJobOperator
 
@@ -204,9 +205,106 @@ class MPIJobOperator(_ReplicaSpecsOperator):
 
 
 class TrainJobOperator(TrainingJobOperator):
-    """Run a TrainJob of Kubeflow Trainer 2.
+    """Run a TrainJob of Kubeflow Trainer 2: nodes that run one program on a training runtime of the cluster.
 
-    The parameters are those of PyTorchJobOperator.
+    The job's name is derived from the task's identity, so that a retry finds and adopts the job of an earlier try. A
+    cleared task submits a new job. However the task ends, the job's pods are released. Options such as `image` and
+    `gpus` override fields of the manifest; the other fields keep the manifest's values.
+
+    The pod templates are in the runtime. Node selection, volumes, and labels of pods are sent as `runtimePatches`,
+    which need Trainer 2.2 or newer and the right to read the runtime. An older Trainer runs jobs without them.
+
+    A template renders to text. The text of a whole number is converted; a list or a mapping needs
+    `render_template_as_native_obj=True` on the DAG.
+
+    :param manifest: the job: a dict, YAML text, or the path of a YAML file (absolute, or relative to the DAG's
+        folder). Templated. Default: None, a job is built from `runtime`, `image`, `command`, `nodes` and `gpus`.
+    :param runtime: the name of a ClusterTrainingRuntime, or a mapping: `{"kind": "TrainingRuntime", "name": "mine"}`.
+        Templated. Default: the manifest's; without a manifest `torch-distributed`.
+    :param name: prefix of the job's name. Templated. Default: the task's id.
+    :param namespace: namespace of the job. Templated. Default: the manifest's, else the connection's, else
+        `default`.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
+        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
+        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
+        would resume it.
+    :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
+        manifest has changed; `if_unchanged` replaces it if the manifest has changed.
+    :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
+        replica), `all`, `primary`, `none`, or completion indexes by role: `{"node": [0, 1]}`.
+    :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
+        limit.
+    :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
+        timedelta; None means no limit. Default: one hour.
+    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+        timedelta. Default: None, no limit.
+    :param max_restarts: maximum number of container restarts, replaced pods and restarts of the JobSet, over all
+        pods. Default: None, no limit but the runtime's.
+    :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
+        start, after which the job fails. Failures count once every replica has run. None means no limit. Default: 6.
+    :param image: image of the container `node`. Templated. Default: the manifest's, else the runtime's.
+    :param command: command of the container `node`; the launcher's on an MPI runtime. Start the program by torchrun:
+        the Trainer sets no RANK or WORLD_SIZE. Templated. Default: the manifest's, else the runtime's.
+    :param args: arguments of the container `node`; the launcher's on an MPI runtime. Templated. Default: the
+        manifest's, else the runtime's.
+    :param env: environment variables of the container `node`, by name; they replace the manifest's. A mapping as value
+        becomes `valueFrom`. Templated. Default: None.
+    :param nodes: number of nodes (`numNodes`); on MPI runtimes the launcher usually is one of them. Templated. Default:
+        the manifest's, else the runtime's.
+    :param gpus: GPUs of each node, as limit and request (`nvidia.com/gpu`); 0 removes the manifest's. Templated.
+        Default: the manifest's, else the runtime's.
+    :param container_resources: other resources of each node, as limits and requests, such as `{"rdma/hca": 1}`.
+        Resources of the manifest or of this operator replace all of the runtime's. Templated. Default: the manifest's.
+    :param nproc_per_node: processes per node: a number (`numProcPerNode`), or `auto`: one for each GPU, or for each CPU
+        if the nodes have no GPUs. Templated. Default: the manifest's, else the runtime's.
+    :param hosts: names of the cluster's nodes that may run the pods (label `kubernetes.io/hostname`), beside what the
+        runtime requires. Templated. Default: any node.
+    :param node_selector: labels that the cluster's node must have, added to the runtime's. Templated. Default: None.
+    :param tolerations: tolerations of the pods, added to the runtime's. Templated. Default: none.
+    :param affinity: affinity of the pods, added to the runtime's. Templated. Default: None.
+    :param priority_class_name: refused: only the runtime can set a PriorityClass. Default: None.
+    :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
+        parameter.) Templated. Default: the manifest's.
+    :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the container `node`; each
+        replaces a mount at the same path. Templated. Default: none.
+    :param labels: labels added to the job and its pods. Templated. Default: None.
+    :param annotations: annotations added to the job and its pods. Templated. Default: None.
+    :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
+        for all tries of one run of the task, and different for each run, each mapped task and, without
+        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+    :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
+        KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
+        queue, schema, and a dry run on the API server. Default: False.
+    :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
+        little before it ends.
+    :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
+    :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a runtime that is missing
+        or doesn't fit the job.
     """
 
     kind = TRAINJOB
+    template_fields: Sequence[str] = (*TrainingJobOperator.template_fields, "runtime", "nodes")
+
+    def __init__(
+        self,
+        *,
+        runtime: str | Mapping[str, str] | None = None,
+        nodes: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.runtime = runtime
+        self.nodes = nodes
+
+    def _job_options(self) -> JobOptions:
+        nodes = parameters.converted({"nodes": self.nodes})["nodes"]
+        counts = {} if nodes is None else {NODE: nodes}
+        return replace(super()._job_options(), runtime=self.runtime, replicas=counts)

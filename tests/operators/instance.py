@@ -18,6 +18,7 @@ from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
 from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainingJobOperator
 from tests import clusters
@@ -25,7 +26,6 @@ from tests.clusters import TestCluster
 
 Object = dict[str, Any]
 DAG_ID = "dag"
-PYTORCHJOBS = ("kubeflow.org", "v1", "pytorchjobs")
 TRAINS = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
 
 
@@ -72,12 +72,15 @@ class DefersSoon(PyTorchJobOperator):
 
 
 class Instance:
-    """Tries of one task in one run. A context manager that deletes its jobs."""
+    """Tries of one task in one run. A context manager that deletes its jobs.
 
-    def __init__(self, cluster: TestCluster, resource: tuple[str, str, str] = PYTORCHJOBS) -> None:
-        """:param resource: group, version and plural of the task's jobs."""
+    :param kind: of its jobs.
+    :param version: API version of its jobs. Default: the newest.
+    """
+
+    def __init__(self, cluster: TestCluster, kind: Kind = PYTORCHJOB, version: str | None = None) -> None:
         self.cluster = cluster
-        self.resource = resource
+        self._resource = kind.group, version or kind.versions[0], cluster.namespace, kind.plural
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
         self.has_state = True  # False: as Airflow below 3.3
@@ -154,10 +157,8 @@ class Instance:
         return TaskKey("tests", DAG_ID, "train", self.run_id)
 
     def jobs(self) -> list[Object]:
-        group, version, plural = self.resource
-        selector = f"{PREFIX}/run-id={label_value(self.run_id)}"
         found = self._custom.list_namespaced_custom_object(
-            group, version, self.cluster.namespace, plural, label_selector=selector
+            *self._resource, label_selector=f"{PREFIX}/run-id={label_value(self.run_id)}"
         )
         return list(found["items"])
 
@@ -176,16 +177,14 @@ class Instance:
         """A job with one stays while it is being deleted."""
         for job in self.jobs():
             self._custom.patch_namespaced_custom_object(
-                "kubeflow.org", "v1", self.cluster.namespace, "pytorchjobs", job["metadata"]["name"],
-                {"metadata": {"finalizers": list(names)}},
-            )  # fmt: skip
+                *self._resource, job["metadata"]["name"], {"metadata": {"finalizers": list(names)}}
+            )
 
     def delete(self) -> None:
-        group, version, plural = self.resource
         for job in self.jobs():
             try:
                 self._custom.delete_namespaced_custom_object(
-                    group, version, self.cluster.namespace, plural, job["metadata"]["name"]
+                    *self._resource, job["metadata"]["name"]
                 )
             except client.ApiException as e:
                 if e.status != 404:

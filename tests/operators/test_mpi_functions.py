@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.decorators.mpijob import _MPIJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from tests import clusters
@@ -29,7 +30,7 @@ def instance(mpi_cluster: tuple[TestCluster, str], monkeypatch: pytest.MonkeyPat
     extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
-    with Instance(cluster, ("kubeflow.org", version, "mpijobs")) as made:
+    with Instance(cluster, MPIJOB, version) as made:
         yield made
 
 

@@ -162,6 +162,12 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
     **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
     **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),
+    "nodes": Shape("a whole number, 1 or more", lambda value: _whole(value, 1), remedy="write 2", numbers=True),
+    "runtime": Shape(
+        "the name of a ClusterTrainingRuntime, or a mapping with name and kind",
+        lambda value: (_text(value) and value != "") or _like("RuntimeRef")(value),
+        remedy='write "torch-distributed", or {"kind": "TrainingRuntime", "name": "mine"}',
+    ),
     "crash_loop_limit": Shape(
         "a whole number, 1 or more, or None", lambda value: _whole(value, 1), remedy="write 6, or None", numbers=True
     ),

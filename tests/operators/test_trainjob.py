@@ -1,0 +1,241 @@
+"""What TrainJobOperator sends: its parameters, by `spec.trainer` and by patches of the runtime."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from airflow_provider_ktrain.core import rbac
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
+from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.kinds.runtime_patches import MANAGER
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
+from airflow_provider_ktrain.operators.training import TrainJobOperator
+from airflow_provider_ktrain.volumes import SharedMemory
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.core.manifests import runtime_patch, trainjob
+from tests.operators.conftest import set_connection
+from tests.operators.instance import Instance, Object
+
+pytestmark = pytest.mark.embedded  # its runtimes
+
+RUNTIMES = "clustertrainingruntimes"
+NEEDS = "needs Trainer 2.2 or newer; this cluster serves podTemplateOverrides"
+
+
+@pytest.fixture
+def task(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    set_connection(cluster, monkeypatch)
+    with Instance(cluster, TRAINJOB) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def older() -> Iterator[TestCluster]:
+    with clusters.cluster(trainer="2.1") as reached:
+        yield reached
+
+
+@pytest.fixture
+def older_task(older: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    set_connection(older, monkeypatch)
+    with Instance(older, TRAINJOB) as made:
+        yield made
+
+
+def api(cluster: TestCluster) -> Any:
+    return config.new_client_from_config(str(cluster.kubeconfig))
+
+
+def execute(task: Instance, **parameters: Any) -> Object:
+    """The TrainJob that a task submits."""
+    task.execute(operator=TrainJobOperator, **parameters)
+    (job,) = task.jobs()
+    return job
+
+
+def pods(task: Instance) -> list[Any]:
+    """The pods that carry the labels of the task."""
+    labels = f"ktrain.airflow/run-id={task.key.run_id}"
+    core = client.CoreV1Api(api(task.cluster))
+    return list(core.list_namespaced_pod(task.cluster.namespace, label_selector=labels).items)
+
+
+def test_parameters_reach_the_pods(task: Instance) -> None:
+    node = client.CoreV1Api(api(task.cluster)).list_node().items[0].metadata.name
+    job = execute(
+        task,
+        runtime="torch-distributed",
+        args=["--epochs", "3"],
+        env={"A": "1"},
+        nodes="2",
+        nproc_per_node=1,
+        gpus=2,
+        container_resources={"memory": "64Mi"},
+        volumes=[SharedMemory("8Mi")],
+        hosts=[node],
+        node_selector={"kubernetes.io/os": "linux"},
+        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        labels={"team": "a"},
+        annotations={"example.com/note": "x"},
+    )
+    trainer = job["spec"]["trainer"]
+    assert job["spec"]["runtimeRef"]["name"] == "torch-distributed"
+    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["args"]) == (2, 1, ["--epochs", "3"])
+    assert trainer["resourcesPerNode"]["limits"] == {"memory": "64Mi", "nvidia.com/gpu": 2}
+    assert {e["name"]: e["value"] for e in trainer["env"]}.items() >= {"A": "1", "KTRAIN_ATTEMPT": "1"}.items()
+    assert [entry["manager"] for entry in job["spec"]["runtimePatches"]] == [MANAGER]
+    assert len(pods(task)) == 2
+    for pod in pods(task):
+        assert pod.metadata.labels[SUBMISSION_LABEL] == job["metadata"]["labels"][SUBMISSION_LABEL]
+        assert (pod.metadata.labels["team"], pod.metadata.annotations["example.com/note"]) == ("a", "x")
+        assert pod.spec.node_selector == {"kubernetes.io/os": "linux"}
+        assert "nvidia.com/gpu" in {t.key for t in pod.spec.tolerations}
+        (term,) = (
+            pod.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution.node_selector_terms
+        )
+        assert term.match_expressions[0].values == [node]
+        assert "/dev/shm" in {m.mount_path for m in pod.spec.containers[0].volume_mounts}
+
+
+def test_patches_of_a_manifest_are_kept_beside_ours(task: Instance) -> None:
+    manifest = trainjob(nodes=1, image=clusters.IMAGE, command=["sleep", "600"])
+    manifest["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "node", nodeSelector={"a": "b"})]
+    job = execute(task, manifest=manifest, node_selector={"kubernetes.io/os": "linux"})
+    assert [entry["manager"] for entry in job["spec"]["runtimePatches"]] == ["example.com/me", MANAGER]
+    (pod,) = pods(task)
+    assert pod.spec.node_selector == {"a": "b", "kubernetes.io/os": "linux"}
+
+
+def test_trainer_is_always_sent(task: Instance) -> None:
+    """Without it no PET_* variable is set (recording 50b)."""
+    manifest = trainjob()
+    del manifest["spec"]["trainer"]
+    assert "trainer" in execute(task, manifest=manifest)["spec"]
+
+
+def test_an_mpi_runtime_gets_patches_of_both_jobs(task: Instance) -> None:
+    job = execute(task, runtime="mpi-distributed", nodes=2, gpus=None, labels={"team": "a"})
+    (entry,) = job["spec"]["runtimePatches"]
+    jobs = entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert [j["name"] for j in jobs] == ["node", "launcher"]
+    assert {j["template"]["spec"]["template"]["metadata"]["labels"]["team"] for j in jobs} == {"a"}
+
+
+def test_the_deadline_is_a_backstop(task: Instance) -> None:
+    job = execute(task, execution_timeout=datetime.timedelta(hours=1))
+    assert job["spec"]["activeDeadlineSeconds"] == 3570 + 300
+
+
+def test_a_priority_class_is_refused_with_the_reason(task: Instance) -> None:
+    with pytest.raises(TrainingConfigurationError, match="can't set priorityClassName of a pod"):
+        execute(task, priority_class_name="high")
+
+
+def test_reserved_variables_are_final(task: Instance) -> None:
+    """The webhook of the Trainer refuses what stands in the manifest."""
+    with pytest.raises(TrainingConfigurationError, match="must not have reserved envs"):
+        execute(task, env={"PET_NNODES": "2"})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"runtime": "nosuch"}, "ClusterTrainingRuntime nosuch does not exist"),
+        ({"runtime": {"kind": "TrainingRuntime", "name": "mine"}}, "TrainingRuntime mine does not exist in namespace"),
+    ],
+)
+def test_a_missing_runtime_may_appear_later(task: Instance, parameters: Object, message: str) -> None:
+    with pytest.raises(TrainingClusterError, match=message):
+        execute(task, **parameters)
+    assert task.jobs() == []
+
+
+def test_patches_of_unknown_jobs_are_not_sent(task: Instance) -> None:
+    manifest = trainjob()
+    manifest["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "worker", nodeSelector={"a": "b"})]
+    with pytest.raises(TrainingClusterError, match="no job named worker"):
+        execute(task, manifest=manifest)
+    assert task.jobs() == []
+
+
+def test_a_retry_adopts_the_job_although_its_runtime_is_gone(task: Instance) -> None:
+    custom = client.CustomObjectsApi(api(task.cluster))
+    runtime = custom.get_cluster_custom_object(TRAINJOB.group, "v1alpha1", RUNTIMES, "torch-distributed")
+    custom.create_cluster_custom_object(
+        TRAINJOB.group, "v1alpha1", RUNTIMES, {**runtime, "metadata": {"name": "passing"}}
+    )
+    uid = execute(task, runtime="passing", retries=1)["metadata"]["uid"]
+    custom.delete_cluster_custom_object(TRAINJOB.group, "v1alpha1", RUNTIMES, "passing")
+    assert execute(task, runtime="passing", number=2, retries=1)["metadata"]["uid"] == uid
+
+
+def test_what_others_patch_is_no_change_of_the_manifest(task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kueue adds an entry to runtimePatches."""
+    job = execute(task, retries=1)
+    (ours,) = job["spec"]["runtimePatches"]
+    client.CustomObjectsApi(api(task.cluster)).patch_namespaced_custom_object(
+        TRAINJOB.group, "v1alpha1", task.cluster.namespace, TRAINJOB.plural, job["metadata"]["name"],
+        {"spec": {"suspend": True}},
+    )  # fmt: skip
+    client.CustomObjectsApi(api(task.cluster)).patch_namespaced_custom_object(
+        TRAINJOB.group, "v1alpha1", task.cluster.namespace, TRAINJOB.plural, job["metadata"]["name"],
+        {"spec": {"runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}, ours]}},
+    )  # fmt: skip
+    task.execute(operator=TrainJobOperator, number=2, retries=1, env={"CHANGED": "1"})
+    (changed,) = [line for line in capsys.readouterr().out.splitlines() if "Changed: " in line]
+    assert "runtimePatches" not in changed
+    assert "$.spec.trainer" in changed
+
+
+# older Trainers, missing rights
+
+
+def test_an_older_trainer_runs_a_job_without_overrides(
+    older_task: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = execute(older_task, execution_timeout=datetime.timedelta(hours=1))
+    assert not {"runtimePatches", "activeDeadlineSeconds"} & job["spec"].keys()
+    assert "the job gets no activeDeadlineSeconds as a backstop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"hosts": ["n"]},
+        {"volumes": [SharedMemory()]},
+        {"manifest": {**trainjob(), "spec": {**trainjob()["spec"], "activeDeadlineSeconds": 60}}},
+    ],
+)
+def test_an_older_trainer_refuses_overrides_with_the_reason(older_task: Instance, parameters: Object) -> None:
+    with pytest.raises(TrainingClusterError, match=NEEDS):
+        execute(older_task, **parameters)
+    assert older_task.jobs() == []
+
+
+def test_without_the_right_to_read_the_runtime_nothing_is_patched(
+    task: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core, rights = client.CoreV1Api(api(task.cluster)), client.RbacAuthorizationV1Api(api(task.cluster))
+    name, namespace = f"reader-{task.key.run_id}", task.cluster.namespace
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+    rules = [rule for rule in rbac.rules() if "trainingruntimes" not in rule["resources"]]
+    role, binding = rbac.objects(namespace, name, name)
+    rights.create_namespaced_role(namespace, {**role, "rules": rules})
+    rights.create_namespaced_role_binding(namespace, binding)
+    token = core.create_namespaced_service_account_token(name, namespace, {"spec": {"audiences": []}}).status.token
+    kubeconfig = json.dumps(clusters.with_token(task.cluster.kubeconfig, token))
+    extra = {"kube_config": kubeconfig, "namespace": namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    with pytest.raises(TrainingClusterError, match="nodeSelector can't be applied"):
+        execute(task, node_selector={"a": "b"})
+    job = execute(task, execution_timeout=datetime.timedelta(hours=1))
+    assert "runtimePatches" not in job["spec"]
+    assert "activeDeadlineSeconds" in job["spec"]
+    assert f"no right to get {RUNTIMES}.{TRAINJOB.group}" in capsys.readouterr().out
