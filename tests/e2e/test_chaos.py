@@ -161,7 +161,7 @@ def test_deferral_times_out_with_its_triggerer(begin: Begin, triggerers: Airflow
 
 
 def test_deadline_while_deferred(begin: Begin) -> None:
-    stage = begin("chaos_timeout", seconds=600)
+    stage = begin("chaos_deadline", seconds=600)
     check_end(stage, "failed")
     assert "TrainingTimeoutError" in stage.log()
     assert "2 GPUs released" in stage.log()

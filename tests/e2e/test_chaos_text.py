@@ -8,12 +8,13 @@ from __future__ import annotations
 import http.server
 import json
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.airflow import Airflow
+from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import airflow, begin, check_end, cluster
 from tests.e2e.scenario import Begin
 
@@ -71,11 +72,15 @@ def proxied(airflow: Airflow, tmp_path: pathlib.Path) -> Iterator[None]:
 
 def test_binary_error_page_stops_no_triggerer(proxied: None, airflow: Airflow, begin: Begin) -> None:
     run = airflow.trigger("chaos_error_page")
-    airflow.wait_state("chaos_error_page", run, "train", "failed")
+
+    def log() -> str:
+        return airflow.log("chaos_error_page", run, "train")
+
+    wait_for("the worker has the trigger's error", lambda: re.search(r"The trigger failed: .*\b403\b", log()))
+    airflow.set_state("chaos_error_page", run, "train", "failed")
     stage = begin("chaos_deferred", seconds=8)
     check_end(stage, "success")
     assert all(airflow.processes[name].poll() is None for name in airflow.triggerers)
-    assert "403" in airflow.log("chaos_error_page", run, "train")
 
 
 def test_result_that_the_database_changes(airflow: Airflow) -> None:

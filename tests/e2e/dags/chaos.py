@@ -59,6 +59,7 @@ dag("chaos_worker_ended", WaitsAfterExecute, deferrable=False, retries=1)
 dag("chaos_deferred")
 dag("chaos_deferred_retries", retries=1)
 dag("chaos_deferred_keeps", on_finish_action="keep_job")
+dag("chaos_deadline", execution_timeout=datetime.timedelta(seconds=30))
 dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=30))
 with a_dag("chaos_many"):  # jobs that end a second after their tasks have deferred
     PyTorchJobOperator.partial(**JOB).expand(env=[{"NUMBER": str(number)} for number in range(50)])
