@@ -152,6 +152,8 @@ def test_named_files_and_tests_exist(page: pathlib.Path) -> None:
     }
     for name in re.findall(r"(?:`|\.py::)(test_\w+)`", text):
         assert name in tests, f"{name} isn't a test"
+    for path, name in re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", text):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{name} isn't in {path}"
 
 
 def own_parameters(cls: type) -> set[str]:
