@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.hooks import kubeconfig
 
 if TYPE_CHECKING:
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
     from kubernetes_asyncio.client import ApiClient
 
     from airflow_provider_ktrain.core.identity import JobRef
@@ -80,11 +81,10 @@ class TrainingHook:
 
     async def _read(self) -> Mapping[str, Any]:
         """The connection's extras: what `load` has read, else as they are now."""
-        from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
-
         if self._extras is not None:
             return self._extras
-        extras: Mapping[str, Any] = await AsyncKubernetesHook(self.conn_id).get_conn_extras()
+        airflow_hook = await asyncio.to_thread(_import_airflow_hook)
+        extras: Mapping[str, Any] = await airflow_hook(self.conn_id).get_conn_extras()
         return extras
 
     @contextlib.asynccontextmanager
@@ -117,6 +117,13 @@ class TrainingHook:
             else:
                 del apis[key]
                 await api.close()
+
+
+def _import_airflow_hook() -> type[AsyncKubernetesHook]:
+    """Takes more than a second of CPU time, for which a triggerer's event loop should not stand still."""
+    from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
+
+    return AsyncKubernetesHook
 
 
 def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:

@@ -52,6 +52,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     """
 
     state_patience: ClassVar[float] = 300.0  #: seconds to wait for a scheduled or queued task to change its state
+    #: seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
+    #: task's log, and lines that it hasn't read yet go to the triggerer's own log
+    seconds_after_last_line: ClassVar[float] = 2.0
 
     def __init__(
         self,
@@ -91,11 +94,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """Follow the job to its end, and fire one event, not before `EARLIEST_EVENT`."""
         from airflow_provider_ktrain.engine.follow.messages import event_of
 
-        started = time.monotonic()
-        self._warm_up()
+        started, began_at = time.monotonic(), time.time()
         try:
             try:
-                event = event_of(await self._follow(JobRef.from_dict(self.job)))
+                event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
             except Exception as e:
                 # don't raise: Airflow would pass only a traceback to the worker
                 self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
@@ -109,7 +111,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             raise
         yield TriggerEvent(clean(event))
 
-    async def _follow(self, ref: JobRef) -> Outcome:
+    async def _follow(self, ref: JobRef, began_at: float) -> Outcome:
         from airflow_provider_ktrain.engine.follow.loop import follow
         from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, StopSignal
 
@@ -117,6 +119,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self._cursor = Cursor.from_dict(handover.cursor)
 
         async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
+            self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
             outcome = await follow(
                 ref,
                 api,
@@ -124,7 +127,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 log=self.log,
                 stop=StopSignal(),
                 handover=handover,
-                host=HostPolicy(fail_fast_on_forbidden=not self.options["release"], shared=True),
+                host=HostPolicy(fail_fast_on_forbidden=not self.options["release"], shared=True, began_at=began_at),
                 cursor=self._cursor,
             )
         assert not isinstance(outcome, Handover)  # only with `until`
@@ -167,6 +170,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             return
         self.log.info("The task is %s. Releasing %s", state, ref)
         await self._release(ref, timeout=KILL_RELEASE_SECONDS)
+        await asyncio.sleep(self.seconds_after_last_line)
 
     async def _kill_action(self) -> tuple[str, KillAction]:
         """The task's state and what happens to the job; the state is read again while it doesn't decide that."""
@@ -220,8 +224,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     def _warm_up(self) -> None:
         """Send Airflow one harmless request per process, without waiting for the response.
 
-        The triggerer's supervisor loads Airflow's API at the first request, which takes 7 s or more. A kill should not
-        have to wait for that.
+        The triggerer's supervisor loads Airflow's API at the first request, which takes 7 s of CPU time, and serves
+        nobody else meanwhile. A kill should not have to wait for that.
         """
         global _warmed_up
         connection = supervisor_connection()

@@ -168,12 +168,13 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: StopSignal | None = None, until: float | None = None,
-        handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False, **options: Any,
+        handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False,
+        began_at: float | None = None, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
+        host = HostPolicy(until, fail_fast_on_forbidden, shared, began_at)
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or StopSignal(), handover=handover,
-            host=HostPolicy(until=until, fail_fast_on_forbidden=fail_fast_on_forbidden, shared=shared),
-        )  # fmt: skip
+            ref, self.api, Options(**options), log=self.log, stop=stop or StopSignal(), handover=handover, host=host
+        )
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:
         """Follow until the job has ended. With `deleted`, then delete a kept job, as operators do."""

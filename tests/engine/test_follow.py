@@ -76,11 +76,18 @@ async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
     assert outcome.result == {"loss": 0.5}
 
 
-@pytest.mark.parametrize(("age", "marked"), [(1, False), (60, True)])
-async def test_a_takeover_marks_lines_that_may_be_repeated(task: Task, age: float, marked: bool) -> None:
+@pytest.mark.parametrize(
+    ("age", "start", "marked"),
+    [(1, None, False), (60, None, True), (60, 59, False)],
+    ids=["soon", "late", "soon, but its client took long"],
+)
+async def test_a_takeover_marks_lines_that_may_be_repeated(
+    task: Task, age: float, start: float | None, marked: bool
+) -> None:
     ref = (await task.submit(1, "true")).ref
     at = time.time() - age
-    await task.ended(ref, handover=Handover(handed_over_at=at), shared=True)
+    began_at = start and time.time() - start
+    await task.ended(ref, handover=Handover(handed_over_at=at), shared=True, began_at=began_at)
     since = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%H:%M:%S")
     said = [
         line for line in task.log.said if line.startswith(f"Lines since {since} may be repeated: another triggerer")

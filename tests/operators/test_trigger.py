@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import pathlib
+import re
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -35,9 +38,10 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 class ImpatientTrigger(TrainingJobTrigger):
-    """It asks for the task's state for a shorter time."""
+    """It asks for the task's state for a shorter time, and ends sooner after a kill."""
 
     state_patience = 1.0
+    seconds_after_last_line = 0.0
 
 
 def trigger_of(
@@ -100,6 +104,46 @@ def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervi
 
     assert all(event.payload["outcome"]["succeeded"] for event in asyncio.run(run_twice()))
     assert supervisor.asked == 1
+
+
+class BusySupervisor(Supervisor):
+    """It loads Airflow's API at the first question about a state, and serves nobody else until `loaded` is set."""
+
+    def __init__(self, *states: TaskInstanceState) -> None:
+        super().__init__(*states)
+        self.loaded = threading.Event()
+
+    def send(self, message: Any) -> Any:
+        if self.asked:
+            self.loaded.wait()
+        answer = super().send(message)
+        self.loaded.wait()
+        return answer
+
+    async def asend(self, message: Any) -> Any:
+        return await asyncio.to_thread(self.send, message)
+
+
+def test_following_does_not_wait_for_the_first_question(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even to have the connection's secrets masked."""
+    trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 2"]), instance)
+    busy = BusySupervisor(TaskInstanceState.DEFERRED)
+    capsys.readouterr()
+
+    async def ended() -> bool:
+        return "is Succeeded" in capsys.readouterr().out
+
+    async def run() -> None:
+        running = asyncio.ensure_future(anext(aiter(trigger.run())))
+        try:
+            await until(ended, 60)
+            assert busy.asked
+        finally:
+            busy.loaded.set()
+            await running
+
+    with supervised(busy):
+        asyncio.run(run())
 
 
 def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
@@ -167,7 +211,11 @@ def test_lines_after_a_kill_are_logged_and_counted(
         await trigger.on_kill()
 
     asyncio.run(kill())
+    ended = datetime.datetime.now(datetime.UTC)
     said = capsys.readouterr().out
+    (last,) = re.findall(r"^(\S+) .* 1 pod deleted", said, re.MULTILINE)
+    since = ended - datetime.datetime.fromisoformat(last)
+    assert since.total_seconds() >= TrainingJobTrigger.seconds_after_last_line, "Airflow closes the log at the end"
     assert [said.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
     assert "started" not in said, "it was read before"
     assert "3 lines were written between the kill and the end of the pods" in said

@@ -61,7 +61,7 @@ async def follow(
     output = JobOutput(api, state, options.logs, cursor, handover, log)
     stop_notices = api.on_notice(log.warning)
     try:
-        output.warn_about_repeated_lines(shared=host.shared)
+        output.warn_about_repeated_lines(host)
         stopped = asyncio.Event()
         stop.attach(stopped)
         async with subscriptions(api, ref, shared=host.shared) as (jobs, pods):

@@ -68,11 +68,13 @@ class HostPolicy:
         requests for a while after its restart. Default: False.
     :param shared: whether the process follows many jobs, as a triggerer does: it uses one watch for all jobs of the
         deployment. Default: False.
+    :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     """
 
     until: float | None = None
     fail_fast_on_forbidden: bool = False
     shared: bool = False
+    began_at: float | None = None
 
 
 class StopSignal:

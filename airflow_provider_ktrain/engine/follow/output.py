@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.jobs import Log
@@ -85,16 +85,17 @@ class JobOutput:
         """Count the time without a line from `at` on, in epoch seconds."""
         self.last_line_at = at
 
-    def warn_about_repeated_lines(self, *, shared: bool) -> None:
+    def warn_about_repeated_lines(self, host: HostPolicy) -> None:
         """Log which lines may be repeated after a handover.
 
-        A trigger can't ask whether another triggerer followed the job before it. The time since the handover decides.
+        A trigger can't ask whether another triggerer followed the job before it. The time from the handover to its
+        start decides.
 
-        :param shared: whether this process is a triggerer.
+        :param host: the process that follows the job.
         """
         if self._choice == "none" or not self._handed_over_at:
             return
-        if shared and time.time() - self._handed_over_at > TAKEOVER_SECONDS:
+        if host.shared and (host.began_at or time.time()) - self._handed_over_at > TAKEOVER_SECONDS:
             since = datetime.datetime.fromtimestamp(self._handed_over_at, datetime.UTC)
             self._log.warning(
                 f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this one started late."
