@@ -19,6 +19,7 @@ from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.manifest.loader import parse, the_job, unknown, unrendered
+from airflow_provider_ktrain.core.text import counted
 
 
 class Judge(Protocol):
@@ -86,7 +87,8 @@ def _check(args: argparse.Namespace) -> int:
         for file, line, problem in found:
             print(f"{file}:{line}: {problem}")
         errors = sum(p.level is ERROR for _, _, p in found)
-        print(f"{len(args.files)} files: {errors} errors, {len(found) - errors} warnings")
+        totals = ((len(args.files), "file"), (errors, "error"), (len(found) - errors, "warning"))
+        print("{}: {}, {}".format(*(counted(number, noun) for number, noun in totals)))
     return int(any(p.level is ERROR for _, _, p in found))
 
 

@@ -215,7 +215,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         problems = check(built, self.kind.name)
         for problem in problems:
             if problem.level == "warning":
-                self.log.warning("Manifest: %s", problem)
+                self.log.warning("Manifest: %s", problem.text)
         if errors := [str(p) for p in problems if p.level == "error"]:
             raise ManifestError("the manifest is invalid: " + "\n".join(errors))
         return built

@@ -157,7 +157,7 @@ class Submission:
         logged = {problem.code for problem in check(fitted)}
         for problem in problems:
             if problem.code not in logged:  # when the manifest was built
-                log.warning(f"Manifest: {problem}")
+                log.warning(f"Manifest: {problem.text}")
         return f"Dry run: no errors found in {kind.name} {self.namespace}/{self.name}; nothing was created"
 
     def remember(self, context: Context, submitted: Submitted) -> None:

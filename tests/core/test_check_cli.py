@@ -28,7 +28,7 @@ def test_no_problem_is_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file = tmp_path / "train.yaml"
     file.write_text(GOOD)
     assert main(["check", str(file)]) == 0
-    assert capsys.readouterr().out == "1 files: 0 errors, 0 warnings\n"
+    assert capsys.readouterr().out == "1 file: 0 errors, 0 warnings\n"
 
 
 def test_warnings_are_zero_and_errors_are_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_values_that_are_templates_are_checked_when_they_are_rendered(
     file.write_text(f"{{# a comment #}}\n{text}")
     assert text.count("{{") == 4
     assert main(["check", str(file)]) == 0
-    assert capsys.readouterr().out == "1 files: 0 errors, 0 warnings\n"
+    assert capsys.readouterr().out == "1 file: 0 errors, 0 warnings\n"
     file.write_text(text.replace("name: pytorch\n", "name: other\n"))
     assert main(["check", str(file)]) == 1
     assert "error container-name" in capsys.readouterr().out

@@ -46,12 +46,17 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
+        return f"{self.level} {self.text}"
+
+    @property
+    def text(self) -> str:
+        """Everything but the level, for logs that have a level of their own."""
         details = "".join(
             f"; {label}{text}"
             for label, text in (("found ", self.found), ("expected ", self.expected), ("", self.hint))
             if text
         )
-        return f"{self.level} {self.code} at {self.path}: {self.message}{details}"
+        return f"{self.code} at {self.path}: {self.message}{details}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def image_tag(job: Job) -> Iterator[Finding]:
     for image in _unique([c["image"] for r in job.replicas.values() for c in r.containers]):
         name = image.text.rpartition("/")[2]
         if name and not re.search(r"[:@<{$]", name):
-            message = "the image has no tag: it is whatever `latest` is at the time"
+            message = "the image has no tag, so each node pulls what `latest` is at that moment"
             yield Finding(image, message, image.text, f"{image.text}:<tag>", "add a tag or a digest")
 
 
