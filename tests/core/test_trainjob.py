@@ -147,7 +147,9 @@ def test_nodes_and_processes() -> None:
     with pytest.raises(ManifestError, match="no replica type Worker"):
         TRAINJOB.set_replicas(spec, {"Worker": 3})
     with pytest.raises(ManifestError, match="must be a number"):
-        TRAINJOB.set_processes(spec, "auto")
+        TRAINJOB.set_processes(spec, "gpu")
+    TRAINJOB.set_processes(spec, "auto")
+    assert spec == {"trainer": {"numNodes": 3}}
 
 
 # ---- names and pods
