@@ -183,9 +183,7 @@ class Instance:
     def delete(self) -> None:
         for job in self.jobs():
             try:
-                self._custom.delete_namespaced_custom_object(
-                    *self._resource, job["metadata"]["name"]
-                )
+                self._custom.delete_namespaced_custom_object(*self._resource, job["metadata"]["name"])
             except client.ApiException as e:
                 if e.status != 404:
                     raise
