@@ -123,7 +123,8 @@ def _import_airflow_hook() -> type[AsyncKubernetesHook]:
     """Takes more than a second of CPU time, for which a triggerer's event loop should not stand still."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
 
-    return AsyncKubernetesHook
+    hook: type[AsyncKubernetesHook] = AsyncKubernetesHook
+    return hook
 
 
 def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:
