@@ -21,7 +21,7 @@ _WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: 
 #: webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change
 _OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
 #: the webhook misses another object, such as the runtime of a TrainJob (recording 55), which may be created later
-_OTHER_OBJECT = re.compile(r"\bnot found\b|^spec\.runtimeRef: ", re.IGNORECASE)
+_OTHER_OBJECT = re.compile(r"\bnot found\b|^\[?spec\.runtimeRef: ", re.IGNORECASE)
 _WRITES = ("create", "patch", "delete")
 
 

@@ -45,6 +45,7 @@ def test_all_exceptions_of_a_task_have_one_base() -> None:
         (errors.UnknownKindError("TFJob"), TrainingConfigurationError),
         (errors.ManifestUnreadableError("job.yaml"), TrainingJobError),
         (errors.VersionNotServedError("v1"), TrainingJobError),
+        (errors.RuntimeMismatchError("no such runtime"), TrainingClusterError),
         (errors.PlaceChangedError("namespace"), TrainingJobError),
         (errors.ClusterError("a quota"), TrainingClusterError),
         (errors.UnreachableError("no answer"), TrainingClusterError),

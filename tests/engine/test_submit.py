@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -430,6 +432,23 @@ WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied th
 )  # fmt: skip
 def test_only_rejected_manifests_forbid_retries(error: ApiStatusError, verb: str, final: bool) -> None:
     assert explain(error, verb, "pytorchjobs.kubeflow.org", "ns").final is final
+
+
+RECORDED = Path(__file__).parents[1] / "cluster" / "recorded" / "55-trainjob-rejected.json"
+REFUSED = {
+    name: answers[0]
+    for name, answers in json.loads(RECORDED.read_text())["answers"].items()
+    if answers[0]["status"] >= 400 and not name.startswith("update")
+}
+#: what a create may be refused for although the manifest is right: the runtime isn't there, or lacks a job
+RETRYABLE = {"missing runtime", "missing namespaced runtime", "initializer without its job"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_of_a_trainjob_are_final_unless_its_runtime_is_missing(name: str) -> None:
+    reason, _, message = REFUSED[name]["says"].partition(": ")
+    refusal = ApiStatusError(REFUSED[name]["status"], "" if reason == "Failure" else reason, message)
+    assert explain(refusal, "create", "trainjobs").final is (name not in RETRYABLE)
 
 
 # an invalid manifest on a retry
