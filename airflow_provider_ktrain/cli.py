@@ -106,13 +106,23 @@ def _add_rbac(subparsers: Any) -> None:
     parser.set_defaults(run=_rbac)
 
 
+    parser.add_argument(
+        "--cluster-runtimes",
+        action="store_true",
+        help="also print a ClusterRole that reads ClusterTrainingRuntimes: TrainJobs with node selection, volumes or "
+        "labels of pods need it",
+    )
 def _rbac(args: argparse.Namespace) -> int:
-    print(yaml.safe_dump_all(rbac.objects(args.namespace, args.name, args.service_account), sort_keys=False), end="")
+    made = rbac.objects(args.namespace, args.name, args.service_account, cluster_runtimes=args.cluster_runtimes)
+    print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0
 
 
-def _problems(file: str, judge: Judge) -> Iterator[tuple[int, Problem]]:
-    """The problems of each training job in a file, with their lines."""
+def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:
+    """The problems of each training job in a file, with their lines.
+
+    :param hints: the hints about its kind are added as keys.
+    """
     if file == "-":
         text = sys.stdin.read()
     else:

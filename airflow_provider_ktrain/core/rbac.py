@@ -6,6 +6,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import KINDS
 
+_RBAC = "rbac.authorization.k8s.io"
+_TRAINER = "trainer.kubeflow.org"
 _JOB_VERBS = ("create", "get", "list", "watch", "patch", "delete")
 
 #: (API group, resources, verbs): what the engine asks, and why
@@ -15,6 +17,8 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         (group, tuple(k.plural for k in KINDS.values() if k.group == group), _JOB_VERBS)
         for group in dict.fromkeys(k.group for k in KINDS.values())
     ),
+    # optional: patch the pods of a TrainJob, and check it against its runtime
+    (_TRAINER, ("trainingruntimes",), ("get",)),
     # follow; delete what a finished job that is kept left running
     ("", ("pods",), ("get", "list", "watch", "delete")),
     ("", ("pods/log",), ("get",)),
@@ -28,22 +32,36 @@ def rules() -> list[dict[str, Any]]:
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in RULES]
 
 
-def objects(namespace: str, name: str = "ktrain", service_account: str = "") -> list[dict[str, Any]]:
-    """A Role, and with `service_account` (`NAMESPACE:NAME`, or a name in `namespace`) its RoleBinding."""
-    role: dict[str, Any] = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": {"name": name, "namespace": namespace},
-        "rules": rules(),
-    }
+def objects(
+    namespace: str, name: str = "ktrain", service_account: str = "", *, cluster_runtimes: bool = False
+) -> list[dict[str, Any]]:
+    """A Role, and the objects that belong to it.
+
+    :param namespace: namespace of the jobs.
+    :param name: name of the Role.
+    :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
+    :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
+    """
+    made = [_role("Role", {"name": name, "namespace": namespace}, rules())]
+    if cluster_runtimes:
+        readable = {"apiGroups": [_TRAINER], "resources": ["clustertrainingruntimes"], "verbs": ["get"]}
+        made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, [readable]))
     if not service_account:
-        return [role]
+        return made
     where, _, account = service_account.rpartition(":")
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": name, "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": where or namespace}],
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": where or namespace}
+    return [*made, *(_binding(role, subject) for role in made)]
+
+
+def _role(kind: str, metadata: dict[str, str], granted: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": metadata, "rules": granted}
+
+
+def _binding(role: dict[str, Any], subject: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": f"{role['kind']}Binding",
+        "metadata": role["metadata"],
+        "roleRef": {"apiGroup": _RBAC, "kind": role["kind"], "name": role["metadata"]["name"]},
+        "subjects": [subject],
     }
-    return [role, binding]

@@ -219,23 +219,36 @@ def test_an_older_trainer_refuses_overrides_with_the_reason(older_task: Instance
     assert older_task.jobs() == []
 
 
-def test_without_the_right_to_read_the_runtime_nothing_is_patched(
-    task: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def connect_with_role(task: Instance, monkeypatch: pytest.MonkeyPatch, *, cluster_runtimes: bool) -> None:
+    """Let the connection have the rights that `ktrain rbac` prints, and no others."""
     core, rights = client.CoreV1Api(api(task.cluster)), client.RbacAuthorizationV1Api(api(task.cluster))
     name, namespace = f"reader-{task.key.run_id}", task.cluster.namespace
     core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
-    rules = [rule for rule in rbac.rules() if "trainingruntimes" not in rule["resources"]]
-    role, binding = rbac.objects(namespace, name, name)
-    rights.create_namespaced_role(namespace, {**role, "rules": rules})
-    rights.create_namespaced_role_binding(namespace, binding)
+    create = {
+        "Role": lambda made: rights.create_namespaced_role(namespace, made),
+        "RoleBinding": lambda made: rights.create_namespaced_role_binding(namespace, made),
+        "ClusterRole": rights.create_cluster_role,
+        "ClusterRoleBinding": rights.create_cluster_role_binding,
+    }
+    for made in rbac.objects(namespace, name, name, cluster_runtimes=cluster_runtimes):
+        create[made["kind"]](made)
     token = core.create_namespaced_service_account_token(name, namespace, {"spec": {"audiences": []}}).status.token
-    kubeconfig = json.dumps(clusters.with_token(task.cluster.kubeconfig, token))
-    extra = {"kube_config": kubeconfig, "namespace": namespace}
+    extra = {"kube_config": json.dumps(clusters.with_token(task.cluster.kubeconfig, token)), "namespace": namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+
+def test_without_the_right_to_read_the_runtime_nothing_is_patched(
+    task: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect_with_role(task, monkeypatch, cluster_runtimes=False)
     with pytest.raises(TrainingClusterError, match="nodeSelector can't be applied"):
         execute(task, node_selector={"a": "b"})
     job = execute(task, execution_timeout=datetime.timedelta(hours=1))
     assert "runtimePatches" not in job["spec"]
     assert "activeDeadlineSeconds" in job["spec"]
     assert f"no right to get {RUNTIMES}.{TRAINJOB.group}" in capsys.readouterr().out
+
+
+def test_the_printed_cluster_role_is_enough_to_patch_pods(task: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_with_role(task, monkeypatch, cluster_runtimes=True)
+    assert "runtimePatches" in execute(task, node_selector={"kubernetes.io/os": "linux"})["spec"]

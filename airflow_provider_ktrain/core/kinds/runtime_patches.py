@@ -237,7 +237,7 @@ def _require_fields(spec: Mapping[str, Any], wanted: Mapping[str, Any], served: 
             f"{options} can't be applied, because the cluster doesn't show which pods the job has",
             found=why,
             expected="the rights to read the TrainJob's schema and its runtime",
-            remedy="grant them (`ktrain rbac` prints them), or leave the options out",
+            remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
         )
 
 
