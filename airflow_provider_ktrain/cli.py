@@ -68,19 +68,22 @@ def _add_check(subparsers: Any) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     found: list[tuple[str, int, Problem]] = []
+    hints: dict[str, None] = {}  # each is printed once
     if (args.kubeconfig or args.context or args.namespace) and not args.server:
         print("ktrain check: --kubeconfig, --context and --namespace need --server", file=sys.stderr)
         return 2
     try:
         with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
             for file in args.files:
-                found += ((file, line, problem) for line, problem in _problems(file, judge))
+                found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
         print(f"ktrain check: {e.filename} cannot be read: {e.strerror}", file=sys.stderr)
         return 2
     except ClusterError as e:
         print(f"ktrain check: {e}", file=sys.stderr)
         return 2
+    for hint in hints:
+        print(f"hint: {hint}", file=sys.stderr)
     if args.output == "json":
         print(json.dumps([{"file": f, "line": n, **dataclasses.asdict(p)} for f, n, p in found], indent=2))
     else:
@@ -103,15 +106,15 @@ def _add_rbac(subparsers: Any) -> None:
     parser.add_argument(
         "--service-account", default="", help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it"
     )
-    parser.set_defaults(run=_rbac)
-
-
     parser.add_argument(
         "--cluster-runtimes",
         action="store_true",
         help="also print a ClusterRole that reads ClusterTrainingRuntimes: TrainJobs with node selection, volumes or "
         "labels of pods need it",
     )
+    parser.set_defaults(run=_rbac)
+
+
 def _rbac(args: argparse.Namespace) -> int:
     made = rbac.objects(args.namespace, args.name, args.service_account, cluster_runtimes=args.cluster_runtimes)
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
@@ -134,6 +137,8 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
         for document in jobs if len(jobs) > 1 else [the_job(documents)]:
             for text in document.left_out:
                 yield document.line, Problem(Level.WARNING, "beside", "$", text)
+            kind = KINDS.get(str(document.content.get("kind")))
+            hints |= {kind.platform_hint: None} if kind and kind.platform_hint else {}
             templates = set(unknown(document.content))
             for problem in judge(document.content, rendered=not templates):
                 if problem.path not in templates:

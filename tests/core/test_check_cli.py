@@ -12,7 +12,7 @@ import yaml
 from airflow_provider_ktrain import __version__
 from airflow_provider_ktrain.cli import main
 
-from .manifests import DATA, mpijob, pytorchjob
+from .manifests import DATA, mpijob, pytorchjob, trainjob
 
 GOOD = yaml.safe_dump(pytorchjob())
 
@@ -136,3 +136,16 @@ def test_the_items_of_a_list_are_checked_at_their_lines(tmp_path: Path, capsys: 
     number = int(line.removeprefix(f"{file}:").partition(":")[0])
     assert file.read_text().splitlines()[number - 1].strip() == "replicas: 2"
     assert "error master-count at $.spec.pytorchReplicaSpecs.Master.replicas" in line
+
+
+def test_users_of_pytorchjob_get_one_hint_about_their_platform(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifests = {"a": pytorchjob(), "b": pytorchjob(), "c": trainjob()}
+    for name, manifest in manifests.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
+    assert main(["check", *(str(tmp_path / f"{name}.json") for name in manifests)]) == 0
+    (hint,) = capsys.readouterr().err.splitlines()
+    assert hint.startswith("hint: Kubeflow's platform releases after 26.03 don't contain the training-operator")
+    assert main(["check", str(tmp_path / "c.json")]) == 0
+    assert capsys.readouterr().err == ""

@@ -42,6 +42,7 @@ class Kind:
     :param expires: whether the operator deletes the job and its pods after ttlSecondsAfterFinished.
     :param group: the API group.
     :param needs_image: whether a job that is built without a manifest needs an image: a runtime has one.
+    :param platform_hint: what users should know about the future of this kind. Default: empty, nothing.
     :param resources_field: the key of resources, beside image and command (see `program`).
     :param name_length: the greatest length of a job's name: its pods' names, which begin with it, are host names of at
         most 63 characters, and room is left for four digits of an index.
@@ -73,6 +74,7 @@ class Kind:
     expires: bool = False
     group: str = "kubeflow.org"
     needs_image: bool = True
+    platform_hint: str = ""
     resources_field: str = "resources"
     name_length: int = 46
     propagation: str = "Foreground"

@@ -91,4 +91,7 @@ PYTORCHJOB = PyTorchJob(
     processes_field="nprocPerNode",
     default_restart_policy="OnFailure",
     expires=True,  # recording 12-pt-ttl
+    # kubeflow/community-distribution, pull request 3540
+    platform_hint="Kubeflow's platform releases after 26.03 don't contain the training-operator, which runs "
+    "PyTorchJobs. Their training jobs are TrainJobs (TrainJobOperator)",
 )
