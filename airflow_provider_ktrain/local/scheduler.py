@@ -49,13 +49,16 @@ class Host:
 
     @property
     def name(self) -> str:
+        """The node's name."""
         name: str = self.node["metadata"]["name"]
         return name
 
     def allocatable(self, resource: str) -> Decimal:
+        """The amount of a resource that pods may request on this node."""
         return parse(self.node["status"].get("allocatable", {}).get(resource, 0))
 
     def add(self, pod: Obj) -> None:
+        """Count a pod's requests as used."""
         for resource, amount in requests(pod).items():
             self.used[resource] += amount
 

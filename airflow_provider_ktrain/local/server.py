@@ -218,6 +218,7 @@ async def serve(config: Config) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run a cluster until it is stopped; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m airflow_provider_ktrain.local.server", description=__doc__)
     parser.add_argument("--config", required=True, help="the Config as JSON")
     config = Config(**json.loads(parser.parse_args(arguments).config))

@@ -31,6 +31,7 @@ class Fault:
     count: float
 
     def meets(self, kind: str, verb: str, path: str) -> bool:
+        """Whether the fault applies to a request."""
         among = not self.verb or verb in self.verb.split(",")
         return self.kind == kind and among and bool(re.search(self.path, path))
 

@@ -102,6 +102,7 @@ def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
 
 
 def container_status(pod: Obj, container: str) -> Obj:
+    """The status of a container or init container; {} if the kubelet has not reported one."""
     found = (*at(pod, "status.initContainerStatuses", ()), *at(pod, "status.containerStatuses", ()))
     return next((c for c in found if c.get("name") == container), {})
 

@@ -63,6 +63,7 @@ def answer(value: Any, status: int = 200, warnings: Iterable[str] = ()) -> web.R
 
 
 def text(value: str, status: int = 200) -> web.Response:
+    """A response in plain text."""
     return web.Response(status=status, text=value, headers=HEADERS)
 
 

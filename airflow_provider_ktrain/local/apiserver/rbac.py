@@ -130,6 +130,7 @@ class Authorizer:
             raise forbidden(user, info)
 
     def allows(self, user: User, info: RequestInfo) -> bool:
+        """Whether a rule of one of the user's roles covers the request."""
         return any(covers(rule, info) for rule in self.rules(user, info.namespace))
 
     def rules(self, user: User, namespace: str) -> Iterator[Obj]:

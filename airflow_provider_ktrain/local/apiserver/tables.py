@@ -39,9 +39,11 @@ class Column:
     description: str = ""
 
     def cell(self, obj: Obj) -> Any:
+        """The value of this column in the row of an object."""
         return at(obj, self.value, "<none>") if isinstance(self.value, str) else self.value(obj)
 
     def definition(self) -> Obj:
+        """The column as a Table describes it; columns of priority 1 are those of `-o wide`."""
         return {
             "name": self.name, "type": self.type, "format": self.format,
             "description": self.description, "priority": 1 if self.wide else 0,

@@ -146,4 +146,5 @@ def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
 
 
 def line(kind: str, obj: bytes) -> bytes:
+    """A watch event as a line of the stream."""
     return b'{"type":%s,"object":%s}\n' % (json.dumps(kind).encode(), obj)

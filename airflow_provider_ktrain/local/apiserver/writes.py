@@ -38,6 +38,7 @@ class Write:
 
     @property
     def dry_run(self) -> bool:
+        """Whether the request has `dryRun=All`: it is checked, and nothing is stored."""
         return bool(self.query.get("dryRun"))
 
 

@@ -25,6 +25,7 @@ def controller_of(obj: Obj) -> Obj | None:
 
 
 def is_controlled_by(obj: Obj, owner: Obj) -> bool:
+    """Whether `owner` is the controller of an object, by uid."""
     reference = controller_of(obj)
     return reference is not None and reference["uid"] == owner["metadata"]["uid"]
 
@@ -56,6 +57,7 @@ def seconds(time: str) -> float:
 
 
 def condition(status: Obj, type_: str) -> Obj | None:
+    """The condition of this type, whatever its status; None if there is none."""
     return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
 
 
@@ -65,6 +67,7 @@ def has(status: Obj, *types: str) -> bool:
 
 
 def is_finished(status: Obj) -> bool:
+    """Whether a training job has succeeded or failed."""
     return has(status, "Succeeded", "Failed")
 
 
@@ -109,14 +112,17 @@ def set_status_condition(status: Obj, type_: str, value: str, reason: str, messa
 
 
 def phase(pod: Obj) -> str:
+    """The phase of a pod; Pending until the kubelet has reported one."""
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
 def is_terminating(obj: Obj) -> bool:
+    """Whether the object is being deleted."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def is_active(pod: Obj) -> bool:
+    """Whether a pod has neither ended nor is being deleted: the Job controller counts only these."""
     return not has_ended(pod) and not is_terminating(pod)
 
 

@@ -19,6 +19,7 @@ LONGEST = 63 - 5  # characters of a generateName, which get five more
 
 
 def is_indexed(job: Obj) -> bool:
+    """Whether each pod of a batch Job has a completion index."""
     return bool(job["spec"].get("completionMode") == "Indexed")
 
 

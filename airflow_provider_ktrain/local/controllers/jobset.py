@@ -31,6 +31,8 @@ RESTARTS = {  # the event of each action that restarts the JobSet
 
 
 class JobSetController(ObjectController):
+    """JobSet 0.12: creates the Jobs of a JobSet in order, and restarts or fails all of them by its policies."""
+
     resource = r.JOBSET
     owns = (r.BATCH_JOB, r.SERVICE)
     component = "jobset"

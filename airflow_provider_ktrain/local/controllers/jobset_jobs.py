@@ -45,6 +45,7 @@ def subdomain(jobset: Obj) -> str:
 
 
 def job_name(jobset: Obj, place: Place) -> str:
+    """The name of the Job of one place: JobSet, replicated job and index."""
     return f"{jobset['metadata']['name']}-{place.replicated['name']}-{place.index}"
 
 

@@ -50,6 +50,7 @@ class MPIJobController(ObjectController):
 
 
 def worker_names(job: Obj) -> list[str]:
+    """The names of a job's Worker pods, by index."""
     replicas = (job["spec"]["mpiReplicaSpecs"].get("Worker") or {}).get("replicas", 0)
     return [f"{job['metadata']['name']}-worker-{index}" for index in range(replicas)]
 

@@ -27,6 +27,8 @@ INTEL_DEFAULTS = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": 
 
 
 class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
+    """training-operator's MPIJob: the launcher is a pod and reaches the Workers by `kubectl exec`."""
+
     resource = r.MPIJOB_V1
     owns = (r.POD, r.CONFIG_MAP, r.ROLE, r.ROLE_BINDING, r.SERVICE_ACCOUNT)
     component = "mpijob-controller"
@@ -37,6 +39,7 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
     deleted_reason = "SuccessfulDeleteJob"
 
     def invalid(self, job: Obj) -> str | None:
+        """Why the operator rejects the job: no containers, no Launcher, or several. None if it is valid."""
         specs = job["spec"].get(self.specs_field) or {}
         for type_, spec in specs.items():
             if not ((spec or {}).get("template") or {}).get("spec", {}).get("containers"):
@@ -48,6 +51,7 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         return None
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
+        """Reconcile launcher and Workers once for each replica type, as the operator does."""
         # the operator's first pass over a job counts only the types that the job has
         types = list(self.defaults if "replicaStatuses" in status else self.specs(job))
         for _ in self.specs(job):  # all of it for each replica type, with all its events
@@ -115,10 +119,12 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         }
 
     def launcher_has_gpu(self, job: Obj) -> bool:
+        """Whether a container of the launcher has a limit for GPUs. The launcher is then a host, too."""
         containers = self.specs(job)["Launcher"]["template"]["spec"]["containers"]
         return any("gpu" in key for x in containers for key in (x.get("resources") or {}).get("limits") or ())
 
     def create_worker(self, job: Obj, name: str, index: int) -> Obj:
+        """Create a Worker pod, which sleeps unless it has a command: mpirun starts its processes by `kubectl exec`."""
         spec = self.specs(job)["Worker"]
         spec["template"]["spec"].pop("restartPolicy", None)  # overridden without a word, unlike the launcher's
         pod = self.pod(job, name, spec, self.labels(job, "Worker", index))
@@ -131,6 +137,7 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         return worker
 
     def launcher(self, job: Obj, name: str, account: str) -> Obj:
+        """The launcher pod, with an init container that delivers kubectl."""
         labels = {**self.labels(job, "Launcher"), c.JOB_ROLE: "master"}
         pod = self.pod(job, name, self.specs(job)["Launcher"], labels)
         spec, main = pod["spec"], pod["spec"]["containers"][0]

@@ -45,6 +45,8 @@ DEFAULTS = {
 
 
 class MPIJobV2Controller(mpi.MPIJobController):
+    """mpi-operator's MPIJob: the launcher is a batch Job and reaches the Workers by SSH."""
+
     resource = r.MPIJOB_V2BETA1
     owns = (r.POD, r.SERVICE, r.CONFIG_MAP, r.SECRET, r.BATCH_JOB)
     component = "mpi-job-controller"
@@ -208,6 +210,7 @@ def validate(job: Obj) -> Iterable[str]:
 
 
 def labels(job: Obj, role: str | None = None) -> dict[str, str]:
+    """The labels of a job's objects, or of the pods of a role."""
     ours = {c.OPERATOR_NAME: "mpi-operator", c.JOB_NAME: job["metadata"]["name"]}
     return {**ours, **({c.JOB_ROLE: role} if role else {})}
 

@@ -32,6 +32,8 @@ ELASTIC_ENV = {  # elasticPolicy field -> variable, in the order in which they a
 
 
 class PyTorchJobController(TrainingOperator):
+    """training-operator's PyTorchJob: a pod and a service for each replica, and the environment of torchrun."""
+
     resource = r.PYTORCHJOB
     owns = (r.POD, r.SERVICE)
     component = "pytorchjob-controller"
@@ -41,6 +43,7 @@ class PyTorchJobController(TrainingOperator):
     deleted_reason = "SuccessfulDeletePod"
 
     def defaulted(self, job: Obj) -> Obj:
+        """The job with the operator's defaults: the port of the container, and processes for each node."""
         spec, elastic, specs = job["spec"], job["spec"].get("elasticPolicy"), self.specs(super().defaulted(job))
         for replica in specs.values():
             for container in replica["template"]["spec"]["containers"]:
@@ -55,6 +58,7 @@ class PyTorchJobController(TrainingOperator):
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
+        """Also create the HorizontalPodAutoscaler of an elastic job with metrics."""
         elastic, meta = job["spec"].get("elasticPolicy") or {}, job["metadata"]
         if elastic.get("metrics") and self.store.find(r.HPA, meta["namespace"], meta["name"]) is None:
             target = {"kind": job["kind"], "name": meta["name"], "apiVersion": job["apiVersion"]}
@@ -64,6 +68,7 @@ class PyTorchJobController(TrainingOperator):
         super().reconcile_job(job, status)
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
+        """Create missing pods and services of each replica type, and count its pods."""
         services, errors = self.store.owned(r.SERVICE, job), []
         for type_, spec in self.specs(job).items():
             of_type = by_index(pods, type_)

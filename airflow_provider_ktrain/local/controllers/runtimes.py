@@ -19,6 +19,7 @@ def install(store: Store) -> None:
 
 
 def torch_distributed() -> Obj:
+    """The release's torch-distributed with an empty image: the program runs in the Python of the cluster."""
     node = _replicated("node", trainer=True)
     return _runtime("torch", {"torch": {}}, {"replicatedJobs": [node]})
 

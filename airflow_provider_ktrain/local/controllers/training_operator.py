@@ -67,6 +67,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
+        """Bring the pods of a job and its status up to date, and delete a finished job after its TTL."""
         name, pods = job["metadata"]["name"], self.store.owned(r.POD, job)
         if c.is_finished(status):
             self.delete_pods_and_services(job, status, pods)
@@ -184,6 +185,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         return float(c.seconds(status["completionTime"]) + ttl - self.clock())
 
     def delete_pods_and_services(self, job: Obj, status: Obj, pods: Objects) -> None:
+        """Delete what cleanPodPolicy names of a finished job, or everything of a suspended one."""
         policy = job["spec"]["runPolicy"]["cleanPodPolicy"] if c.is_finished(status) else "All"
         for pod in pods:
             if policy == "All" or (policy == "Running" and c.phase(pod) in ("Running", "Pending")):
@@ -198,6 +200,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         return {type_: specs[type_] for type_ in self.defaults if type_ in specs}
 
     def labels(self, job: Obj, type_: str | None = None, index: int | None = None) -> dict[str, str]:
+        """The labels of a job's objects, of a replica type, or of one replica."""
         return {
             c.OPERATOR_NAME: self.component, c.JOB_NAME: job["metadata"]["name"],
             **({c.REPLICA_TYPE: type_.lower()} if type_ is not None else {}),
@@ -241,6 +244,7 @@ class TrainingOperator(ObjectController, abc.ABC):
             c.set_condition(status, type_, value, reason, message, self.clock())
 
     def event(self, job: Obj, type_: str, reason: str, message: str) -> None:
+        """Record an event whose reason begins with the kind, such as PyTorchJobSucceeded."""
         self.recorder.event(job, type_, f"{job['kind']}{reason}", message)
 
     def complete(self, job: Obj, status: Obj, how: str, message: str, reason: str | None = None) -> None:

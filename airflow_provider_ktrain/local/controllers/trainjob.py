@@ -48,9 +48,7 @@ class TrainJobController(ObjectController):
     events_v1 = True
 
     def __init__(self, store: Store, clock: Clock = time.time, *, status_ca: str = "") -> None:
-        """
-        :param status_ca: the status server's CA as PEM, "" without the feature gate TrainJobStatus.
-        """
+        """:param status_ca: the status server's CA as PEM, "" without the feature gate TrainJobStatus."""
         super().__init__(store, clock)
         self._lag = 0.0
         self._status_ca = status_ca

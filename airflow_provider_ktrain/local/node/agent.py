@@ -43,6 +43,7 @@ class Agent:
         return answer
 
     def nslookup(self, name: str) -> int:
+        """Print the address of a pod or service, as nslookup does; exit code 1 if it has none."""
         found = self.ask("dns", name)
         if not found:
             say(f"** server can't find {name}: NXDOMAIN", sys.stdout)
@@ -51,6 +52,7 @@ class Agent:
         return 0
 
     def ssh(self, *arguments: str) -> int:
+        """Run a command in the Worker of this host name, instead of a real sshd."""
         rest = list(arguments)
         while rest and rest[0].startswith("-"):
             option = rest.pop(0)
@@ -67,6 +69,7 @@ class Agent:
         return execute(found["directory"], ["/bin/sh", "-c", " ".join(rest)])
 
     def kubectl(self, *arguments: str) -> int:
+        """Run a command in a pod; `exec` is the only command of kubectl that mpirun uses."""
         match list(arguments):
             case ["exec", pod, "--", *argv]:
                 container = ""
@@ -130,6 +133,7 @@ def lost_any() -> bool:
 
 
 def alive(pid: int) -> bool:
+    """Whether a process of this id exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
@@ -145,6 +149,7 @@ def connect(directory: str, name: str) -> socket.socket:
 
 
 def say(text: str, file: Any = None) -> None:
+    """Print a line, also if nobody reads it any more."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=file or sys.stderr, flush=True)
 

@@ -82,7 +82,7 @@ class Kubelet:
             worker.changed(pod)
 
     def _config(self, change: Change) -> None:
-        """A ConfigMap or Secret changed: the volumes that show it follow. (With a real kubelet, within a minute.)"""
+        """Update the volumes of a changed ConfigMap or Secret. A real kubelet does so within a minute."""
         meta = change.object["metadata"]
         for worker in self._workers.values():
             near = worker.facts.sandbox and worker.pod["metadata"]["namespace"] == meta["namespace"]

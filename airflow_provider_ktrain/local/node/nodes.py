@@ -98,5 +98,6 @@ class Gpus:
         return ",".join(sorted((device for device, _ in best), key=int))
 
     def free(self, uid: str) -> None:
+        """Take the GPUs of a pod back."""
         for holders in self._holders.values():
             holders.discard(uid)

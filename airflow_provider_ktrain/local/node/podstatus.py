@@ -26,6 +26,7 @@ class ContainerFacts:
 
     @property
     def name(self) -> str:
+        """The container's name."""
         name: str = self.spec["name"]
         return name
 
@@ -37,6 +38,7 @@ class ContainerFacts:
 
     @property
     def running(self) -> bool:
+        """Whether the container runs now."""
         return "running" in self.state
 
 

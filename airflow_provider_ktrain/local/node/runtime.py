@@ -74,6 +74,7 @@ class Run:
         return await asyncio.shield(self._started)
 
     async def ended(self) -> Ended:
+        """Wait for the end of the container. A caller that is cancelled doesn't affect it."""
         return await asyncio.shield(self._ended)
 
     def stop(self, grace: float) -> None:

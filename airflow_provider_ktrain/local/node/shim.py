@@ -88,6 +88,7 @@ def memory(pids: Iterable[int]) -> int:
 
 
 def kill(pids: Iterable[int], signum: int = signal.SIGKILL) -> None:
+    """Signal processes, of which some may have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)

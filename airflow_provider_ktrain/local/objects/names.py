@@ -11,6 +11,7 @@ SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
 
 
 def random_suffix(length: int = 5) -> str:
+    """A random suffix as of generateName, without vowels and characters that are easily confused."""
     return "".join(random.choices(SUFFIX_ALPHABET, k=length))
 
 

@@ -10,6 +10,7 @@ TERMINAL = ("Succeeded", "Failed")  # phases that a pod does not leave
 
 
 def has_ended(pod: Obj) -> bool:
+    """Whether the pod's phase is one that it does not leave."""
     return pod.get("status", {}).get("phase") in TERMINAL
 
 

@@ -15,10 +15,12 @@ NO_CONTAINERS: Obj = {"containers": []}
 
 
 def wrong(field: str, value: object, why: str) -> Problem:
+    """A problem: the value of a field is invalid, and why."""
     return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
 
 
 def unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
+    """A problem: the value of a field is not one of the supported ones."""
     told = ", ".join(f'"{s}"' for s in supported)
     return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
 

@@ -28,10 +28,12 @@ class Resource:
 
     @property
     def api_version(self) -> str:
+        """The `apiVersion` of its objects: `v1`, `batch/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def singular(self) -> str:
+        """The singular name of the resource: `pytorchjob`."""
         return self.kind.lower()
 
     @property

@@ -37,6 +37,7 @@ class Requirement:
     values: frozenset[str | None]
 
     def holds(self, value: str | None) -> bool:
+        """Whether a value satisfies this requirement; None if the key is not set."""
         return (value in self.values) is not self.negated
 
 
@@ -51,6 +52,7 @@ class Selector:
         return bool(self.labels or self.fields)
 
     def matches(self, obj: Obj) -> bool:
+        """Whether an object satisfies all requirements."""
         labels = obj["metadata"].get("labels") or {}
         return all(q.holds(labels.get(q.key)) for q in self.labels) and all(
             q.holds(str(at(obj, q.key, ""))) for q in self.fields

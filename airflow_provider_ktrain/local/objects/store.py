@@ -62,6 +62,7 @@ class Change:
 
     @property
     def key(self) -> Key:
+        """Namespace, empty for cluster-scoped objects, and name."""
         meta = self.object["metadata"]
         return meta.get("namespace") or "", meta["name"]
 
@@ -313,10 +314,12 @@ def details(resource: Resource, name: str) -> Obj:
 
 
 def not_found(resource: Resource, name: str) -> ApiError:
+    """The API server's error 404 for an object."""
     return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
 
 
 def conflict(resource: Resource, name: str) -> ApiError:
+    """The API server's error 409 for a write with an old resourceVersion."""
     return ApiError(
         409,
         f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the object has been modified; please '
