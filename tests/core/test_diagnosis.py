@@ -151,6 +151,63 @@ FIRST_LINES: dict[str, tuple[Category, str]] = {
     "35-mpi-suspend-at-10s": (Category.QUEUE, "MPIJob held is suspended: MPIJob suspended"),
     "14-pt-suspend-create-at-3s": (Category.QUEUE, "PyTorchJob held is suspended: PyTorchJob held is suspended."),
     "13b-pt-activedeadline-quiet": (Category.UNKNOWN, "PyTorchJob deadline shows no failure"),
+    "51-tj-fails": (Category.USER_CODE, "node 1 failed with exit code 1. Last log line: broken"),
+    "51-tj-fails-default": (Category.USER_CODE, "node 1 failed with exit code 1. Last log line: broken"),
+    "51-tj-fails-onfailure": (Category.USER_CODE, "node 1 failed with exit code 1. Last log line: broken"),
+    "51c-tj-oom": (Category.OUT_OF_MEMORY, "node 0 ran out of memory (OOMKilled, exit code 137)"),
+    "51d-tj-bad-image": (
+        Category.IMAGE,
+        "node 0 can't pull registry.example.invalid/team/trainer:1.0: dial tcp: lookup "
+        "registry.example.invalid on 192.0.2.53:53: no such host",
+    ),
+    "51e-tj-bad-command": (
+        Category.IMAGE,
+        'node 0 can\'t start its command: exec: "/no/such/program": stat /no/such/program: no such file or directory',
+    ),
+    "51h-tj-never-backofflimit-2": (Category.USER_CODE, "node 0 failed with exit code 1. Last log line: try"),
+    "51i-tj-fails-default-end": (Category.USER_CODE, "node 0 failed with exit code 1. Last log line: try"),
+    "54-tj-deadline": (Category.TIMEOUT, "TrainJob train exceeded its activeDeadlineSeconds of 10 s"),
+    "55b-tj-long-name": (
+        Category.ENVIRONMENT,
+        "TrainJob nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn can't create its JobSet: JobSet name"
+        " is too long, pod names generated for this JobSet will exceed 63 characters",
+    ),
+    "55d-tj-limits": (
+        Category.ENVIRONMENT,
+        "TrainJob limits can't create its Jobs: spec.template.spec.containers[0].resources.requests: "
+        'Invalid value: "2": must be less than or equal to cpu limit of 1',
+    ),
+    "55d-tj-nodes-minus": (
+        Category.ENVIRONMENT,
+        "TrainJob nodes-minus can't create its Jobs: spec.parallelism: Invalid value: -1: must be "
+        "greater than or equal to 0, spec.completions: Invalid value: -1: must be greater than or equal "
+        "to 0",
+    ),
+    "55d-tj-patch-container": (
+        Category.ENVIRONMENT,
+        "TrainJob patch-container can't create its Jobs: spec.template.spec.containers[0].image: "
+        'Required value, spec.template.spec.containers[0].volumeMounts[0].name: Not found: "v"',
+    ),
+    "55d-tj-patch-job": (
+        Category.ENVIRONMENT,
+        "TrainJob patch-job can't create its JobSet: "
+        'spec.replicatedJobs[0].template.spec.template.spec.containers: Invalid value: "null": '
+        "spec.replicatedJobs[0].template.spec.template.spec.containers in bo...",
+    ),
+    "55d-tj-patch-mount": (
+        Category.ENVIRONMENT,
+        "TrainJob patch-mount can't create its Jobs: "
+        'spec.template.spec.containers[0].volumeMounts[0].name: Not found: "v"',
+    ),
+    "56-tj-runtimepatches": (
+        Category.SCHEDULING,
+        "node 0 can't be scheduled: 0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector",
+    ),
+    "59b-tj-pod-deleted-never": (
+        Category.INFRASTRUCTURE,
+        "node 1 was deleted or killed from outside, which failed the job",
+    ),
+    "60b-tj-ttl-failed": (Category.USER_CODE, "node 0 failed with exit code 1. Last log line: ran"),
 }
 
 
@@ -179,6 +236,12 @@ def test_the_order_of_the_evidence_does_not_matter(name: str, data: st.DataObjec
 
 
 HOPELESS_AT_ONCE = {
+    "55b-tj-long-name",
+    "55d-tj-limits",
+    "55d-tj-nodes-minus",
+    "55d-tj-patch-container",
+    "55d-tj-patch-job",
+    "55d-tj-patch-mount",
     "17-pt-image-never",
     "21c-pt-long-name-runs",
     "38-mpi-invalid",
@@ -186,7 +249,7 @@ HOPELESS_AT_ONCE = {
     "46d-mpi1-invalid",
     "46d-mpi1-invalid-twolaunchers",
 }
-HOPELESS_IN_THE_END = {"17-pt-image-pull", "25d-pt-config-error", "25d-pt-config-error-nosecret"}
+HOPELESS_IN_THE_END = {"17-pt-image-pull", "51d-tj-bad-image", "25d-pt-config-error", "25d-pt-config-error-nosecret"}
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
@@ -553,7 +616,9 @@ def test_only_a_refused_manifest_is_a_configuration_error(name: str) -> None:
     record = recording(name)
     cause = cause_of(record)
     refused = [
-        e for e in record["events"] if "Validation" in str(e.get("reason")) or "63 char" in str(e.get("message"))
+        e
+        for e in record["events"]
+        if "Validation" in str(e.get("reason")) or "must be no more than 63 char" in str(e.get("message"))
     ]
     assert (cause.category is Category.CONFIGURATION) is (not cause.retryable) is bool(refused)
 

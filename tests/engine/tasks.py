@@ -242,7 +242,7 @@ class TrainTask(Task):
     async def submit(self, number: int = 1, program: str = TRAINS, **how: Any) -> Submitted:
         """Create the runtime before, since its author decides what a TrainJob can't: restarts and failure policies."""
         policy, jobset = how.get("restart_policy", "Never"), how.pop("jobset", {})
-        runtime = torch_runtime(self.name, policy, how.get("grace", 1), jobset)
+        runtime = torch_runtime(self.name, policy, how.get("grace", 1), jobset, how.pop("role", "node"))
         with contextlib.suppress(ApiStatusError):
             collection = f"/apis/{TRAINJOB.group}/{self.version}/namespaces/{self.namespace}/trainingruntimes"
             await self.api.request("POST", collection, body=runtime)
@@ -279,10 +279,11 @@ class TrainTask(Task):
 of_each_kind = pytest.mark.parametrize("task", [Task, TrainTask], indirect=True, ids=["pytorchjob", "trainjob"])
 
 
-def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[str, Any]) -> Object:
+def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[str, Any], role: str = "node") -> Object:
     """A TrainingRuntime like torch-distributed, in which a failure is retried only as `restart_policy` says.
 
     :param jobset: further fields of the JobSet's spec.
+    :param role: name of the replicated job. Default: node.
     """
     pod = {
         "restartPolicy": restart_policy,
@@ -290,7 +291,7 @@ def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[st
         "containers": [{"name": "node", "image": clusters.IMAGE}],
     }
     node = {
-        "name": "node",
+        "name": role,
         "template": {
             "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
             "spec": {"backoffLimit": 0 if restart_policy == "Never" else 6, "template": {"spec": pod}},

@@ -9,14 +9,14 @@ from datetime import datetime
 
 from airflow_provider_ktrain.core.conditions import Condition, true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, find_failures, likely_causes
-from airflow_provider_ktrain.core.kinds import KINDS, PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What is known of a job. Use `make_evidence`, which sorts it.
 
-    :param job: the job as last seen.
+    :param job: the job as last seen; of a job that was never seen its kind and name.
     :param pods: its pods, each as last seen, deleted and replaced ones included.
     :param events: Events of the job, its pods and its launcher Job.
     :param logs: last lines of containers, by `log_key`.
@@ -36,7 +36,12 @@ class Evidence:
     @property
     def kind(self) -> Kind:
         """The job's kind; PyTorchJob if it is unknown."""
-        return KINDS.get(str(self.job.get("kind")), PYTORCHJOB)
+        return kind_of(self.job.get("kind"))
+
+    @property
+    def operators(self) -> str:
+        """The operators that may serve the kind."""
+        return " or ".join(dict.fromkeys(self.kind.operators))
 
     @property
     def title(self) -> str:

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.diagnosis.startup import (
     find_blocked_container,
     find_obstacle,
     find_operator_rejection,
+    find_refused_resources,
     find_unschedulable_pod,
 )
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
@@ -75,7 +76,7 @@ def diagnose_limit(
     category, description, resolution = _LIMITS[limit]
     if limit is Limit.STARTUP and not pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
-        resolution = "Check that training-operator or mpi-operator runs."
+        resolution = f"Check that {evidence.operators} runs."
     why = f": {obstacle.summary}" if obstacle else ""
     decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
     return Cause(
@@ -156,7 +157,7 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
         Category.TIMEOUT,
         f"{evidence.title} exceeded its activeDeadlineSeconds{'' if seconds is None else f' of {seconds} s'}",
         failed.message,
-        "Raise runPolicy.activeDeadlineSeconds, or execution_timeout if the operator set the deadline from it.",
+        "Raise activeDeadlineSeconds of the manifest, or execution_timeout if the operator set the deadline from it.",
     )
 
 
@@ -178,9 +179,9 @@ def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
 def _pod_deleted(evidence: Evidence) -> Cause | None:
     """Operators count a pod that is being deleted as failed; under restartPolicy Never the job fails with it."""
     failed = evidence.failed_condition
-    role = re.search(r"(\w+) replica\(s\) failed", failed.message) if failed else None
+    role = evidence.kind.failed_role(failed.message) if failed else ""
     deletions = [(at, evidence.replica_of(pod)) for pod in evidence.pods if (at := deletion_requested_at(pod))]
-    of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role[1])]
+    of_failed_role = [(at, replica) for at, replica in deletions if role and replica.startswith(role)]
     if not failed or not of_failed_role:
         return None
     replica = min(of_failed_role)[1]
@@ -229,12 +230,12 @@ def _suspended(evidence: Evidence) -> Cause | None:
 
 
 def _unknown(evidence: Evidence) -> Cause:
-    if not evidence.conditions:
+    if not evidence.conditions and (evidence.kind.reports_phases or not evidence.job.get("status")):
         return Cause(
             Category.UNKNOWN,
             f"{evidence.title} has no status: no operator has reconciled it",
             "",
-            "Check that training-operator or mpi-operator runs, and the job's events.",
+            f"Check that {evidence.operators} runs, and the job's events.",
         )
     started = parse_timestamp((evidence.job.get("status") or {}).get("startTime"))
     run_time = f" after {(evidence.now - started).total_seconds():.0f} s" if evidence.now and started else ""
@@ -252,5 +253,6 @@ _RULES: tuple[Rule, ...] = (
     find_blocked_container,
     find_admission_denial,
     find_unschedulable_pod,
+    find_refused_resources,
     _suspended,
 )

@@ -32,6 +32,7 @@ GRACE_SECONDS: dict[str, float] = {
     "FailedMount": 300,
     "FailedAttachVolume": 300,
     "FailedCreatePod": 60,
+    "ResourcesCreationFailed": 60,
 }
 MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
@@ -59,6 +60,7 @@ def find_startup_failure(
         find_operator_rejection(evidence)
         or find_blocked_container(evidence, waited_seconds, now)
         or find_admission_denial(evidence, waited_seconds)
+        or find_refused_resources(evidence, waited_seconds)
     )
     return cause.with_short_summary() if cause else None
 
@@ -83,7 +85,12 @@ def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
 
 def find_obstacle(evidence: Evidence) -> Cause | None:
     """What keeps pods from being created, scheduled or started, however long it has lasted."""
-    return find_blocked_container(evidence) or find_admission_denial(evidence) or find_unschedulable_pod(evidence)
+    return (
+        find_blocked_container(evidence)
+        or find_admission_denial(evidence)
+        or find_unschedulable_pod(evidence)
+        or find_refused_resources(evidence)
+    )
 
 
 def _given_up(cause: Cause, waited_seconds: float, grace_seconds: float) -> Cause:
@@ -150,6 +157,56 @@ def find_admission_denial(evidence: Evidence, waited_seconds: float = math.inf) 
             )
             return _given_up(cause, waited_seconds, grace_seconds)
     return None
+
+
+def find_refused_resources(evidence: Evidence, waited_seconds: float = math.inf) -> Cause | None:
+    """The API server refuses the objects between the job and its pods: a TrainJob's JobSet, or its Jobs.
+
+    The job itself shows nothing of it (recordings 55b, 55d, 56b). It is no proof against this manifest, since the
+    runtime is a part of these objects: a retry may succeed. An event may also pass (recording 58b), so a refusal counts
+    only while there are no pods, and after some time unless the object is invalid.
+    """
+    if any(not (pod.get("metadata") or {}).get("deletionTimestamp") for pod in evidence.pods):
+        return None
+    for event in reversed(evidence.events):
+        reason, message = str(event.get("reason")), str(event.get("message"))
+        if reason not in _CREATION_FAILURES or "exceeded quota" in message:
+            continue
+        grace_seconds = 0.0 if " is invalid: " in message else GRACE_SECONDS["ResourcesCreationFailed"]
+        if waited_seconds < grace_seconds:
+            return None
+        what = str((event.get("involvedObject") or {}).get("kind"))
+        error = next((match[1] for pattern in _CREATION_ERRORS if (match := re.search(pattern, message))), message)
+        resolutions = (known for pattern, known in _CREATION_RESOLUTIONS if re.search(pattern, message))
+        cause = Cause(
+            Category.ENVIRONMENT,
+            f"{evidence.title} can't create its {_CREATION_FAILURES[reason]}: {first_line(error)}",
+            f"Event {reason} ({what}): {message}",
+            next(resolutions, "Correct what the message names in the runtime or in the manifest."),
+        )
+        return _given_up(cause, waited_seconds, grace_seconds)
+    return None
+
+
+#: reasons of events, and what could not be created
+_CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
+_CREATION_ERRORS = (
+    r"(JobSet name is too long[^\"]*)",
+    r" is invalid: \[?(.+?)\]?$",
+    r"denied the request: (.+)",
+    r"reconciliation failed: (.+)",
+)
+_CREATION_RESOLUTIONS = (
+    (
+        "JobSet name is too long",
+        "Shorten the names of the runtime's replicatedJobs: names of pods are made of the job's name and theirs.",
+    ),
+    (
+        "owned by another object",
+        "Delete what an earlier job of this name left: its ConfigMap, and its JobSet if it still exists.",
+    ),
+    (r"must be less than or equal to \w+ limit", "Request no more than the limit."),
+)
 
 
 _ADMISSION_DENIAL = r"denied the request|is forbidden: (?!exceeded quota)"
@@ -309,7 +366,8 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
             )
     for event in evidence.events:
         message = str(event.get("message"))
-        if str(event.get("reason")).startswith("FailedCreate") and "quota" in message:
+        reason = str(event.get("reason"))
+        if (reason.startswith("FailedCreate") or reason in _CREATION_FAILURES) and "quota" in message:
             quota = _without_prefix(message).removeprefix("exceeded quota: ")
             return Cause(
                 Category.SCHEDULING,

@@ -8,6 +8,7 @@ recordings of a real cluster.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ class Kind:
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: `container`, or all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
     :param reports_phases: whether the operator sets the conditions Created, Running, Restarting and Succeeded.
+    :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
+        vanishes.
     :param pod_owner: `group/version/plural` of the object between the job and its pods, which has the job's name; empty
         if the job owns its pods.
     :param pod_owner_label: the label of pods with the uid of that object.
@@ -85,6 +88,7 @@ class Kind:
     main_containers: tuple[str, ...] = ()
     fixed_size_reason: str = ""
     reports_phases: bool = True
+    restarts_failed_jobs: bool = False
     pod_owner: str = ""
     pod_owner_label: str = ""
 
@@ -197,6 +201,11 @@ class Kind:
         :param pods: its pods.
         """
         return False
+
+    def failed_role(self, message: str) -> str:
+        """The role that the message of the condition Failed names; empty if it names none."""
+        found = re.search(r"(\w+) replica\(s\) failed", message)
+        return found[1] if found else ""
 
     # ---- manifests
 

@@ -121,6 +121,11 @@ class TrainJob(TrainJobManifest):
         labels = ((pod.get("metadata") or {}).get("labels") or {} for pod in pods)
         return any(at.get(ATTEMPT_LABEL, "0") != "0" for at in labels)
 
+    def failed_role(self, message: str) -> str:
+        """From the name of the batch Job: `jobset failed due to ... (first failed job: train-node-0)`."""
+        found = re.search(rf"first failed job: \S+?-({'|'.join(self.roles)})-0\)", message)
+        return found[1] if found else ""
+
     # ---- manifests
 
     def suspension(self, suspend: bool) -> dict[str, Any]:
@@ -175,6 +180,7 @@ TRAINJOB = TrainJob(
     single_roles=(LAUNCHER, *INITIALIZERS),
     main_containers=(NODE, *INITIALIZERS),
     reports_phases=False,
+    restarts_failed_jobs=True,  # when its JobSet is deleted, for example by a TTL of the runtime (recording 60b)
     pod_owner="jobset.x-k8s.io/v1alpha2/jobsets",
     pod_owner_label=f"{JOBSET}/jobset-uid",  # JobSet 0.10 and newer
     fixed_size_reason="Kubeflow Trainer cannot change the number of nodes of a TrainJob (KEP-2903 plans it)",

@@ -20,12 +20,13 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.jobs import Log
 from airflow_provider_ktrain.engine.logs.report import DrainReport
-from airflow_provider_ktrain.engine.release import ReleaseError, mode_of, release
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 
 Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
 KILL_SECONDS = 4.0  #: for the release after a kill: Airflow kills the process soon
+SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
 
@@ -88,6 +89,8 @@ class Finisher:
 
     async def ended(self) -> Outcome:
         """The job succeeded, failed or was deleted: read the logs, find the cause, release; in this order."""
+        if self._state.phase is Phase.FAILED and self._state.kind.restarts_failed_jobs and self._options.release:
+            await self._keep_from_restarting()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
         state = self._state
@@ -95,8 +98,15 @@ class Finisher:
             return Outcome(state.phase, False) if self._options.conditions else await self._release(None)
         gone = state.phase is Phase.GONE
         return await self.failed(
-            diagnosis.diagnose(state.job or {}, state.pods.all, *await self._evidence(), gone=gone)
+            diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
         )
+
+    async def _keep_from_restarting(self) -> None:
+        """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""
+        try:
+            await release(self._api, self._state.ref, Mode.SUSPEND, verify=False, timeout=SUSPEND_SECONDS)
+        except ReleaseError as e:  # the release after the logs tries again
+            self._log.warning(f"{self._state.ref} has failed, but could not be suspended and may train again: {e}")
 
     async def failed(self, cause: Cause) -> Outcome:
         """Log the cause and release the job.
@@ -121,12 +131,12 @@ class Finisher:
         """The cause of a job that passed a limit, with its last log lines."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
         state = self._state
-        return diagnosis.diagnose_limit(limit, amount, state.job or {}, state.pods.all, *await self._evidence())
+        return diagnosis.diagnose_limit(limit, amount, state.known_job, state.pods.all, *await self._evidence())
 
     async def diagnose_crash_loop(self, loop: CrashLoop) -> Cause:
         """The cause of a job with a replica that fails again and again, with its last log lines."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
-        seen = self._state.job or {}, self._state.pods.all, *await self._evidence()
+        seen = self._state.known_job, self._state.pods.all, *await self._evidence()
         return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, *seen)
 
     @property
@@ -135,7 +145,7 @@ class Finisher:
 
     async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
         pods = self._state.pods
-        return await self._output.evidence.gather(self._state.ref, self._state.job or {}, pods.all, pods.uids)
+        return await self._output.evidence.gather(self._state.ref, self._state.known_job, pods.all, pods.uids)
 
     # logs
 

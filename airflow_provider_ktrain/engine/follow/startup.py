@@ -43,15 +43,15 @@ class StartupChecks:
     async def find_failure(self) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due."""
         state = self._state
-        if cause := find_unstartable_command(state.job or {}, state.pods.all):
+        if cause := find_unstartable_command(state.known_job, state.pods.all):
             return cause
         if self.due is None or time.monotonic() < self.due:
             return None
         self._checked_at = time.monotonic()
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
         waited = time.monotonic() - state.phase_since
-        events = await self._evidence.read_events(state.ref, state.job or {}, state.pods.uids)
-        cause = find_startup_failure(state.job or {}, state.pods.all, events, waited, utc_now())
+        events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids)
+        cause = find_startup_failure(state.known_job, state.pods.all, events, waited, utc_now())
         if cause is None:
             self._log_obstacle(events)
         return cause

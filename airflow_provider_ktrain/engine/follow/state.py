@@ -43,6 +43,11 @@ class JobState:
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
 
+    @property
+    def known_job(self) -> Object:
+        """The job as last seen; of a job that was never seen its kind and name."""
+        return self.job or {"kind": self.ref.kind, "metadata": {"name": self.ref.name}}
+
     def bind(self, uid: str) -> None:
         """From now on, follow the job with this uid and not another one of the same name."""
         self.ref = replace(self.ref, uid=uid)

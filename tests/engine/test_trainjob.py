@@ -1,0 +1,240 @@
+"""What a TrainJob's status does not tell, and what outlives it: against an API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
+from airflow_provider_ktrain.engine import operations, paths
+from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.follow import startup
+from airflow_provider_ktrain.engine.follow.messages import Outcome
+from airflow_provider_ktrain.engine.jobs import job_pods, list_pods
+from airflow_provider_ktrain.engine.release import Mode, release
+from tests.clusters import TestCluster
+from tests.engine.tasks import TRAINS, MeddledApi, TrainTask, api_of, until
+
+Object = dict[str, Any]
+STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
+
+
+@pytest.fixture
+async def task(cluster: TestCluster) -> AsyncIterator[TrainTask]:
+    async with api_of(cluster) as api:
+        task = TrainTask(api, cluster.namespace)
+        try:
+            yield task
+        finally:
+            await task.delete()
+
+
+async def jobset(task: TrainTask) -> Object | None:
+    try:
+        path = f"/apis/{TRAINJOB.pod_owner.rpartition('/')[0]}/namespaces/{task.namespace}/jobsets/{task.name}"
+        return await task.api.request("GET", path)
+    except ApiStatusError as e:
+        if e.not_found:
+            return None
+        raise
+
+
+# ---- pods
+
+
+async def test_logs_of_all_nodes_by_completion_index(task: TrainTask) -> None:
+    ref = (
+        await task.submit(1, "echo rank $PET_NODE_RANK of $PET_NNODES; echo KTRAIN_RESULT $PET_NODE_RANK", workers=1)
+    ).ref
+    outcome = await task.ended(ref)
+    assert (outcome.succeeded, outcome.result) == (True, 0)
+    assert {"[node 0] rank 0 of 2", "[node 1] rank 1 of 2"} <= set(task.log.said)
+    assert f"{ref} is Running" in task.log.said
+    assert f"{ref} is Succeeded: jobset completed successfully" in task.log.said
+
+
+async def test_pods_of_a_jobset_of_somebody_else_are_not_the_jobs(task: TrainTask) -> None:
+    """They have the label with its name: the JobSet's owner shows that they are not."""
+    ref = (await task.submit(1)).ref
+    await task.running(ref)
+    (ours,) = await job_pods(task.api, ref)
+    namesake = type(ref)(**{**ref.to_dict(), "uid": "another", "submission": ""})
+    assert await list_pods(task.api, ref.namespace, ref.pod_selector)
+    assert await job_pods(task.api, namesake) == []
+    assert ours["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] == ref.name
+
+
+# ---- restarts
+
+
+async def test_restarts_by_jobset_are_followed_and_counted(task: TrainTask) -> None:
+    """All pods are recreated under other names; the TrainJob shows nothing of it."""
+    policy = {"failurePolicy": {"maxRestarts": 1}}
+    ref = (await task.submit(1, "sleep 1; echo attempt; exit 3", jobset=policy)).ref
+    outcome = await task.ended(ref)
+    assert outcome.phase is Phase.FAILED
+    assert task.log.said.count("[node 0] attempt") == 2
+    assert any("node 0 restarted (1st time) after exit code 3" in line for line in task.log.said)
+    assert "exit code 3" in (outcome.cause or {})["summary"]
+
+
+async def test_restarts_by_jobset_count_for_max_restarts(task: TrainTask) -> None:
+    ref = (await task.submit(1, "sleep 1; exit 3", jobset={"failurePolicy": {"maxRestarts": 5}})).ref
+    outcome = await task.ended(ref, limits=Limits(max_restarts=1))
+    assert "max_restarts=1" in (outcome.cause or {})["summary"]
+    assert await task.job() is None
+
+
+# ---- failures that never reach the TrainJob
+
+
+async def test_a_refused_jobset_is_found_by_its_event(task: TrainTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
+    ref = (await task.submit(1, role="a-replicated-job-with-a-name-that-is-too-long")).ref
+    outcome = await task.ended(ref)
+    assert outcome.cause is not None
+    assert "can't create its JobSet: JobSet name is too long" in outcome.cause["summary"]
+    assert outcome.cause["retryable"]
+    assert await task.job() is None
+
+
+async def test_a_refused_job_is_found_by_an_event_of_the_jobset(
+    task: TrainTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
+    ref = (await task.submit(1, workers=-2)).ref
+    outcome = await task.ended(ref)
+    assert "can't create its Jobs: spec.parallelism: Invalid value: -1" in (outcome.cause or {})["summary"]
+
+
+# ---- failed jobs
+
+
+async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: TrainTask) -> None:
+    """The runtime's TTL deletes the JobSet, and the TrainJob would train again (recording 60b)."""
+    ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 1})).ref
+    first = await until(lambda: jobset(task))
+    assert first is not None
+    outcome = await task.ended(ref, deleted=False, on_finish_action="keep_job")
+    assert outcome.phase is Phase.FAILED
+    job = await task.job()
+    assert job is not None
+    assert wants_suspension(job)
+
+    async def comes_back() -> bool:
+        found = await jobset(task)
+        return found is not None and found["metadata"]["uid"] != first["metadata"]["uid"]
+
+    await until(comes_back)
+    assert wants_suspension(await jobset(task) or {})
+    assert not await task.holding(ref)
+
+
+async def test_failed_is_the_end_although_the_condition_vanishes(task: TrainTask, cluster: TestCluster) -> None:
+    """Nobody suspends the job of a sensor: it trains again, and the sensor has seen that it failed."""
+    ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 0})).ref
+    outcome = await task.follow(ref, release=False)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.phase, outcome.succeeded) == (Phase.FAILED, False)
+
+
+# ---- release
+
+
+async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
+    """The TrainJob is gone at once, its pods after their grace period."""
+    ref = (await task.submit(1, STUBBORN, grace=3)).ref
+    await task.running(ref)
+    releasing = asyncio.create_task(release(task.api, ref))
+
+    async def gone() -> bool:
+        return await task.job() is None
+
+    await until(gone)
+    assert await task.pods(ref)
+    assert "1 GPU released, 1 pod deleted." in (await releasing).text
+    assert not await list_pods(task.api, ref.namespace, ref.pod_selector)
+
+
+async def test_a_job_is_created_when_no_pod_of_its_name_is_left(task: TrainTask) -> None:
+    """The name is free before the pods are gone (recording 58), whoever deleted the job."""
+    ref = (await task.submit(1, STUBBORN, grace=3)).ref
+    await task.running(ref)
+    (old,) = await task.pods(ref)
+    await task.delete("Background")
+    after = (await task.submit(2)).ref
+    assert after.uid != ref.uid
+    assert old not in {p["metadata"]["name"] for p in await list_pods(task.api, ref.namespace, ref.pod_selector)}
+
+
+async def test_pods_that_nobody_deletes_are_named(task: TrainTask) -> None:
+    ref = (await task.submit(1)).ref
+    await task.running(ref)
+    (pod,) = await task.pods(ref)
+    await task.delete("Orphan")
+    with pytest.raises(
+        ClusterError, match=f"pods of an earlier job of this name(?s:.*){pod}(?s:.*)Nobody deletes them"
+    ):
+        await task.submit(2, deletion_patience=1)
+    await task.api.request("DELETE", paths.pod_owner(ref), body={"propagationPolicy": "Background"})
+
+
+async def test_a_job_that_appears_meanwhile_is_adopted_and_not_waited_for(
+    task: TrainTask, cluster: TestCluster
+) -> None:
+    """Two tries race: the pods that the later one sees are those of the earlier one's job."""
+    first = await task.submit(1)
+    await task.running(first.ref)
+    again = await task.submit(1)
+    assert again.ref.uid == first.ref.uid
+
+
+class NoDeadline(MeddledApi):
+    """Counts the deletions by how they propagate."""
+
+    propagations: list[str]
+
+    async def request(self, method: str, path: str, **how: Any) -> Object:
+        if method == "DELETE" and "trainjobs" in path:
+            self.propagations.append(how["body"]["propagationPolicy"])
+        return await super().request(method, path, **how)
+
+
+async def test_a_trainjob_is_never_deleted_in_the_foreground(task: TrainTask, cluster: TestCluster) -> None:
+    """Kubeflow Trainer would recreate its JobSet until it is gone (recordings 53b, 53e)."""
+    async with api_of(cluster, NoDeadline) as api:
+        api.propagations = []
+        ref = (await task.submit(1)).ref
+        await task.running(ref)
+        await release(api, ref)
+        failed = (await task.submit(2, "exit 3", first=2)).ref
+        await task.condition("Failed")
+        await release(api, failed)
+    assert api.propagations == ["Background", "Background"]
+
+
+# ---- operations
+
+
+async def test_scale_is_refused_with_the_reason(task: TrainTask) -> None:
+    ref = (await task.submit(1, TRAINS)).ref
+    with pytest.raises(ManifestError, match=r"can't be scaled: Kubeflow Trainer cannot change .*KEP-2903"):
+        await operations.scale(task.api, ref, 3, timeout=5)
+
+
+async def test_suspend_and_resume(task: TrainTask) -> None:
+    ref = (await task.submit(1, TRAINS)).ref
+    await task.running(ref)
+    (before,) = await task.pods(ref)
+    assert "is suspended and its pods are gone" in await operations.suspend(task.api, ref, timeout=60)
+    assert not await task.holding(ref)
+    assert "is resumed" in await operations.resume(task.api, ref, timeout=60)
+    await task.running(ref)
+    assert list(await task.pods(ref)) != [before]
+    await release(task.api, ref, Mode.DELETE)
