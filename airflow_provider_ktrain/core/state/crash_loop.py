@@ -297,7 +297,7 @@ class RestartHistory:
     def _start_counting(self, job: Json) -> None:
         if self._since is None and not self._kind.is_elastic(job):
             expected = self._kind.size(job)
-            if expected and len(self._running_since) >= expected:
+            if 0 < expected <= len(self._running_since):
                 self._since = max(self._running_since.values())
 
     def _reset(self) -> None:
