@@ -310,6 +310,8 @@ class WorkerHost:
     def follow(self, ref: JobRef, options: Options, until: float | None, *, patience: float = 0.0) -> Outcome | None:
         """Follow the job and return its outcome; None if `until` has passed, and then `handover` is set.
 
+        After an error, `handover` is set as well: the next attempt, or the trigger, goes on at the newest line.
+
         A job that can't be followed is kept, because that proves nothing about its training. One exception: a job that
         was just created, without the right to watch it (403) and without a retry left. It has made no progress yet.
 
@@ -370,7 +372,11 @@ class WorkerHost:
                 host=HostPolicy(
                     until=until, fail_fast_on_forbidden=self._created_at is not None or not options.release
                 ),
+                on_failure=self._go_on_from,
             )
+
+    def _go_on_from(self, handover: Handover) -> None:
+        self.handover = handover
 
     # release
 

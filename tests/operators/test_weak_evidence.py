@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +100,44 @@ def test_credentials_refused_at_the_last_adoption_end_no_training(
         instance.cluster.admin("clear")
     assert alive(instance) == [before]
     assert "The job of an earlier try is kept" in capsys.readouterr().out
+
+
+RESULT_THEN_LINES = """echo 'KTRAIN_RESULT {"loss": 0.5}'
+i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.5; done"""
+
+
+@pytest.mark.embedded
+def test_following_that_fails_midway_goes_on_at_the_newest_line(
+    instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The credentials are refused for a moment: no line is logged twice, and the result that was read is kept."""
+    log = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal log
+        deadline = time.monotonic() + 120
+        while text not in log and time.monotonic() < deadline:
+            time.sleep(0.05)
+            log += capsys.readouterr().out
+
+    def disturb() -> None:
+        wait_for("line 3")
+        instance.cluster.admin("status", status=401, path="/pytorchjobs|/pods")
+        instance.cluster.admin("drop", seconds=0.01)
+        wait_for("Retrying in")
+        instance.cluster.admin("clear")
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        result = instance.execute(deferrable=False, command=["sh", "-c", RESULT_THEN_LINES])
+    finally:
+        disturbing.join()
+        instance.cluster.admin("clear")
+    log += capsys.readouterr().out
+    assert "Retrying in" in log, "following didn't fail"
+    assert re.findall(r"\[Master 0\] line (\d+)", log) == [str(number) for number in range(20)]
+    assert result == {"loss": 0.5}
 
 
 def connection(instance: Instance, **extra: Any) -> str:

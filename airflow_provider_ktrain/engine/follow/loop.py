@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
 from airflow_provider_ktrain.core.identity import JobRef
@@ -38,6 +39,7 @@ async def follow(
     handover: Handover | None = None,
     host: HostPolicy | None = None,
     cursor: Cursor | None = None,
+    on_failure: Callable[[Handover], object] = lambda handover: None,
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or hand it over at `host.until`.
 
@@ -52,6 +54,8 @@ async def follow(
     :param handover: from the process that followed the job before. Default: None, there was no other.
     :param host: how this process behaves. Default: a worker that follows to the end.
     :param cursor: positions in the logs, updated in place. Default: the handover's.
+    :param on_failure: called with a handover before an error is raised, so that the host can follow the job from there.
+        Default: nothing is called.
     :raises AccessError, UnreachableError, ClusterError: the job can't be watched.
     """
     handover, host = handover or Handover(), host or HostPolicy()
@@ -79,7 +83,11 @@ async def follow(
                 log=log,
             )
             startup = StartupChecks(state, output.evidence, log)
-            return await _Loop(state, output, observer, startup, finisher, options, host, stop, stopped).run()
+            try:
+                return await _Loop(state, output, observer, startup, finisher, options, host, stop, stopped).run()
+            except Exception:
+                on_failure(await finisher.hand_over())
+                raise
     finally:
         stop_notices()
         await output.close()
