@@ -125,15 +125,19 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         )
 
     def _watch(self, context: Context) -> None:
-        """Wait in this process, with a watch instead of polling."""
+        """Wait in this process, with a watch instead of polling.
+
+        As before a deferral, the job is read once at first: an error then fails the try, later ones are retried.
+        """
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
+        deadline = time.time() + self.timeout
         try:
-            with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
-                ref, _ = host.call(self._look)
-                self._finish(host.watch(ref, self._options(), self.timeout))
-        except TimeoutError:
-            self._give_up(self._too_late(), context)
+            with as_airflow_errors():
+                with WorkerHost(self._hook(), self.log) as host:
+                    host.call(self._find)
+                if not self._watch_until(deadline):
+                    raise self._too_late()
         except AirflowException as e:
             self._give_up(e, context)
 
@@ -253,13 +257,18 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         hook.load()
         return hook
 
-    async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
-        """Find the job by its name and log what the sensor waits for. The second value is None if it doesn't exist."""
+    async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
+        """Find the job by its name. The second value is None if it doesn't exist."""
         from airflow_provider_ktrain.engine.jobs import find, served_version
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")
         _, job = await find(api, self.kind, ref.version, ref.namespace, ref.name) or (ref, None)
+        return ref, job
+
+    async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
+        """Find the job, and log what the sensor waits for."""
+        ref, job = await self._find(api, default_namespace)
         now = "doesn't exist" if job is None else f"is {phase_of(job)}"
         self.log.info("Waiting until %s is %s. Currently it %s", ref, self._wanted, now)
         return ref, job

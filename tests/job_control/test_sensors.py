@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, Airfl
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
+from tests.clusters import TestCluster
 from tests.job_control.jobs import Jobs, Object
 from tests.operators.instance import Store
 
@@ -32,6 +33,8 @@ class Heard:
         self._log.info(event, *arguments, **more)
 
     def warning(self, event: Any, *arguments: Any, **more: Any) -> None:
+        if self._text in str(event):
+            self._heard.set()
         self._log.warning(event, *arguments, **more)
 
 
@@ -116,6 +119,36 @@ def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Ti
     later[0].start()
     with pytest.raises(AirflowException, match="was deleted by someone else before it ended"):
         Waits(task_id="wait", job_name=job["metadata"]["name"], logs="all", deferrable=False, timeout=240).execute({})
+
+
+@pytest.mark.embedded
+def test_poke_mode_retries_while_credentials_are_refused(
+    cluster: TestCluster, jobs: Jobs, later: list[threading.Timer]
+) -> None:
+    job = jobs.submit(command=["sh", "-c", "while :; do echo step; sleep 0.2; done"])
+    jobs.wait(job, "Running")
+    followed, retried = threading.Event(), threading.Event()
+
+    def refuse_for_a_moment() -> None:
+        assert followed.wait(240)
+        cluster.admin("status", status=401, path="/pytorchjobs|/pods")
+        cluster.admin("drop", seconds=0.01)
+        retried.wait(120)
+        cluster.admin("clear")
+        jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
+
+    class Waits(PyTorchJobSensor):
+        """Its log tells when the first line of the job came, and when the sensor tries again."""
+
+        @property
+        def log(self) -> Any:
+            return Heard(Heard(super().log, "step", followed), "can't be watched, retrying", retried)
+
+    later.append(threading.Timer(0, refuse_for_a_moment))
+    later[0].start()
+    arguments: dict[str, Any] = {"conditions": ["Suspended"], "logs": "all", "deferrable": False, "timeout": 240}
+    Waits(task_id="wait", job_name=job["metadata"]["name"], **arguments).execute(context())
+    assert retried.is_set()
 
 
 def test_sensor_timeout_keeps_the_job(jobs: Jobs) -> None:
