@@ -12,7 +12,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
@@ -87,7 +87,6 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
 
     def second_look(self, context: Context, event: Mapping[str, Any]) -> list[str]:
         """Second check: release the jobs that both checks found."""
-        from airflow_provider_ktrain.engine.release import ReleaseError
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         candidates = mapping(mapping(event).get("candidates"))
@@ -102,16 +101,15 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     self.log.info("Dry run: %s would be released", ref)
                     done.append(str(ref))
                     continue
-                if (
-                    state := _task_state(owner)
-                ) not in ENDED_TASK_STATES:  # the state may have changed while other jobs were released
+                state = _task_state(owner)  # it may have changed while other jobs were released
+                if state not in ENDED_TASK_STATES:
                     self.log.info("%s stays: its task is %s now", ref, state)
                     continue
                 try:
                     self.log.info(host.call(functools.partial(_release, ref)))
                     done.append(str(ref))
-                except ReleaseError as e:
-                    self.log.error("%s", e)
+                except KtrainError as e:  # must not keep the other jobs from being released
+                    self.log.error("%s was not released. The next run tries again: %s", ref, e)
         return done
 
     def _hook(self) -> TrainingHook:

@@ -149,6 +149,24 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
     assert len(instance.jobs()) == 1
 
 
+@pytest.mark.embedded
+def test_a_job_that_cannot_be_released_does_not_protect_the_others(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instance.execute(number=2, max_tries=1, name="other")
+    reaper, found = look(instance, dry_run=False)
+    first, second = (job["metadata"]["name"] for job in instance.jobs())
+    instance.cluster.admin("status", status=500, verb="get", path=f"/pytorchjobs/{first}$")
+    try:
+        released = reaper.second_look(instance.context, found)
+    finally:
+        instance.cluster.admin("clear")
+    namespace = instance.cluster.namespace
+    assert released == [f"PyTorchJob {namespace}/{second}"]
+    assert [job["metadata"]["name"] for job in instance.jobs()] == [first]
+    assert f"PyTorchJob {namespace}/{first} was not released. The next run tries again" in capsys.readouterr().out
+
+
 # namespaces
 
 
