@@ -186,22 +186,8 @@ def test_named_parameters_exist(cls: str, names: list[str]) -> None:
 def test_every_parameter_is_documented() -> None:
     """In each class's own docstring, which IDEs show and from which the reference is generated."""
     from airflow_provider_ktrain.core.manifest import overlay
-    from airflow_provider_ktrain.operators import job_control
 
-    for cls in (
-        PyTorchJobOperator,
-        MPIJobOperator,
-        PyTorchJobSensor,
-        MPIJobSensor,
-        job_control._JobControlOperator,
-        DeleteTrainingJobOperator,
-        ScaleTrainingJobOperator,
-        ReapTrainingJobsOperator,
-        overlay.JobOptions,
-        SharedMemory,
-        ClaimVolume,
-        HostPath,
-    ):
+    for cls in (*CLASSES.values(), overlay.JobOptions):
         ours = [base for base in cls.__mro__ if base.__module__.startswith("airflow_provider_ktrain.")]
         own = set().union(*map(own_parameters, ours)) - {"self", "kwargs"}
         documented = set(re.findall(r":param (\w+):", cls.__doc__ or ""))

@@ -25,15 +25,8 @@ if TYPE_CHECKING:
 class _JobControlOperator(StorableLog, BaseOperator):
     """Base of the operators that find a job by kind and name, change it and wait for the effect.
 
-    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
-        known before the job exists, and this task doesn't become a successor of `train`. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
-    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
-    :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
-    :raises TrainingJobError: the job doesn't exist or has ended, or the effect doesn't show in time.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    Each operator documents its parameters. `train.job_name` of a task `train` is known before its job exists, and a
+    task with it doesn't become a successor of `train`.
     """
 
     template_fields: Sequence[str] = ("job_name", "kind", "namespace", "kubernetes_conn_id", "cluster_context")
@@ -97,8 +90,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
     """Patch the number of Workers of a running job within its elastic bounds, and wait until exactly these run.
 
     :param workers: new number of Workers. Templated.
-    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
-        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
     :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
@@ -124,8 +116,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
 class SuspendTrainingJobOperator(_JobControlOperator):
     """Suspend a running job and wait until its pods are gone. Its GPUs are then free; the job remains.
 
-    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
-        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
     :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
@@ -145,8 +136,7 @@ class SuspendTrainingJobOperator(_JobControlOperator):
 class ResumeTrainingJobOperator(_JobControlOperator):
     """Resume a suspended job and wait until its pods appear.
 
-    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
-        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
     :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
@@ -168,8 +158,7 @@ class DeleteTrainingJobOperator(_JobControlOperator):
 
     :param missing_ok: succeed if the job doesn't exist. Default: True.
     :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.
-    :param job_name: name of the job. For a job that a task `train` of the same DAG submits, set `train.job_name`: it is
-        known before the job exists, and this task doesn't become a successor of `train`. Templated.
+    :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
     :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
     :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.

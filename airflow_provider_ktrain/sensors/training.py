@@ -57,9 +57,14 @@ class Waiting:
 
 
 class TrainingJobSensor(StorableLog, BaseSensorOperator):
-    """Base of PyTorchJobSensor and MPIJobSensor: waits until a job has one of some conditions.
+    """Base of the sensors: waits until a job has one of some conditions. Each sensor documents its parameters.
 
-    The parameters are documented in each of the two sensors.
+    With `deferrable=True`, all sensors of a connection and namespace share one watch. With `deferrable=False`, the
+    worker watches the job (`mode="poke"`), or looks every `poke_interval` (`mode="reschedule"`, without logs).
+
+    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
+    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
+    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
     """
 
     kind: ClassVar[Kind]
@@ -299,13 +304,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 class PyTorchJobSensor(TrainingJobSensor):
     """Wait for a condition of a PyTorchJob that somebody else submitted.
 
-    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
-    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
-    (`mode="reschedule"`, without logs). The sensor never deletes anything.
-
-    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
-    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
-    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
 
     :param job_name: name of the job. Templated.
     :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
@@ -326,13 +325,7 @@ class PyTorchJobSensor(TrainingJobSensor):
 class MPIJobSensor(TrainingJobSensor):
     """Wait for a condition of an MPIJob that somebody else submitted.
 
-    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
-    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
-    (`mode="reschedule"`, without logs). The sensor never deletes anything.
-
-    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
-    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
-    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
 
     :param job_name: name of the job. Templated.
     :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
@@ -353,13 +346,7 @@ class MPIJobSensor(TrainingJobSensor):
 class TrainJobSensor(TrainingJobSensor):
     """Wait for a condition of a TrainJob that somebody else submitted.
 
-    The job doesn't need to exist yet. With `deferrable=True`, all sensors of a connection and namespace share one
-    watch. With `deferrable=False`, the worker watches the job (`mode="poke"`), or looks every `poke_interval`
-    (`mode="reschedule"`, without logs). The sensor never deletes anything.
-
-    When its trigger fails, the worker waits for one minute and defers again; after further failures it waits for 5 and
-    15 minutes, then until the timeout. `soft_fail` skips the task if the job ends otherwise or the timeout expires. An
-    error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
+    The job doesn't need to exist yet, and the sensor never deletes it. `TrainingJobSensor` describes how it waits.
 
     :param job_name: name of the job. Templated.
     :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
