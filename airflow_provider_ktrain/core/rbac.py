@@ -19,6 +19,11 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     # optional: patch the pods of a TrainJob, and check it against its runtime
     (_TRAINER, ("trainingruntimes",), ("get",)),
+    # to whom pods without our label belong; without it, to the job of their name
+    *(
+        (group, (plural,), ("get",))
+        for group, _, plural in dict.fromkeys(tuple(k.pod_owner.split("/")) for k in KINDS.values() if k.pod_owner)
+    ),
     # follow; delete what a finished job that is kept left running
     ("", ("pods",), ("get", "list", "watch", "delete")),
     ("", ("pods/log",), ("get",)),

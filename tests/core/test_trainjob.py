@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit
+from airflow_provider_ktrain.core.state.crash_loop import RestartHistory
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, shown_conditions
 
@@ -112,6 +113,33 @@ def test_no_startup_limit_runs_while_jobset_recreates_the_pods() -> None:
     how: Any = {"deadline": None, "last_line": 0.0}
     assert [c.seconds for c in clocks(trainjob(), [], Phase.PENDING, limits, **how)] == [60]
     assert not list(clocks(trainjob(), [], Phase.RESTARTING, limits, had_pods=True, **how))
+
+
+def test_restarts_by_jobset_are_a_crash_loop() -> None:
+    """It deletes the pods of all nodes, which is an effect of the failure and starts no count again."""
+    history, job, loops = RestartHistory(TRAINJOB), trainjob(2), []
+    for attempt in range(6):
+        began, ended = (f"2026-11-22T10:{attempt:02d}:{second}Z" for second in ("10", "40"))
+        running: Any = {"name": "node", "restartCount": 0, "state": {"running": {"startedAt": began}}}
+        end = {"reason": "Error", "startedAt": began, "finishedAt": ended}
+        nodes = [pod(index=i, attempt=attempt, containerStatuses=[running]) for i in range(2)]
+        failed, killed = (
+            pod(
+                index=i,
+                phase="Failed",
+                attempt=attempt,
+                containerStatuses=[running | {"state": {"terminated": end | {"exitCode": code}}}],
+            )
+            for i, code in enumerate((3, 143))
+        )
+        for each in (*nodes, failed, killed):
+            each["metadata"]["creationTimestamp"] = began
+        killed["metadata"] |= {"deletionTimestamp": ended, "deletionGracePeriodSeconds": 1}
+        history.update(job, {p["metadata"]["uid"]: p for p in nodes})
+        history.update(job, {p["metadata"]["uid"]: p for p in (failed, nodes[1])})
+        history.update(job, {killed["metadata"]["uid"]: killed})
+        loops.append(history.crash_loop(6))
+    assert [loop and loop.replica for loop in loops] == [None] * 5 + ["node 0"]
 
 
 # ---- manifests

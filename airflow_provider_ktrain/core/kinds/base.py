@@ -58,6 +58,7 @@ class Kind:
     :param reports_phases: whether the operator sets the conditions Created, Running, Restarting and Succeeded.
     :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
         vanishes.
+    :param failure_deletes_peers: whether the operator deletes the pods of all replicas when one fails for good.
     :param pod_owner: `group/version/plural` of the object between the job and its pods, which has the job's name; empty
         if the job owns its pods.
     :param pod_owner_label: the label of pods with the uid of that object.
@@ -89,6 +90,7 @@ class Kind:
     fixed_size_reason: str = ""
     reports_phases: bool = True
     restarts_failed_jobs: bool = False
+    failure_deletes_peers: bool = False
     pod_owner: str = ""
     pod_owner_label: str = ""
 

@@ -33,6 +33,7 @@ from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Json = Mapping[str, Any]
+POD_DELETED = "its pod was deleted"  #: why a replica lost its pod
 SHORT_RUN_SECONDS = 600.0  #: a failed run that took at least as long does not belong to a crash loop
 MAX_CLOCK_SKEW_SECONDS = 60.0  #: by which a node's clock may be behind the API server's
 #: Containers in a handover: those closest to a crash loop. The others count from 0 again.
@@ -250,7 +251,7 @@ class RestartHistory:
             if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)
         ]
         if lost or not failed:
-            return Restart(replica, "", False, _name(before), number, 0, {}, lost or "its pod was deleted")
+            return Restart(replica, "", False, _name(before), number, 0, {}, lost or POD_DELETED)
         _, run, name, end = max(failed, key=lambda found: found[:3])
         finished = epoch_seconds(end.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
@@ -266,8 +267,11 @@ class RestartHistory:
         """
         replica, uid = self._replica(pod), _uid(pod)
         present = self._pods.get(replica)
-        if present is None or _uid(present) != uid or uid in self._lost or not _why_lost(pod, gone=gone):
+        why = _why_lost(pod, gone=gone)
+        if present is None or _uid(present) != uid or uid in self._lost or not why:
             return
+        if why == POD_DELETED and self._kind.failure_deletes_peers and any(map(_has_failed, self._pods.values())):
+            return  # the deletion is the effect of that failure, which is counted
         self._lost.add(uid)
         self._lost &= {uid, *map(_uid, self._pods.values())}
         self._running_since.pop(replica, None)
@@ -402,7 +406,13 @@ def _why_lost(pod: Json, *, gone: bool = False) -> str:
     ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
     killed = ends and all(_ended_around_deletion(end, pod) for end in ends)
     ended = status.get("phase") in ("Succeeded", "Failed")
-    return "its pod was deleted" if killed or not (ends or ended) else ""
+    return POD_DELETED if killed or not (ends or ended) else ""
+
+
+def _has_failed(pod: Json) -> bool:
+    """Whether the pod ended by a failure of its own."""
+    ends = [end for _, c in _containers(pod) if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)]
+    return any(not _ended_around_deletion(end, pod) for end in ends)
 
 
 def _may_be_ended_by_deletion(run: Json, pod: Json) -> bool:
