@@ -18,6 +18,7 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"},
             {"name": "mpijob", "class-name": "airflow_provider_ktrain.decorators.mpijob.mpijob_task"},
+            {"name": "trainjob", "class-name": "airflow_provider_ktrain.decorators.trainjob.trainjob_task"},
         ],
         "extra-links": ["airflow_provider_ktrain.links.training.TrainingJobLink"],
         "config": {

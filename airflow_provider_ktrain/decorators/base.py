@@ -42,6 +42,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
 
     custom_operator_name: str
     runner: ClassVar[Runner] = TORCH
+    needs_image: ClassVar[bool] = True  #: whether the job has no image without `image` and `manifest`
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **DecoratedOperator.template_fields_renderers,
         **TrainingJobOperator.template_fields_renderers,
@@ -60,7 +61,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
                 f"logs={self.logs!r} leaves out {self._first_replica()}, whose log has the return value of "
                 f"{python_callable.__name__}: follow that one too, or set do_xcom_push=False"
             )
-        if self.image is None and self.manifest is None:
+        if self.needs_image and self.image is None and self.manifest is None:
             problems.append(f"{python_callable.__name__} has no image: set image=... or manifest=...")
         if problems:
             raise ValueError(f"{self.custom_operator_name}: " + "; ".join(problems))
@@ -81,13 +82,14 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
                 )
 
     def _returns_nothing(self) -> bool:
-        """Whether this choice of logs leaves out replica 0 of each role that can be the primary."""
+        """Whether this choice of logs leaves out replica 0 of each role that runs the program."""
         if not isinstance(self.logs, Mapping):
             return self.logs == "none"
-        return not any(0 in self.logs.get(role, ()) for role in self.kind.primaries)
+        return not any(0 in indexes for role, indexes in self.logs.items() if self.kind.runs_program(role))
 
     def _first_replica(self) -> str:
-        return f"{self.kind.primaries[0]} 0" if len(self.kind.primaries) == 1 else "replica 0"
+        running = [role for role in self.kind.roles if self.kind.runs_program(role)]
+        return f"{running[0]} 0" if len(running) == 1 else "replica 0"
 
     def get_python_source(self) -> str:
         """The definition of the function as it was written, without decorators."""

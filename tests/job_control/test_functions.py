@@ -71,6 +71,7 @@ def load(folder: Path, body: str) -> ModuleType:
         "@partly(gpus=1)",
         "@configured(gpus=1)",
         '@task.mpijob(image="x")',
+        "@task.trainjob",
         '@setup\n    @task.pytorchjob(image="x")',
         '@task.run_if(lambda context: True)\n    @t.pytorchjob(image="x")',
     ],
@@ -106,6 +107,7 @@ def test_wrapper_that_hides_the_function_is_refused(tmp_path: Path) -> None:
         ("pytorchjob", "{'Worker': [1]}", "replica 0"),
         ("mpijob", "'none'", "Launcher 0"),
         ("mpijob", "{'Worker': [0]}", "Launcher 0"),
+        ("trainjob", "{'node': [1], 'dataset-initializer': [0]}", "replica 0"),
     ],
 )
 def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: str, logs: str, primary: str) -> None:
@@ -113,6 +115,10 @@ def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: 
     with pytest.raises(ValueError, match=f"leaves out {primary}, whose log has the return value of train"):
         load(tmp_path, body.replace("OPTION", ""))
     load(tmp_path, body.replace("OPTION", ", do_xcom_push=False"))
+
+
+def test_image_of_a_trainjob_is_the_runtimes(tmp_path: Path) -> None:
+    load(tmp_path, f"with DAG('d'):\n    @task.trainjob\n{FUNCTION}    train(1)\n")
 
 
 @pytest.mark.parametrize("logs", ["'primary'", "{'Launcher': [0]}"])

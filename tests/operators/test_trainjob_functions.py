@@ -1,0 +1,65 @@
+"""`@task.trainjob` with a real torchrun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.decorators.trainjob import _TrainJobDecoratedOperator
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from tests.clusters import TestCluster
+from tests.operators.instance import Instance
+
+pytestmark = pytest.mark.embedded  # a real cluster needs an image with torch
+
+MANIFEST = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
+}
+
+
+@pytest.fixture
+def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
+    with Instance(cluster, ("trainer.kubeflow.org", "v1alpha1", "trainjobs")) as made:
+        yield made
+
+
+def sees(greeting: str) -> dict[str, Any]:
+    import os
+
+    rank, size, attempt = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "KTRAIN_ATTEMPT"))
+    print(f"rank {rank} of {size}", flush=True)
+    return {"size": size, "attempt": attempt, "greeting": greeting}
+
+
+def no_json() -> Any:
+    return {1}
+
+
+def run(instance: Instance, function: Any, *args: Any, **parameters: Any) -> Any:
+    options = {"manifest": MANIFEST, "deferrable": False, **parameters}
+    return instance.execute(
+        operator=_TrainJobDecoratedOperator, python_callable=function, op_args=list(args), **options
+    )
+
+
+def test_torchrun_starts_the_function_on_every_node(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
+    returned = run(instance, sees, "hello", nproc_per_node=2)
+    assert returned == {"size": "4", "attempt": "1", "greeting": "hello"}
+    log = capfd.readouterr().out
+    assert all(f"rank {rank} of 4" in log for rank in range(4))
+    assert "[node 1] rank " in log
+    assert not instance.jobs()
+
+
+def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
+    with pytest.raises(TrainingConfigurationError, match="its return value is not JSON and is lost"):
+        run(instance, no_json, nproc_per_node=1)
+    assert not instance.jobs()
