@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.decorators.trainjob import _TrainJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from tests.clusters import TestCluster
@@ -27,7 +28,7 @@ def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
-    with Instance(cluster, ("trainer.kubeflow.org", "v1alpha1", "trainjobs")) as made:
+    with Instance(cluster, TRAINJOB) as made:
         yield made
 
 
