@@ -67,6 +67,7 @@ def _add_check(subparsers: Any) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
+    """Run `ktrain check`."""
     found: list[tuple[str, int, Problem]] = []
     hints: dict[str, None] = {}  # each is printed once
     if (args.kubeconfig or args.context or args.namespace) and not args.server:

@@ -17,11 +17,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import clean, with_short_first_line
 
 
 class TrainingJobError(AirflowException):
-    """A training job did not succeed. The first line of the message is the cause.
+    """A training job did not succeed. The first line of the message is the cause, in at most 200 characters.
 
     `cause` is the cause as a dict (`core.diagnosis.model.Cause`), empty if there is none. Your own `retry_policy` can
     read from it whether the cause is `retryable`, or which `replica` failed.
@@ -30,7 +30,8 @@ class TrainingJobError(AirflowException):
     cause: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*clean(args))  # Airflow's log rejects lone surrogates
+        texts = (with_short_first_line(arg) if isinstance(arg, str) else arg for arg in args)
+        super().__init__(*clean(tuple(texts)))  # Airflow's log rejects lone surrogates
 
 
 class TrainingUserCodeError(TrainingJobError):

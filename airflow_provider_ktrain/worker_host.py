@@ -161,10 +161,11 @@ class WorkerHost:
         return self._created_at is not None and time.monotonic() - self._created_at < NO_PROGRESS_SECONDS
 
     def _keep(self, why: str) -> None:
+        """Keep the job although this try ends."""
         ref, self._ref, self._submitting = self._ref, None, None
         what = str(ref) if ref else "The task's job, if it exists,"
         kept = "is kept for the next try; if there is none," if self._retry_left else "is kept. No retry is left:"
-        self._log.warning(f"{what} {kept} the reaper releases it ({why})")
+        self._log.warning(f"{what} {kept} the reaper releases it.\n{why}")
 
     def kill(self, reason: str) -> None:
         """End this execution now and decide what happens to the job. Safe in a signal handler, at any time.
@@ -207,12 +208,13 @@ class WorkerHost:
         return self._decision
 
     async def _state(self) -> str:
+        """The task's state in Airflow."""
         if self._task is None:
             return kills.UNKNOWN
         try:
             return await _in_thread(self._task.ask_state, STATE_SECONDS)
         except Exception as e:
-            self._log.warning(f"The task's state can't be read from Airflow: {type(e).__name__}: {e}")
+            self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return kills.UNKNOWN
 
     async def _release_unless_kept(self) -> None:
@@ -278,12 +280,14 @@ class WorkerHost:
                 if ref is None and submission is not None:
                     ref = await submission.find(api, created=created)
                     if ref is None and created and submission.is_retry:
-                        self._log.warning("The job of an earlier try is kept. No retry is left: the reaper releases it")
+                        self._log.warning(
+                            "The job of an earlier try is kept. No retry is left: the reaper releases it."
+                        )
                 if ref is not None:
                     done = await release(api, ref, self._mode_of_kill, timeout=seconds, verify=False, spare_ended=True)
                     self._log.info(done.text)
         except Exception as e:  # must not hide why the task ends
-            self._log.warning(f"The job could not be released: {e}. The reaper releases it")
+            self._log.warning(f"The job could not be released. The reaper releases it.\n{e}")
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run a coroutine function with the API and the connection's namespace."""
@@ -321,11 +325,11 @@ class WorkerHost:
         try:
             ended: Outcome | Handover = self._run(self._follow(ref, options, until, patience))
         except Exception as e:
-            self._log.warning(f"Following {ref} failed: {e}")
+            self._log.warning(f"Following {ref} failed.\n{e}")
             if self._stop.reason is not None:
                 self.check()
             if self._retry_left or not (self._is_fresh and isinstance(e, NoRightError)):
-                self._keep("its training may still run")
+                self._keep("Its training may still run.")
                 raise
             try:
                 self._log.info(self.release(ref, options.on_finish_action, spare_ended=True).text)
@@ -343,6 +347,7 @@ class WorkerHost:
     async def _follow(
         self, ref: JobRef, options: Options, until: float | None, patience: float = 0.0
     ) -> Outcome | Handover:
+        """Follow the job. After an error, try again for `patience` seconds."""
         stopped = asyncio.Event()
         give_up: float | None = None
         while True:
@@ -355,7 +360,7 @@ class WorkerHost:
                 never = self._is_fresh and isinstance(e, NoRightError)
                 if never or self._stop.reason is not None or time.monotonic() + RETRY_SECONDS > give_up:
                     raise
-                self._log.warning(f"Following {ref} failed: {e}. Retrying in {RETRY_SECONDS:.0f} s")
+                self._log.warning(f"Following {ref} failed. Retrying in {RETRY_SECONDS:.0f} s.\n{e}")
             self._stop.attach(stopped)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), RETRY_SECONDS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean
 
 
 class KtrainError(Exception):
@@ -32,6 +32,8 @@ class KtrainError(Exception):
 class ManifestError(KtrainError):
     """A manifest or a parameter that cannot be submitted as it is.
 
+    The parts of the text that would make its first line longer than MAX_FIRST_LINE_CHARS have lines of their own.
+
     :param message: what is wrong, naming the field.
     :param where: file and line, or JSON path.
     :param found: what is there.
@@ -44,12 +46,16 @@ class ManifestError(KtrainError):
     def __init__(self, message: str, *, where: str = "", found: str = "", expected: str = "", remedy: str = "") -> None:
         self.message = message
         self.where, self.found, self.expected, self.remedy = where, found, expected, remedy
-        details = "".join(
-            f"; {label}{text}"
-            for label, text in (("found ", found), ("expected ", expected), ("remedy: ", remedy))
-            if text
-        )
-        super().__init__(f"{where}: {message}{details}" if where else f"{message}{details}")
+        details = (("found ", found), ("expected ", expected), ("remedy: ", remedy))
+        parts = [f"{where}: {message}" if where else message, *(f"{label}{text}" for label, text in details if text)]
+        lines = [parts[0]]
+        for part in parts[1:]:
+            longer = f"{lines[0]}; {part}"
+            if len(lines) == 1 and len(longer.partition("\n")[0]) <= MAX_FIRST_LINE_CHARS:
+                lines = [longer]
+            else:
+                lines.append(part)
+        super().__init__("\n".join(lines))
 
 
 class ManifestUnreadableError(ManifestError):

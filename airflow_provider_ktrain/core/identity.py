@@ -146,10 +146,16 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What a task does with a job that it finds under its name, and why."""
+    """What a task does with a job that it finds under its name, and why.
+
+    :param action: what it does.
+    :param reason: a clause for the log.
+    :param detail: a sentence that explains the reason. Default: "".
+    """
 
     action: Action
     reason: str
+    detail: str = ""
 
 
 def first_try_since_clear(max_tries: int, retries: int) -> int:
@@ -183,30 +189,28 @@ def decide(
     """
     owner = Owner.of(found)
     if owner is None:
-        return Decision(Action.REFUSE, "it has no owner annotation: somebody else created it")
+        return Decision(Action.REFUSE, "it has no owner annotation", "Somebody else created it.")
     if owner.key != me.key:
-        return Decision(Action.REFUSE, f"it belongs to {owner.key}")
+        return Decision(Action.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
     if owner.try_number > me.try_number:  # a worker that was cut off for long, or a run deleted and created again
-        return Decision(
-            Action.REFUSE, f"it belongs to try {owner.try_number} of this task, and this is {me.try_number}"
-        )
+        return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     phase = phase_of(found)
     proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
     if (found.get("metadata") or {}).get("deletionTimestamp") and not proves_success:
         return Decision(Action.WAIT, "it is being deleted")
     if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # in one run of one Airflow no two tries have it
-        theirs = f"it is {phase} and belongs to another try {me.try_number}: another Airflow's with the same [ktrain] "
-        theirs += "deployment_id, or one of this run before it was deleted and created again"
-        return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs)
+        theirs = f"it is {phase} and belongs to another try {me.try_number}"
+        why = "Another Airflow has the same [ktrain] deployment_id, or this run was deleted and created again."
+        return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs, why)
     whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
     if phase is Phase.FAILED:
         return Decision(Action.REPLACE, f"it is the failed job of {whose}")
     if cleared(owner, me, first_try):
-        return Decision(Action.REPLACE, f"the task was cleared after {whose} had submitted it")
+        return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
     if phase is Phase.SUCCEEDED:
         return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")
     if changed and reattach == "if_unchanged" and owner.ti_id != me.ti_id:
-        return Decision(Action.REPLACE, f"its manifest is not the one of {whose} any more")
+        return Decision(Action.REPLACE, f"the manifest has changed since {whose}")
     return Decision(Action.ADOPT, f"{whose} left it {phase}")
 
 

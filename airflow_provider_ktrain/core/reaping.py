@@ -43,10 +43,10 @@ def judge(job: Mapping[str, Any], deployment: str, state: str, held: int) -> Ver
         return Verdict(False, "it is being deleted")
     phase = phase_of(job)
     if phase.ended and not is_kept(job):
-        return Verdict(True, f"its task is {state}, and the job is {phase} and should have been deleted")
+        return Verdict(True, f"its task is {state}; job {phase} still exists")
     if not held and (phase.ended or _annotation(job, SUSPENDED_ANNOTATION)):
         return Verdict(False, f"it is {phase} and has no active pods")
-    return Verdict(True, f"its task is {state}, and the job is {phase} with {counted(held, 'active pod')}")
+    return Verdict(True, f"its task is {state}; job {phase} with {counted(held, 'active pod')}")
 
 
 def is_kept(job: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.text import clean, clipped
 
+MAX_PATH_CHARS = 64  #: of the place in the result that a warning names
 MAX_DEPTH = 64  #: of lists and objects in one another: encoders walk them by recursion
 INTEGERS = range(-(2**63), 2**64)  #: what msgpack has
 MAX_WARNINGS = 10
@@ -47,7 +48,8 @@ def storable_outputs(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
 
 
 def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
-    name = path or "the result"
+    """Make a value of the result storable."""
+    name = clipped(path, MAX_PATH_CHARS) or "the result"
     if depth > MAX_DEPTH:
         warnings.append(f"{name} is left out: it is nested more than {MAX_DEPTH} deep")
         return None
@@ -66,14 +68,18 @@ def _stored(value: Any, path: str, depth: int, warnings: list[str]) -> Any:
 
 
 def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str]) -> Iterator[tuple[str, Any]]:
+    """Make the items of a dict in the result storable."""
     reserved = {*RESERVED, *(ENCODED[:1] if all(key in value for key in ENCODED) else ())}
     for key, item in value.items():
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
         if key in reserved:
-            warnings.append(f"{inner} is left out: Airflow's serializer has the key for itself")
+            warnings.append(
+                f"{clipped(inner, MAX_PATH_CHARS)} is left out: Airflow's serializer has the key for itself"
+            )
             continue
         if (cleaned := clean(key)) != key:
-            warnings.append(f"{inner} is a changed key: characters that databases refuse are replaced by U+FFFD")
+            name = clipped(inner, MAX_PATH_CHARS)
+            warnings.append(f"{name} is a changed key: characters that databases refuse are replaced by U+FFFD")
         yield cleaned, _stored(item, inner, depth + 1, warnings)
 
 
@@ -88,7 +94,8 @@ def _number_problem(value: Any) -> str:
 
 def _shown(key: str) -> str:
     """A key as a warning names it."""
-    return clipped(key, 100) if key and key.isprintable() else ascii(clipped(key, 100))
+    text = clipped(key, MAX_PATH_CHARS)
+    return text if key and key.isprintable() else ascii(text)
 
 
 def _limited(warnings: list[str]) -> tuple[str, ...]:

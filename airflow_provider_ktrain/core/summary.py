@@ -8,18 +8,16 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.state.usage import Usage
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 
-def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], spent: Usage, now: datetime) -> str:
-    """One line for the log: the job, its run time, its replicas and its GPU time.
+def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], now: datetime) -> str:
+    """One line for the log: the job, its run time and its replicas.
 
     :param ref: the job's reference.
     :param kind: its kind.
     :param job: the job as last seen.
-    :param spent: its GPU time.
     :param now: the current time, used if the job has no completionTime.
     """
     status = job.get("status") or {}
@@ -28,7 +26,7 @@ def summary_of_success(ref: JobRef, kind: Kind, job: Mapping[str, Any], spent: U
     ended = parse_timestamp(status.get("completionTime")) or now
     run_time = f" after {format_duration((ended - began).total_seconds())}" if began else ""
     replicas = counted(kind.size(job), "replica")
-    return f"{ref} succeeded{run_time} with {replicas}. {spent}"
+    return f"{ref} succeeded{run_time} with {replicas}."
 
 
 def format_duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
+MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -40,6 +41,15 @@ def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:
         return text
     half = (size - 40) // 2  # the note between them is shorter than 40 characters
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def with_short_first_line(text: str) -> str:
+    """The message, if its first line has at most MAX_FIRST_LINE_CHARS characters, else with a short copy of that line.
+
+    Messages quote programs and the API server, whose texts have any length.
+    """
+    line = text.partition("\n")[0]
+    return text if len(line) <= MAX_FIRST_LINE_CHARS else f"{line[: MAX_FIRST_LINE_CHARS - 3]}...\n{text}"
 
 
 def first_line(text: str) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class _PyTorchJobDecoratedOperator(FunctionOperator, PyTorchJobOperator):
+    """Runs a function as the program of a PyTorchJob. The function is checked when the DAG file is parsed."""
+
     custom_operator_name = "@task.pytorchjob"
     template_fields: Sequence[str] = (*FUNCTION_FIELDS, *PyTorchJobOperator.template_fields)
 

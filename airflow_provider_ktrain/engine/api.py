@@ -242,6 +242,7 @@ class Api:
     async def _send(
         self, pool: Pool, method: str, path: str, arguments: Mapping[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request. After a 401, repeat it once with a client that was rebuilt."""
         import aiohttp
 
         refused: Connection | None = None

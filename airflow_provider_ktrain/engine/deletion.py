@@ -79,11 +79,12 @@ class DeletionWaiter:
         return now - self._reported_at >= self._timeout / 10 or now - self._began_at >= self._timeout
 
     def _report(self, ref: JobRef, what: str, held: str, pods: Sequence[Object]) -> None:
+        """Log what the deletion or suspension waits for. At the timeout, raise a ClusterError."""
         self._reported_at = time.monotonic()
         seconds = self._reported_at - (self._began_at or self._reported_at)
         if seconds >= self._timeout:
             raise ClusterError(_stuck(ref, what, seconds, held, pods))
-        self._log.info(f"{ref} is still {what} after {seconds:.0f} s. Waiting for {held}")
+        self._log.info(f"{ref} is still {what} after {seconds:.0f} s.\nWaiting for {held}")
 
 
 async def _exists(api: Api, path: str) -> bool:

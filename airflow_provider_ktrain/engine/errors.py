@@ -50,8 +50,8 @@ async def retry_transient(ask: Callable[[], Awaitable[T]], end: float) -> T:
 def unreachable(error: ApiUnavailable) -> UnreachableError:
     """The error for an API server that can't be reached."""
     return UnreachableError(
-        f"the cluster cannot be reached: {error}. Check the `kubernetes` connection (kube_config_path, kube_config, "
-        "in_cluster) or KUBECONFIG, and `kubectl version`"
+        "the cluster cannot be reached. Check the `kubernetes` connection (kube_config_path, kube_config, in_cluster) "
+        f"or KUBECONFIG, and `kubectl version`.\n{error}"
     )
 
 

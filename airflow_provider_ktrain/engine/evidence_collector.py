@@ -107,6 +107,7 @@ class EvidenceCollector:
         return found
 
     async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
+        """Add the events of the job, its pods and what is between to `found`."""
         path, began = paths.core(ref.namespace, "events"), str((job.get("metadata") or {}).get("creationTimestamp"))
         between = [
             f"involvedObject.kind={kind},involvedObject.name={name}"
@@ -117,7 +118,7 @@ class EvidenceCollector:
             try:
                 answer = await self._api.request("GET", path, query={"fieldSelector": selector})
             except (ApiStatusError, ApiUnavailable) as e:
-                self._log.warning(f"Can't read the events of {ref}: {e}")
+                self._log.warning(f"Can't read the events of {ref}.\n{e}")
                 return
             # objects of an earlier job had the same names
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
@@ -135,6 +136,7 @@ class EvidenceCollector:
         await asyncio.gather(*(self._read_tail(ref, pod, status) for _, pod, status in first))
 
     async def _read_tail(self, ref: JobRef, pod: Pod, status: Mapping[str, Any]) -> None:
+        """Read the last lines of a container. Log them if it wasn't followed: the task's log doesn't have them yet."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{paths.core(ref.namespace, 'pods', name)}/log"
         query, end = {"container": container, "tailLines": str(TAIL_LINES)}, bytearray()

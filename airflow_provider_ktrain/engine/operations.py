@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
@@ -30,9 +31,9 @@ from airflow_provider_ktrain.engine.release import Mode, Released, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-STARTS_WHEN_RESUMED = ". It is suspended: they start when it is resumed"
+STARTS_WHEN_RESUMED = ".\nIt is suspended: they start when it is resumed"
 KEEPS_WORLD_SIZE = (
-    ". It has a Master and no elasticPolicy: running pods keep their WORLD_SIZE, so a program that reads it doesn't "
+    ".\nIt has a Master and no elasticPolicy: running pods keep their WORLD_SIZE, so a program that reads it doesn't "
     "use the new size"
 )
 
@@ -75,7 +76,7 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
         return before, KEEPS_WORLD_SIZE if before != workers and kind.keeps_world_size(job) else ""
 
     before, remark = await _fenced(api, ref, write, end)
-    done = f"{ref} scaled from {before} to {workers} Workers{remark}"
+    done = f"{ref} scaled from {before} to {counted(workers, 'Worker')}{remark}"
     if remark == STARTS_WHEN_RESUMED:
         return done
 
@@ -155,6 +156,7 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
+    """Raise if the job has ended: then it can't be scaled, suspended or resumed."""
     if (phase := phase_of(job)).ended:
         raise KtrainError(f"{ref} is {phase}: it can't be {what}")
 

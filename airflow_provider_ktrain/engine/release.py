@@ -56,6 +56,7 @@ class Mode(enum.Enum):
     DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
 
 
+KUEUE_RESUMES = "\nIt was not suspended, because Kueue would resume it."
 _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
@@ -67,7 +68,7 @@ class Released:
     :param pods: number of pods that are gone or have finished.
     :param gpus: number of GPUs that these pods held: pods on a node that hadn't finished.
     :param seconds: time from the first request until all pods were gone.
-    :param text: one line for the log.
+    :param text: message for the log.
     :param kept: True if the job had ended and was kept without running pods. Default: False.
     """
 
@@ -141,11 +142,11 @@ async def release(
                 )
             left = await _wait_gone(api, ref, done, end) if verify else []
     except ApiStatusError as e:
-        raise ReleaseError(f"{ref} could not be released: {e}") from None
+        raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
             f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached.\n"
-            f"{e or 'It does not answer'}\n"
+            f"{e or 'It did not respond.'}\n"
             f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
         ) from None
     seconds = time.monotonic() - began
@@ -159,11 +160,12 @@ async def release(
         )
     kept = mode is Mode.DELETE and done is not mode
     pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not has_ended(p)]
-    text = f"{ref} {what}. {_result(before, pods, verify)} ({seconds:.1f} s)"
+    why = KUEUE_RESUMES if mode is Mode.SUSPEND and what == _OUTCOMES[Mode.DELETE] else ""
+    text = f"{ref} {what}. {describe_freed(before, pods, verify)}{f' ({seconds:.1f} s)' * verify}{why}"
     return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
 
 
-def _result(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
+def describe_freed(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
     """Sentence on the pods and GPUs that were released, as far as they are known."""
     if before is None:
         return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
@@ -243,7 +245,7 @@ def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode
         mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
         return mode, _OUTCOMES[mode]
     if QUEUE_LABEL in (job["metadata"].get("labels") or {}):
-        return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}, as Kueue would resume a suspended job of its queue"
+        return Mode.DELETE, _OUTCOMES[Mode.DELETE]
     return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]  # also if it had ended: a TrainJob can lose its condition Failed
 
 

@@ -32,6 +32,7 @@ from airflow_provider_ktrain.core.identity import (
     SUBMISSION_LABEL,
     SUSPENDED_ANNOTATION,
     Action,
+    Decision,
     JobRef,
     Owner,
     Reattach,
@@ -48,7 +49,8 @@ from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 
 Object = dict[str, Any]
 T = TypeVar("T")
-_DECISIONS = {
+_NEXT_STEPS = {
+    Action.REFUSE: "This try can't use it.",
     Action.WAIT: "Waiting for the previous job's pods to stop.",
     Action.REPLACE: "Replacing it.",
     Action.TAKE_RESULT: "Using its result.",
@@ -195,8 +197,8 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
             )  # a quota was updated at the same time
             if not again or time.monotonic() + delay > end:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
-            # The API server may have created the job although its response was lost: the next create then gets 409.
-            log.warning(f"The API server can't process the request for {claim} now; trying again: {e}")
+            log.warning(f"The API server can't process the request for {claim} now. Trying again.\n{e}")
+            # the API server may have created the job although its response was lost: the next create then gets 409
             await asyncio.sleep(delay)
             delay = min(delay * 2, 10)
 
@@ -240,13 +242,14 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
     differs = _annotation(found, MANIFEST_ANNOTATION) != _annotation(claim.manifest, MANIFEST_ANNOTATION)
     changed = differs if claim.changed is None else claim.changed
     decision = decide(found, claim.me, claim.first_try, reattach=claim.reattach, changed=changed)
-    if decision.action is not Action.REFUSE:  # the error says why
-        log.info(f"{claim} exists: {decision.reason}. {_DECISIONS[decision.action]}")
+    message = describe_existing(str(claim), decision)
+    if decision.action is not Action.REFUSE:
+        log.info(message)
     match decision.action:
         case Action.REFUSE:
             raise ForeignJobError(
-                f"{claim} exists, and this try can't use it: {decision.reason}.\nSet another `name` for this task, or "
-                f"delete the job: kubectl delete -n {claim.namespace} {claim.kind.plural} {claim.name}"
+                f"{message}\nSet another `name` for this task, or delete the job: "
+                f"kubectl delete -n {claim.namespace} {claim.kind.plural} {claim.name}"
             )
         case Action.WAIT:
             await waiter.wait_for_job(api, await _ref(api, claim.kind, claim.version, found, claim.me))
@@ -263,6 +266,16 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
                 await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
                 log.info(f"Resuming {claim}: it was suspended when an earlier try ended.")
             return await _own(api, claim, found, resume=suspended)
+
+
+def describe_existing(job: str, decision: Decision) -> str:
+    """The message about a job that has our name: why it exists, and what this try does with it.
+
+    :param job: kind, namespace and name.
+    :param decision: what this try does.
+    """
+    detail = f"\n{decision.detail}" if decision.detail else ""
+    return f"{job} exists: {decision.reason}. {_NEXT_STEPS[decision.action]}{detail}"
 
 
 async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
@@ -312,13 +325,13 @@ def _what_differs(claim: _Claim, found: Object) -> str:
     """The warning about a job that is adopted although the manifest of this try is different or invalid."""
     if claim.invalid:
         return (
-            f"The manifest is invalid now. {claim} continues with the manifest that it was submitted with.\n"
+            f"The manifest is invalid now. {claim} continues with the earlier one.\n"
             f"A new submission would fail: {claim.invalid}"
         )
     differing = [p for p in differences(claim.manifest["spec"], found.get("spec")) if PREFIX not in p]
     return (
-        f"The manifest has changed, but {claim} keeps the old one. Set reattach='if_unchanged' to replace such a job.\n"
-        f"Changed: {', '.join(differing[:20]) or 'metadata'}"
+        f"The manifest has changed, but {claim} keeps the old one.\nChanged: "
+        f"{', '.join(differing[:20]) or 'metadata'}. Set reattach='if_unchanged' to replace such a job."
     )
 
 

@@ -252,6 +252,7 @@ class SharedInformer:
             await asyncio.wait([task])
 
     def _stop(self) -> None:
+        """End the watch because nobody subscribes any more."""
         if self._task is None:
             return
         self._task.cancel()
@@ -316,15 +317,17 @@ class SharedInformer:
             self.unreachable_since = time.monotonic()
         elif not self._logged_unreachable:
             self._logged_unreachable = True
-            log.warning("Watch of %s failed; trying again: %s", self._path, error)
+            log.warning("Watch of %s failed. Trying again.\n%s", self._path, error)
 
     def _note_refused(self, error: Exception) -> None:
+        """Log once that the watch is rejected, and pass the error to the subscriptions."""
         if self.failure is None:
-            log.warning("Watch of %s was rejected: %s", self._path, error)
+            log.warning("Watch of %s was rejected. Trying again.\n%s", self._path, error)
         self.failure = error
         self._broadcast(lambda subscription: subscription._fail(error))
 
     def _note_reached(self) -> None:
+        """Log the end of an outage that was logged."""
         if self.unreachable_since is not None and self._logged_unreachable:
             log.info("Watch of %s works again after %.0f s", self._path, time.monotonic() - self.unreachable_since)
         self.unreachable_since, self._logged_unreachable = None, False
@@ -390,6 +393,7 @@ class SharedInformer:
                     self._failures = 0
 
     def _event(self, event: dict[str, Any]) -> None:
+        """Handle an event of a watch."""
         obj = event["object"]
         if event["type"] == "ERROR":
             raise ApiStatusError(obj.get("code") or 500, obj.get("reason") or "", obj.get("message") or "")
@@ -450,6 +454,7 @@ class SharedInformer:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    """Parse an event of a watch."""
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:

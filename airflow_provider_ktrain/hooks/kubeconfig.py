@@ -129,8 +129,8 @@ async def configuration(
     except Exception as error:  # kubeconfigs are read and plugins run by libraries that raise whatever they meet
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
-            f"The connection {conn_id!r} gives no client: {clean(str(error))}. Check its kubeconfig ({where}) and "
-            f"cluster_context ({cluster_context or extras.get('cluster_context') or 'not set'})"
+            f"The connection {conn_id!r} gives no client. Check its kubeconfig ({where}) and cluster_context "
+            f"({cluster_context or extras.get('cluster_context') or 'not set'}).\n{clean(str(error))}"
         ) from error
 
 

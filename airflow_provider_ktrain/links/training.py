@@ -41,7 +41,7 @@ def url_of(job: Mapping[str, Any]) -> str:
         return template.format_map({**job, "plural": kind_of(job["kind"]).plural})
     except (KeyError, ValueError, IndexError) as e:
         log.warning(
-            "[ktrain] job_url: found %r; expected {kind} {plural} {namespace} {name} {uid} as placeholders: %s",
+            "Correct [ktrain] job_url. Its placeholders are {kind} {plural} {namespace} {name} {uid}.\nFound %r: %s",
             template,
             e,
         )

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.storable import storable_outputs
-from airflow_provider_ktrain.core.text import clipped
+from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
@@ -80,9 +80,7 @@ class TrainingJobOperator(JobParameters):
             submission.remember(context, submitted)
             self._push_job(context, submitted.ref)
         except Exception as e:
-            self.log.warning(
-                "The job's identity could not be stored in Airflow (%s). %s is followed anyway", e, submitted.ref
-            )
+            self.log.warning("%s is followed, but its identity could not be stored in Airflow.\n%s", submitted.ref, e)
 
     def _push_job(self, context: Context, ref: JobRef) -> None:
         """Push the job's identity and its links, which users see while the job runs."""
@@ -108,7 +106,7 @@ class TrainingJobOperator(JobParameters):
             task_state.write_deferral(context, deferral)
         except Exception as e:  # only needed if the trigger fails
             self.log.warning(
-                "The deferral of %s could not be stored (%s). If the trigger fails, lines may be repeated",
+                "Lines of %s may be repeated if its trigger fails: its arguments were not stored.\n%s",
                 deferral.job,
                 e,
             )
@@ -168,9 +166,9 @@ class TrainingJobOperator(JobParameters):
         deferral = replace(deferral, failures=deferral.failures + 1)
         ref, options = deferral.job, deferral.options
         seconds = seconds_in_worker(deferral.failures, self.seconds_in_worker)
-        self.log.warning("The trigger failed: %s. The job is not affected", clipped(reason, 150))
+        self.log.warning("The trigger failed: %s. The job is not affected.", clipped(reason, 150))
         how_long = "to its end" if seconds is None else f"for {seconds:.0f} s and then defers again"
-        self.log.info("Trigger failure %d: this worker follows %s %s", deferral.failures, ref, how_long)
+        self.log.info("This worker follows %s %s (trigger failure %d).", ref, how_long, deferral.failures)
         until = None if seconds is None else time.monotonic() + seconds
         patience = self.patience if seconds is None else seconds
         try:
@@ -208,7 +206,7 @@ class TrainingJobOperator(JobParameters):
             except AccessError as e:
                 if time.monotonic() + RETRY_SECONDS > until:
                     raise
-                self.log.warning("The connection can't be read, retrying in %.0f s: %s", RETRY_SECONDS, e)
+                self.log.warning("The connection can't be read. Retrying in %.0f s.\n%s", RETRY_SECONDS, e)
                 time.sleep(RETRY_SECONDS)
 
     def _stored_deferral(self, reason: str, context: Context) -> Deferral:
@@ -221,11 +219,11 @@ class TrainingJobOperator(JobParameters):
 
         if found := task_state.read_deferral(context):
             deferral, since = found
-            self.log.warning("Lines since %s may be repeated: the trigger failed", since or "the deferral")
+            self.log.warning("Lines since %s may be repeated: the trigger failed.", since or "the deferral")
             return deferral
         job = task_state.read_job(context)
         if job is not None and job.owner == str(context["ti"].id):
-            self.log.warning("All lines of %s may be repeated: the task's state contains no log position", job)
+            self.log.warning("All lines of %s may be repeated: the task's state contains no log position.", job)
             return self._deferral(job, self._options({"metadata": {}}), Handover())
         raise KtrainError(
             f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
@@ -245,10 +243,10 @@ class TrainingJobOperator(JobParameters):
         try:
             outcome = task_state.read_earlier_success(context)
         except ValueError as e:  # the job's status has it as well, if the job still exists
-            self.log.warning("The stored outcome of an earlier try cannot be read: %s", e)
+            self.log.warning("The stored outcome of an earlier try can't be read.\n%s", e)
             return None
         if outcome is not None:
-            self.log.info("An earlier try succeeded: its result is returned and nothing is submitted")
+            self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             if job := task_state.read_job(context):
                 self._push_job(context, job)
         return outcome
@@ -261,7 +259,7 @@ class TrainingJobOperator(JobParameters):
         try:
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
         except Exception as e:  # must not hide how the training ended
-            self.log.warning("The outcome could not be stored in the task's state: %s", e)
+            self.log.warning("The outcome could not be stored in the task's state.\n%s", e)
         return self._conclude(outcome, context, stored=stored)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
@@ -289,11 +287,11 @@ class TrainingJobOperator(JobParameters):
         left = bool(outcome.kept) or (late and outcome.succeeded)
         if left and outcome.succeeded and not stored:
             if compat.has_task_state(context):
-                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored")
+                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
             else:
-                self.log.info("The succeeded job is kept for a retry, without running pods. %s", compat.WHO_DELETES_IT)
+                self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
         elif left and self._delete_or_release(context, outcome.kept):
-            self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs")
+            self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs.")
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
@@ -303,17 +301,17 @@ class TrainingJobOperator(JobParameters):
         if not outcome.succeeded:
             return outcome
         for line in outcome.result_error.splitlines():
-            self.log.warning("The training succeeded. %s", line)
+            self.log.warning("%s", with_short_first_line(f"The training succeeded. {line}"))
         if not self.multiple_outputs or outcome.result is None:
             return outcome
         if not isinstance(outcome.result, dict):
             kind = type(outcome.result).__name__
-            self.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed", kind)
+            self.log.warning("multiple_outputs: found a %s, expected a dict. Only return_value is pushed.", kind)
             self.multiple_outputs = False
             return outcome
         result, warnings = storable_outputs(outcome.result)
         for warning in warnings:
-            self.log.warning("The training succeeded. Of its result, %s", warning)
+            self.log.warning("The training succeeded. Of its result, %s.", warning)
         return replace(outcome, result=result)
 
     def _delete_or_release(

@@ -52,7 +52,7 @@ class _JobControlOperator(StorableLog, BaseOperator):
         self.cluster_context = cluster_context
 
     def execute(self, context: Context) -> str:
-        """Change the job. The result, which is also logged, is one line."""
+        """Change the job. The result is also logged."""
         from airflow_provider_ktrain.worker_host import WorkerHost, as_airflow_errors
 
         with as_airflow_errors():
@@ -67,6 +67,7 @@ class _JobControlOperator(StorableLog, BaseOperator):
         return clean(done)
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
+        """Find the job by its name and change it."""
         from airflow_provider_ktrain.engine.jobs import find, served_version
 
         kind = kind_of(self.kind)

@@ -264,12 +264,16 @@ class JobParameters(compat.StorableLog, BaseOperator):
         return Owner(key, ti.try_number, str(ti.id), ti.max_tries), min(first, ti.try_number)
 
     def _check_parameters(self) -> None:
-        """:raises ManifestError: naming each invalid parameter."""
+        """Check all parameters of the task.
+
+        :raises ManifestError: naming each invalid parameter.
+        """
         parameters.validated(vars(self))
         check_choice(self.logs, self.kind)
         if self.logs == "none" and self.log_stall_timeout is not None:
             raise ManifestError(
-                "log_stall_timeout",
+                "no log is followed",
+                where="log_stall_timeout",
                 found=f"{self.log_stall_timeout!r} with logs='none'",
                 expected="followed logs: without them, every job appears to stall",
                 remedy="follow a replica, such as logs='primary', or remove log_stall_timeout",

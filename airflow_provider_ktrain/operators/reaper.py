@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_L
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, judge
 from airflow_provider_ktrain.core.state.status import phase_of
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
             return []
         pause = self.confirm_after
         seconds = pause.total_seconds() if isinstance(pause, timedelta) else pause
-        self.log.info("%d jobs look left over. A second check follows after %.0f s", len(candidates), seconds)
+        self.log.info("Left over: %s. A second check follows after %.0f s.", counted(len(candidates), "job"), seconds)
         self.defer(
             trigger=SecondLookTrigger(candidates=candidates, due=time.time() + seconds), method_name="second_look"
         )
@@ -92,24 +93,26 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         candidates = mapping(mapping(event).get("candidates"))
         again = [(ref, owner) for ref, owner in self._look().items() if candidates.get(ref.uid) == ref.owner]
         if len(again) > self.max_jobs:
-            self.log.warning("%d jobs are left over. This run releases only %d (max_jobs)", len(again), self.max_jobs)
+            self.log.warning(
+                "Left over: %s. This run releases only %d (max_jobs).", counted(len(again), "job"), self.max_jobs
+            )
         done = []
 
         with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
             for ref, owner in again[: self.max_jobs]:
                 if self.dry_run_only:
-                    self.log.info("Dry run: %s would be released", ref)
+                    self.log.info("Dry run: %s would be released.", ref)
                     done.append(str(ref))
                     continue
                 state = _task_state(owner)  # it may have changed while other jobs were released
                 if state not in ENDED_TASK_STATES:
-                    self.log.info("%s stays: its task is %s now", ref, state)
+                    self.log.info("%s stays: its task is %s now.", ref, state)
                     continue
                 try:
                     self.log.info(host.call(functools.partial(_release, ref)))
                     done.append(str(ref))
                 except KtrainError as e:  # must not keep the other jobs from being released
-                    self.log.error("%s was not released. The next run tries again: %s", ref, e)
+                    self.log.error("%s was not released. The next run tries again.\n%s", ref, e)
         return done
 
     def _hook(self) -> TrainingHook:
@@ -137,11 +140,11 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                 if owner is None:
                     continue
                 verdict = judge(job, deployment, _task_state(owner), held)
-                self.log.info("%s %s: %s", ref, "is left over" if verdict.orphan else "stays", verdict.reason)
+                self.log.info("%s %s: %s.", ref, "is left over" if verdict.orphan else "stays", verdict.reason)
                 if verdict.orphan:
                     orphans[ref] = owner
-            counted = f"{len(found)} {'job' if len(found) == 1 else 'jobs'}"
-            self.log.info("Looked at %s of deployment %r in %s: %d left over", counted, deployment, where, len(orphans))
+            jobs = counted(len(found), "job")
+            self.log.info("Looked at %s of deployment %r in %s: %d left over.", jobs, deployment, where, len(orphans))
             return orphans
 
     async def _find(self, api: Api, default: str, deployment: str) -> tuple[list[tuple[JobRef, Object, int]], str]:
@@ -152,7 +155,9 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         given = [self.namespaces] if isinstance(self.namespaces, str) and self.namespaces else list(self.namespaces)
         namespaces = list(dict.fromkeys(given or [default]))
         if not all(namespaces):
-            raise ManifestError("namespaces", found=repr(given), expected="names of namespaces")
+            raise ManifestError(
+                "invalid parameter", where="namespaces", found=repr(given), expected="names of namespaces"
+            )
         for namespace in namespaces:
             await self._check_namespace(api, namespace)
         named = ", ".join(map(repr, namespaces))
@@ -168,12 +173,12 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         except ApiStatusError as e:
             if e.not_found:
                 raise ClusterError(
-                    f"Namespace {namespace!r} does not exist in {await api.cluster()}. No job was checked. Check "
-                    "`namespaces` and the connection"
+                    f"Namespace {namespace!r} does not exist. No job was checked. Check `namespaces` and the "
+                    f"connection, which leads to {await api.cluster()}"
                 ) from None
             if e.status != 403:
                 raise
-            self.log.info("Can't check that namespace %r exists: no right to get namespaces", namespace)
+            self.log.info("Can't check that namespace %r exists: no right to get namespaces.", namespace)
 
     async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
         """The jobs of the deployment, each with the number of its unfinished pods."""

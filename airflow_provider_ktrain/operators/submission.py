@@ -158,7 +158,7 @@ class Submission:
         for problem in problems:
             if problem.code not in logged:  # when the manifest was built
                 log.warning(f"Manifest: {problem.text}")
-        return f"Dry run: no errors found in {kind.name} {self.namespace}/{self.name}; nothing was created"
+        return f"Dry run: no errors found in {kind.name} {self.namespace}/{self.name}; nothing was created."
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Store the job in the task's state. An adopted job doesn't count as another attempt."""
@@ -195,11 +195,12 @@ class Submission:
 
 
 def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """A retry submits to the same place as the try before it."""
     changed = [key for key in now if before.get(key, now[key]) != now[key]]
     if changed:
         raise PlaceChangedError(
-            f"{', '.join(changed)} changed since the previous try, whose job may still run; found {now}; "
-            f"expected {dict(before)}; remedy: undo the change, or delete that job and clear the task"
+            f"{', '.join(changed)} changed since the previous try, whose job may still run. Undo the change, or delete "
+            f"that job and clear the task.\nFound {now}, expected {dict(before)}"
         )
 
 

@@ -147,14 +147,15 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
             self._give_up(e, context)
 
     def _too_late(self) -> AirflowSensorTimeout:
+        """The error at the sensor's timeout."""
         return AirflowSensorTimeout(f"{self._title} is not {self._wanted} after {self.timeout:.0f} s")
 
     def _give_up(self, error: AirflowException, context: Context) -> NoReturn:
         """Fail or skip the task. An error that proves nothing about the job fails it first, while retries are left."""
         unproven = isinstance(error.__cause__, ClusterError)
         if (self.soft_fail or self.never_fail) and not (unproven and compat.has_retry(context)):
-            self.log.warning("Skipped instead of failed: %s", error)
-            raise AirflowSkipException(f"Skipped instead of failed: {error}") from error
+            self.log.warning("Skipped instead of failed.\n%s", error)
+            raise AirflowSkipException(f"Skipped instead of failed.\n{error}") from error
         raise error
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
@@ -193,7 +194,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         deadline = stored.deadline or time.time() + self.timeout
         until = min(deadline, time.time() + (seconds_in_worker(failures, self.seconds_in_worker) or math.inf))
         self.log.warning(
-            "The trigger failed: %s. This worker waits for %s for %.0f s", reason, self._title, until - time.time()
+            "The trigger failed. This worker waits for %s for %.0f s.\n%s", self._title, until - time.time(), reason
         )
         if self._watch_until(until):
             return
@@ -228,7 +229,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
             except AirflowException as e:
                 if not isinstance(e.__cause__, ClusterError):
                     raise
-                self.log.warning("%s can't be watched, retrying: %s", self._title, e)
+                self.log.warning("%s can't be watched. Retrying.\n%s", self._title, e)
                 time.sleep(max(0.0, min(RETRY_PAUSE, until - time.time())))
             else:
                 self._finish(outcome)
@@ -252,7 +253,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         except AirflowException as e:
             if not isinstance(e.__cause__, ClusterError):
                 raise
-            self.log.warning("%s can't be read, retrying in %.0f s: %s", self._title, self.poke_interval, e)
+            self.log.warning("%s can't be read. Retrying in %.0f s.\n%s", self._title, self.poke_interval, e)
             return False
 
     def _hook(self) -> TrainingHook:
@@ -275,7 +276,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         """Find the job, and log what the sensor waits for."""
         ref, job = await self._find(api, default_namespace)
         now = "doesn't exist" if job is None else f"is {phase_of(job)}"
-        self.log.info("Waiting until %s is %s. Currently it %s", ref, self._wanted, now)
+        self.log.info("Waiting until %s is %s. Currently it %s.", ref, self._wanted, now)
         return ref, job
 
     def _options(self) -> Options:
@@ -284,13 +285,14 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         return Options(logs=self.logs, conditions=tuple(self.conditions), release=False)
 
     def _finish(self, outcome: Outcome) -> None:
+        """End the task when the job has one of the conditions, or has ended without one."""
         from airflow_provider_ktrain.exceptions import failure
 
         if outcome.cause is not None:
             raise failure(outcome.cause)
         if not outcome.succeeded:
             raise KtrainError(f"{self._title} is {outcome.phase}, not {self._wanted}")
-        self.log.info("%s is %s", self._title, outcome.phase)
+        self.log.info("%s is %s.", self._title, outcome.phase)
 
     @property
     def _title(self) -> str:

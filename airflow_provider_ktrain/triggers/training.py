@@ -99,8 +99,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             try:
                 event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
             except Exception as e:
-                # don't raise: Airflow would pass only a traceback to the worker
-                self.log.exception("Following %s failed", self.job.get("name", "a job without a name"))
+                # The event makes the worker follow the job. An exception would only pass it a traceback.
+                self.log.exception(
+                    "Following %s failed. A worker continues.", self.job.get("name", "a job without a name")
+                )
                 event = event_of(f"{type(e).__name__}: {e}")
             await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
         except asyncio.CancelledError:
@@ -157,18 +159,19 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 await asyncio.shield(self._killing)
 
     async def _release_if_killed(self) -> None:
+        """Release the job after a kill, unless the task's state shows that its training continues."""
         ref = JobRef.from_dict(self.job)
         if not self.options["release"]:
             return
         state, action = await self._kill_action()
         if action is not KillAction.RELEASE:
             self.log.warning(
-                "%s is kept: its task is %s. The next trigger or try continues with it, or the reaper releases it",
+                "%s is kept: its task is %s.\nThe next trigger or try continues with it, or the reaper releases it.",
                 ref,
                 state,
             )
             return
-        self.log.info("The task is %s. Releasing %s", state, ref)
+        self.log.info("The task is %s. Releasing %s.", state, ref)
         await self._release(ref, timeout=KILL_RELEASE_SECONDS)
         await asyncio.sleep(self.seconds_after_last_line)
 
@@ -182,10 +185,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             if action is not KillAction.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
                 return state, action
             if state != before:
-                self.log.info("The trigger was cancelled while its task is %s. Waiting for that state to change", state)
+                self.log.info(
+                    "The trigger was cancelled while its task is %s. Waiting for that state to change.", state
+                )
             await asyncio.sleep(min(STATE_INTERVAL, self.state_patience))
 
     async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
+        """Release the job by `on_finish_action`, and log its last lines."""
         from airflow_provider_ktrain.engine.follow.messages import Options
         from airflow_provider_ktrain.engine.release import mode_of, release
 
@@ -218,7 +224,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         try:
             return await _ask_state(self.task_instance)
         except Exception as e:
-            self.log.warning("The task's state can't be read from Airflow: %s: %s", type(e).__name__, e)
+            self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
             return UNKNOWN
 
     def _warm_up(self) -> None:

@@ -310,6 +310,6 @@ def test_errors_are_raised_together() -> None:
         raise_errors(check(load(DATA / "practitioner-nccl.yaml")))
     text = str(e.value)
     assert text.startswith(f"{MASTER}.containers[0].name: Master has no container named pytorch")
-    assert "found cuda1; expected pytorch; remedy: rename" in text
-    assert text.count("\n") == 3
+    assert "found cuda1; expected pytorch\nremedy: rename" in text
+    assert text.count("\n") == 4
     assert "move it to env" in text

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.job import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
-from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, MAX_SUMMARY_CHARS, Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup import GRACE_SECONDS, find_startup_failure
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
 CONTAINERD = "dial tcp: lookup registry.example.invalid on 10.255.255.53:53: no such host"
@@ -221,7 +221,7 @@ def test_the_first_line_of_a_recorded_failure(name: str) -> None:
     cause = cause_of(recording(name))
     assert (cause.category, cause.summary) == FIRST_LINES[name]
     assert str(cause).splitlines()[0] == cause.summary
-    assert len(cause.summary) <= MAX_SUMMARY_CHARS
+    assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
     assert_sentences(cause.resolution)
 
 
@@ -761,10 +761,10 @@ def test_a_typo_in_an_image_name_is_named_in_the_first_line() -> None:
 def test_a_long_summary_moves_to_the_detail() -> None:
     long = Cause(Category.USER_CODE, "Worker 0 failed: " + "x" * 300, "more")
     short = long.with_short_summary()
-    assert short.summary == f"{long.summary[: MAX_SUMMARY_CHARS - 3]}..."
+    assert short.summary == f"{long.summary[: MAX_FIRST_LINE_CHARS - 3]}..."
     assert short.detail == f"{long.summary}\nmore"
     assert short.with_short_summary() == short
-    fitting = Cause(Category.USER_CODE, "x" * MAX_SUMMARY_CHARS, "more")
+    fitting = Cause(Category.USER_CODE, "x" * MAX_FIRST_LINE_CHARS, "more")
     assert fitting.with_short_summary() == fitting
 
 
@@ -785,7 +785,7 @@ def test_a_cause_is_limited_in_length(replicas: int) -> None:
         failed(message="y" * HUGE), pods, log_tails={log_key(p["metadata"]["name"], "pytorch"): lines for p in pods}
     )
     assert cause.summary.startswith("Worker 0 failed: ValueError: bad shard xxx")
-    assert len(cause.summary) == MAX_SUMMARY_CHARS
+    assert len(cause.summary) == MAX_FIRST_LINE_CHARS
     assert len(cause.detail) <= MAX_DETAIL_CHARS
     assert cause.detail.startswith("Worker 0 failed: ValueError: bad shard xxx"), "the summary in full"
     assert "\nyyy" in cause.detail
@@ -841,7 +841,7 @@ def test_any_log_can_be_read(lines: list[str], message: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end=end)], log_tails=tails)
     assert cause.summary.startswith("Master 0")
     assert "\n" not in cause.summary
-    assert len(cause.summary) <= MAX_SUMMARY_CHARS
+    assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
 
 
 def test_importing_core_imports_no_clients() -> None:

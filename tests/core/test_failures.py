@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from airflow_provider_ktrain.core.diagnosis.job import diagnose
-from airflow_provider_ktrain.core.diagnosis.model import MAX_SUMMARY_CHARS
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.diagnosis.startup import (
     GRACE_SECONDS,
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.diagnosis.startup import (
     find_startup_failure,
     find_unstartable_command,
 )
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
 
 from .test_diagnosis import assert_sentences, failed, pod
 
@@ -63,7 +63,7 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     assert cause.retryable is case.get("retryable", True)
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
-    assert len(cause.summary) <= MAX_SUMMARY_CHARS
+    assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
     assert cause.category != "configuration" or not cause.retryable  # tasks are not retried for it
 
 

@@ -189,7 +189,7 @@ def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, de
     assert decision.action is Action.REFUSE
     assert decision.reason
     if owner is not None and owner.key != KEY:
-        assert str(owner.key) in decision.reason
+        assert str(owner.key) in decision.detail
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -197,7 +197,7 @@ def test_the_same_try_with_another_id_is_not_ours(condition: str) -> None:
     """Another Airflow's with our deployment id, which may follow it; or of a run that was deleted and created again."""
     decision = decide(job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
     assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
-    assert "the same [ktrain] deployment_id" in decision.reason
+    assert "the same [ktrain] deployment_id" in decision.detail
     going = job(Owner(KEY, 1, "theirs"), condition, deleting=True)
     assert decide(going, Owner(KEY, 1, "me"), 1).action is Action.WAIT
 

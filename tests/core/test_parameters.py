@@ -65,7 +65,7 @@ WRONG: list[tuple[str, Any, list[str]]] = [
 def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
     with pytest.raises(ManifestError) as error:
         validated({name: value})
-    assert [word for word in (name, "; remedy: ", *said) if word not in str(error.value)] == [], str(error.value)
+    assert [word for word in (name, "remedy: ", *said) if word not in str(error.value)] == [], str(error.value)
 
 
 @pytest.mark.parametrize(

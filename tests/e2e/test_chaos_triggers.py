@@ -38,7 +38,7 @@ def test_triggerer_that_cannot_import_the_trigger(
     triggerers.run("triggerer", **without_triggers)
     stage = begin("chaos_defers_again", seconds=60)
     stage.wait_line(f"The trigger failed: ModuleNotFoundError: {MISSING}")
-    stage.wait_line("Trigger failure 1: this worker follows PyTorchJob")
+    stage.wait_line("This worker follows PyTorchJob")
     assert stage.gpus() == 2
     triggerers.end("triggerer")
     triggerers.run("triggerer")

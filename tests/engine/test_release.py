@@ -141,7 +141,8 @@ async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     ref = (await task.submit(queue="team-a")).ref
     await task.running(ref)
     done = await release(task.api, ref, Mode.SUSPEND)
-    assert "deleted, as Kueue would resume a suspended job of its queue. 1 GPU released, 1 pod deleted." in done.text
+    assert "deleted. 1 GPU released, 1 pod deleted." in done.text
+    assert done.text.endswith("\nIt was not suspended, because Kueue would resume it.")
     assert await task.job() is None
 
 
@@ -307,7 +308,7 @@ async def test_release_does_not_wait_for_the_count_of_pods(task: Task, cluster: 
 async def test_missing_right_is_an_error(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
     async with api_of(cluster, token="nobody") as stranger:
-        with pytest.raises(ReleaseError, match=r"could not be released: 401 Unauthorized"):
+        with pytest.raises(ReleaseError, match=r"could not be released\.\n401 Unauthorized"):
             await release(stranger, ref)
 
 

@@ -118,7 +118,7 @@ async def test_submit_gives_up_when_a_deletion_does_not_end(task: Task) -> None:
     with pytest.raises(ClusterError, match=r"-master-0 on \S+ \(has until .*: its grace period is 20 s") as error:
         await task.submit(2, deletion_patience=2)
     assert f"kubectl delete pod -n {task.namespace} {task.key.job_name()}-master-0 --force" in str(error.value)
-    assert "is still being deleted after 1 s. Waiting for pod" in str(task.log)
+    assert "is still being deleted after 1 s.\nWaiting for pod" in str(task.log)
     assert not error.value.final, "it is worth another try"
 
 
@@ -202,9 +202,12 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
 @pytest.mark.parametrize(
     ("owner", "says"),
     [
-        (None, "somebody else created it"),
-        (Owner(TaskKey("staging", "dag", "train", "run"), 1, "theirs"), r"belongs to dag\.train of run run .*staging"),
-        (2, "belongs to try 2 of this task, and this is 1"),
+        (None, "Somebody else created it"),
+        (
+            Owner(TaskKey("staging", "dag", "train", "run"), 1, "theirs"),
+            r"another task\. .*\nIts task is dag\.train of run run .*staging",
+        ),
+        (2, "belongs to try 2, and this is try 1"),
     ],
     ids=["nobody", "another deployment", "a later try"],
 )
@@ -303,7 +306,7 @@ async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: T
     cluster.admin("status", status=503, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", count=2)
     submitted = await task.submit()
     assert submitted.created
-    assert str(task.log).count("trying again") == 2
+    assert str(task.log).count("Trying again") == 2
 
 
 @pytest.mark.embedded
@@ -334,7 +337,7 @@ async def nobody() -> client.ApiClient:
 
 async def test_unreachable_cluster_is_an_error() -> None:
     api = Api(nobody)
-    with pytest.raises(UnreachableError, match=r"cannot be reached: .*kube_config_path.*kubectl version"):
+    with pytest.raises(UnreachableError, match=r"cannot be reached\. .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
     await api.close()
 

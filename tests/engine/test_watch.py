@@ -434,7 +434,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
             kube.put("a")
             assert len(await subscription.changed()) == 1  # without an error before it
     assert len(log_lines(caplog)) == 2
-    assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed; trying again: ")
+    assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed. Trying again.\n")
     assert log_lines(caplog)[1].startswith(f"INFO Watch of {PODS} works again after ")
 
 

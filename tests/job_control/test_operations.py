@@ -76,7 +76,7 @@ def test_scale_of_a_job_with_a_master_warns_about_world_size(jobs: Jobs) -> None
     jobs.wait_pods(job, 2)
     with pytest.raises(TrainingConfigurationError, match=r"found 0; expected at least 1$"):
         run(ScaleTrainingJobOperator, job, workers=0)
-    assert "from 1 to 2 Workers. It has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert "from 1 to 2 Workers.\nIt has a Master and no elasticPolicy" in run(ScaleTrainingJobOperator, job, workers=2)
     assert run(ScaleTrainingJobOperator, job, workers=2).endswith("from 2 to 2 Workers")
 
 

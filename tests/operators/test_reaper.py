@@ -194,7 +194,7 @@ def test_what_was_looked_at_is_said_where_nothing_is_left_over(
 def test_a_namespace_that_does_not_exist_is_an_error(
     instance: Instance, supervisor: Supervisor, namespaces: str | list[str]
 ) -> None:
-    with pytest.raises(TrainingJobError, match="Namespace 'nowhere' does not exist in http"):
+    with pytest.raises(TrainingJobError, match=r"Namespace 'nowhere' does not exist\. .* leads to http"):
         look(instance, namespaces=namespaces)
 
 

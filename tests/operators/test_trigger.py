@@ -218,7 +218,7 @@ def test_lines_after_a_kill_are_logged_and_counted(
     assert since.total_seconds() >= TrainingJobTrigger.seconds_after_last_line, "Airflow closes the log at the end"
     assert [said.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
     assert "started" not in said, "it was read before"
-    assert "3 lines were written between the kill and the end of the pods" in said
+    assert "The pods wrote 3 lines between the kill and their end." in said
     assert not instance.jobs()
 
 

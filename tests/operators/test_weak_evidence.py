@@ -49,7 +49,10 @@ def test_airflow_that_takes_no_xcom_ends_no_training(
     """The XCom tells which job it is, for people; the job is followed without it."""
     assert isinstance(instance.execute(retries=retries, refuses="job"), TaskDeferred)
     assert alive(instance)
-    assert "The job's identity could not be stored in Airflow (Airflow cannot be told of job" in capsys.readouterr().out
+    assert (
+        "is followed, but its identity could not be stored in Airflow.\nAirflow cannot be told of job"
+        in capsys.readouterr().out
+    )
 
 
 def test_airflow_that_does_not_store_the_job_ends_no_training(instance: Instance) -> None:

@@ -81,6 +81,7 @@ def raise_errors(problems: Iterable[Problem]) -> None:
 
 
 def _identity(root: Field, wanted: str | None) -> Iterator[Problem]:
+    """Kind and apiVersion are those of a training job."""
     kind, version = root["kind"], root["apiVersion"]
     kinds = [wanted] if wanted else sorted(KINDS)
     if kind.text not in kinds:
@@ -99,6 +100,7 @@ def _identity(root: Field, wanted: str | None) -> Iterator[Problem]:
 
 
 def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
+    """The manifest matches the schema of its kind."""
     code, message, hint = _MISMATCHES["unknown to the server" if strict and m.code == "unknown" else m.code]
     lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one
     level = WARNING if lenient and not strict else ERROR

@@ -281,6 +281,7 @@ def resources(job: Job) -> Iterator[Finding]:
 
 
 def _resources(resources: Field) -> Iterator[Finding]:
+    """Quantities are valid, extended resources are whole numbers, and no request exceeds its limit."""
     limits, requests = resources["limits"], resources["requests"]
     for name, asked in (*limits.members(), *((n, a) for n, a in requests.members() if not limits[n].present)):
         limit, request = quantity(limits[name]), quantity(requests[name])
@@ -304,6 +305,7 @@ def _resources(resources: Field) -> Iterator[Finding]:
 
 
 def _quantity(name: str, at: Field) -> Iterator[Finding]:
+    """Quantities are valid and not negative."""
     if at.present and isinstance(at.value, int | str):
         amount = quantity(at)
         if amount is None:

@@ -68,6 +68,7 @@ def converted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(name: str, value: Any) -> Iterator[Problem]:
+    """The parameters of the task are valid."""
     shape = PARAMETERS[name]
     if shape.many is None:
         wrong = [] if shape.fits(value) else [("", value)]

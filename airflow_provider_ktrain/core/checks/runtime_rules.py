@@ -8,6 +8,7 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
+from airflow_provider_ktrain.core.text import counted
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 LAUNCHER = "launcher"
@@ -37,6 +38,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
 
 
 def _reserved(spec: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
+    """No variable is set that the Trainer sets."""
     policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
     names = {name for source, reserved in RESERVED_ENVIRONMENT.items() if source in policy for name in reserved}
     for env in spec["trainer"]["env"]:
@@ -91,7 +93,8 @@ def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
         if seconds < SLOW_SECONDS or not any(c.get("name") == NODE for c in _pod(replicated).get("containers") or ()):
             continue
         policy = _pod(replicated).get("restartPolicy") or "OnFailure by default"
-        message = f"a failing program is restarted for about {seconds / 60:.0f} minutes before the job fails"
+        duration = counted(round(seconds / 60), "minute")
+        message = f"a failing program is restarted for about {duration} before the job fails"
         by_default = "" if "backoffLimit" in job else " by default"
         found = f"restartPolicy {policy}, backoffLimit {limit}{by_default} in job {replicated.get('name')}"
         hint = "set restartPolicy: Never and backoffLimit: 0 in the runtime, or max_restarts of the task"

@@ -62,6 +62,7 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
 
 
 def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
+    """The namespace exists and isn't being deleted."""
     if answer.status == 404:
         valid = re.fullmatch(NAMESPACE, name) is not None
         hint = f"create it: kubectl create namespace {name}" if valid else "correct it"
@@ -73,9 +74,10 @@ def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
 
 
 def _rights(namespace: str, denied: tuple[Right, ...] | None) -> Iterator[Problem]:
+    """The connection has the rights that the provider needs."""
     remedy = f"`ktrain rbac --namespace {namespace}` prints the Role that is needed"
     if denied is None:
-        yield Problem(WARNING, "rights", "$", "the cluster does not tell which rights this connection has", hint=remedy)
+        yield Problem(WARNING, "rights", "$", "the connection may not check its own rights", hint=remedy)
         return
     lacking: dict[str, list[str]] = {}
     for right in denied:
@@ -87,6 +89,7 @@ def _rights(namespace: str, denied: tuple[Right, ...] | None) -> Iterator[Proble
 
 
 def _queue(at: Field, namespace: str, answers: Answers) -> Iterator[Problem]:
+    """Kueue is installed and the LocalQueue exists."""
     if answers.kueue is None:
         return
     if answers.kueue.status == 404:
@@ -103,6 +106,7 @@ def _queue(at: Field, namespace: str, answers: Answers) -> Iterator[Problem]:
 
 
 def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:
+    """The LocalQueue admits jobs."""
     policy = (queue.get("spec") or {}).get("stopPolicy") or "None"
     if policy != "None":
         message = f"the LocalQueue is stopped (stopPolicy {policy}): the job waits until it is resumed"

@@ -139,6 +139,7 @@ def _patched_pod(pod: Field, ours: bool) -> Iterator[Finding]:
 
 
 def _only(holder: Field, allowed: tuple[str, ...], what: str) -> Iterator[Finding]:
+    """A patch has only fields that the Trainer accepts."""
     for key, value in holder.members():
         if key not in allowed and value.present:
             hint = _INSTEAD.get(key, "set it in the runtime")

@@ -88,6 +88,7 @@ def processes_per_pod(job: Job) -> Iterator[Finding]:
 
 
 def _more_processes(at: Field, replica: Replica, count: int) -> Finding:
+    """The number of processes in each pod doesn't exceed its GPUs."""
     found, hint = f"{count} processes, {replica.gpus} GPUs", "lower it, or request more GPUs"
     return Finding(at, f"more processes than GPUs in each {replica.role}", found, f"at most {replica.gpus}", hint)
 

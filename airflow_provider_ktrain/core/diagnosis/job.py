@@ -162,6 +162,7 @@ def _deadline_exceeded(evidence: Evidence) -> Cause | None:
 
 
 def _backoff_limit_exceeded(evidence: Evidence) -> Cause | None:
+    """The operator ended the job after `backoffLimit` restarts."""
     failed = evidence.failed_condition
     if not failed or not (failed.reason.startswith("BackoffLimitExceeded") or "backoff limit" in failed.message):
         return None
@@ -195,6 +196,7 @@ def _pod_deleted(evidence: Evidence) -> Cause | None:
 
 
 def _failed_without_evidence(evidence: Evidence) -> Cause | None:
+    """The job failed, and no pod, event or log shows why."""
     failed = evidence.failed_condition
     if not failed:
         return None
@@ -204,6 +206,7 @@ def _failed_without_evidence(evidence: Evidence) -> Cause | None:
 
 
 def _job_deleted(evidence: Evidence) -> Cause | None:
+    """Somebody else deleted the job before it ended."""
     if not evidence.gone and not (evidence.job.get("metadata") or {}).get("deletionTimestamp"):
         return None
     if evidence.failed_condition or {"Succeeded", "Complete"} & set(evidence.conditions):
@@ -218,6 +221,7 @@ def _job_deleted(evidence: Evidence) -> Cause | None:
 
 
 def _suspended(evidence: Evidence) -> Cause | None:
+    """The job is suspended, by a queue or by a user."""
     condition = evidence.conditions.get("Suspended")
     if not condition:
         return None
@@ -230,6 +234,7 @@ def _suspended(evidence: Evidence) -> Cause | None:
 
 
 def _unknown(evidence: Evidence) -> Cause:
+    """No rule found a cause."""
     if not evidence.conditions and (evidence.kind.reports_phases or not evidence.job.get("status")):
         return Cause(
             Category.UNKNOWN,

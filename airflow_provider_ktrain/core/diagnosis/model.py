@@ -6,9 +6,8 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_ktrain.core.text import clean, clipped
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean, clipped
 
-MAX_SUMMARY_CHARS = 200  #: of the first line of a message to the user
 MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` travels in trigger events and is part of an exception's text
 
 
@@ -62,12 +61,12 @@ class Cause:
         return "\n".join(text for text in (self.summary, self.detail, self.resolution) if text)
 
     def with_short_summary(self) -> Cause:
-        """The same cause with a summary of at most MAX_SUMMARY_CHARS; a longer one moves to the detail."""
+        """The same cause with a summary of at most MAX_FIRST_LINE_CHARS; a longer one moves to the detail."""
         summary = " ".join(self.summary.split())
-        if len(summary) <= MAX_SUMMARY_CHARS:
+        if len(summary) <= MAX_FIRST_LINE_CHARS:
             return replace(self, summary=summary)
         detail = "\n".join(text for text in (summary, self.detail) if text)
-        return replace(self, summary=f"{summary[: MAX_SUMMARY_CHARS - 3]}...", detail=detail)
+        return replace(self, summary=f"{summary[: MAX_FIRST_LINE_CHARS - 3]}...", detail=detail)
 
     def as_dict(self) -> dict[str, Any]:
         """The cause as it travels in XComs and trigger events."""

@@ -119,6 +119,7 @@ def _known_message(f: Failure) -> Cause | None:
 
 
 def _bus_error(f: Failure) -> Cause | None:
+    """SIGBUS ended the program, which happens if /dev/shm is full."""
     if _signal_of(f) != signal.SIGBUS or f.tail.exception:
         return None
     summary = f"{f.replica} crashed with SIGBUS, probably out of shared memory ({describe_exit_code(f.exit_code)})"
@@ -138,6 +139,7 @@ def _line_at(text: str, position: int) -> str:
 
 
 def _lost_a_peer(f: Failure) -> Cause | None:
+    """The replica failed because another one was lost, and none of them shows another cause."""
     if not f.is_peer_loss:
         return None
     message = f.tail.exception or f.tail.last_line
@@ -147,6 +149,7 @@ def _lost_a_peer(f: Failure) -> Cause | None:
 
 
 def _killed(f: Failure) -> Cause | None:
+    """SIGKILL or SIGTERM ended the container, and neither Kubernetes nor the program reports why."""
     if f.exit_code not in (SIGKILLED, SIGTERMED) or f.tail.exception:
         return None
     return Cause(

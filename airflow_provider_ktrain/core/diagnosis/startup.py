@@ -254,6 +254,7 @@ def _seconds_on_node(pod: Json, now: datetime) -> float:
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
+    """The kubelet can't create the container or pull its image."""
     detail = f"{reason}: {message}" if message else reason
     if "Image" in reason or "Registry" in reason:
         image = container.get("image") or (m[1] if (m := re.search(r'image "([^"]+)"', message)) else "its image")

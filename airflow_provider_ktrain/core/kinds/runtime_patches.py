@@ -242,6 +242,7 @@ def _require_fields(spec: Mapping[str, Any], wanted: Mapping[str, Any], served: 
 
 
 def _too_old(what: str, served: Served) -> RuntimeMismatchError:
+    """The error for a Trainer that has no field for an option."""
     found = override_field(served) or "no overrides"
     return RuntimeMismatchError(
         f"{what} needs {SINCE}; this cluster serves {found}", remedy="upgrade the Trainer, or leave it out"
@@ -324,6 +325,7 @@ def _both(one: Any, other: Any, key: str = "") -> Any:
 
 
 def _unknown(message: str, where: str, found: str, known: Any) -> RuntimeMismatchError:
+    """The error for a patch of something that the runtime doesn't have."""
     return RuntimeMismatchError(
         message,
         where=where,

@@ -146,6 +146,7 @@ def _joined(held: str) -> tuple[Any, str]:
 
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:
+    """The result in the text, with what had to be changed or left out."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         return (
             None,

@@ -12,6 +12,7 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name from its old module."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

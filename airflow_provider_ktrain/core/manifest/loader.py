@@ -185,6 +185,7 @@ def _is_path(text: str) -> bool:
 
 
 def _text_of(path: Path) -> str:
+    """Read a manifest file."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -313,6 +314,7 @@ for _name, _regexp in _NUMBERS.items():
 
 
 def _key(key: Any, path: str) -> str:
+    """A key of a mapping as JSON text."""
     if isinstance(key, str):
         return key
     if key is None or isinstance(key, bool | int | float):

@@ -193,7 +193,10 @@ def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program
 
 
 def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> None:
-    """:param key: the key of the program's resources."""
+    """Set the resources and GPUs of the program.
+
+    :param key: the key of the program's resources.
+    """
     wanted: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
         if options.gpu_resource in wanted:

@@ -30,6 +30,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import (
 from airflow_provider_ktrain.core.formats import known_fields
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.status import wants_suspension
+from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 Json = Mapping[str, Any]
@@ -75,7 +76,7 @@ class Restart:
         back_off_seconds = self.back_off_seconds or 0
         back_off = f" Back-off {back_off_seconds:.0f} s." if back_off_seconds >= 1 else ""
         reason = self._reason(lines)
-        return f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}"
+        return with_short_first_line(f"{who} restarted{times}{f' after {reason}' if reason else ''}.{back_off}")
 
     def _reason(self, lines: Sequence[str] | None) -> str:
         """Empty if unknown: a container's status describes only its last two runs."""

@@ -106,7 +106,7 @@ class Finisher:
         try:
             await release(self._api, self._state.ref, Mode.SUSPEND, verify=False, timeout=SUSPEND_SECONDS)
         except ReleaseError as e:  # the release after the logs tries again
-            self._log.warning(f"{self._state.ref} has failed, but could not be suspended and may train again: {e}")
+            self._log.warning(f"{self._state.ref} has failed, but could not be suspended and may train again.\n{e}")
 
     async def failed(self, cause: Cause) -> Outcome:
         """Log the cause and release the job.
@@ -166,12 +166,10 @@ class Finisher:
         report = await self._output.follower.drain(timeout, longest)
         for (pod, container), tally in report.containers.items():
             for gap in tally.gaps:
-                self._log.warning(f"Log of {pod}/{container}: {gap}")
+                self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
             if tally.dropped:
-                self._log.warning(
-                    f"Log of {pod}/{container}: {tally.dropped:,} lines ({tally.dropped_bytes:,} bytes) were left out "
-                    "by the rate limit"
-                )
+                lines, size = counted(tally.dropped, "line"), counted(tally.dropped_bytes, "byte")
+                self._log.warning(f"The rate limit dropped {lines} ({size}) of the log of {pod}/{container}.")
         self._warn_about_unread_lines(report, time.monotonic() - began)
 
     def _warn_about_unread_lines(self, report: DrainReport, seconds: float) -> None:
@@ -184,7 +182,7 @@ class Finisher:
         more = f" and {len(keys) - MAX_NAMED_CONTAINERS:,} more" if len(keys) > MAX_NAMED_CONTAINERS else ""
         lines = f"{'at least ' * bool(unread)}{counted(report.late, 'line')}" if report.late else "the last lines"
         self._log.warning(
-            f"Logs are incomplete: reading them was stopped after {seconds:.0f} s. Missing: {lines} of {names}{more}."
+            f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\nMissing: {lines} of {names}{more}."
         )
 
     # release
@@ -201,7 +199,9 @@ class Finisher:
             released, error, kept = await self._request_release(cause is None, verify, timeout)
         state, job, now = self._state, self._state.job or {}, utc_now()
         spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")))
-        self._log.info(summary_of_success(state.ref, state.kind, job, spent, now) if cause is None else str(spent))
+        if cause is None:
+            self._log.info(summary_of_success(state.ref, state.kind, job, now))
+        self._log.info(str(spent))
         self._count()
         result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
         return Outcome(

@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.follow.output import log_line
@@ -56,14 +57,14 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
         try:
             await asyncio.wait_for(observing, DRAIN_SECONDS)
         except (ApiStatusError, ApiUnavailable, TimeoutError) as e:
-            log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed: {e}")
+            log.warning(f"Lines after the kill are missing: the pods of {ref} can't be listed.\n{e}")
         report = await follower.drain(DRAIN_SECONDS)
         lines = report.lines + report.dropped + report.late
         if lines:
-            log.info(f"{lines:,} lines were written between the kill and the end of the pods")
+            log.info(f"The pods wrote {counted(lines, 'line')} between the kill and their end.")
         if report.unread:
             names = ", ".join(f"{pod}/{container}" for pod, container in report.unread)
-            log.warning(f"Lines after the kill are missing: the logs of {names} could not be read to their end")
+            log.warning(f"Lines after the kill are missing: some logs could not be read to their end.\n{names}")
     finally:
         observing.cancel()
         await asyncio.gather(observing, return_exceptions=True)

@@ -114,7 +114,7 @@ class Observer:
         state, now = self._state, time.monotonic()
         if self._rejected_since is None:
             self._rejected_since = now
-            self._log.warning(f"Can't watch {state.ref}, trying again: {error}")
+            self._log.warning(f"Can't watch {state.ref}. Trying again.\n{error}")
         early = self._fail_fast and (state.phase is None or now - state.began < FAIL_FAST_SECONDS)
         if early or now - self._rejected_since > FORBIDDEN_GRACE_SECONDS:
             if isinstance(error, ApiStatusError | ApiUnavailable):

@@ -12,6 +12,7 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
@@ -104,8 +105,8 @@ class JobOutput:
             self._log.warning("The log positions that were handed over can't be read: all lines are repeated.")
         elif self.cursor.omitted:
             self._log.warning(
-                f"Lines since {self.cursor.since[11:19]} of {self.cursor.omitted:,} containers may be repeated: "
-                "the positions of that many don't fit into the trigger's arguments."
+                f"Lines since {self.cursor.since[11:19]} of {counted(self.cursor.omitted, 'container')} may be "
+                "repeated: their log positions don't fit into the trigger's arguments."
             )
 
     def _inspector(self, source: LogLine) -> Inspect:

@@ -62,7 +62,7 @@ class StartupChecks:
         if warnings:
             last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
             about = last["involvedObject"]
-            obstacle = f"{last.get('reason')} ({about.get('kind')} {about['name']})\n{last.get('message')}"
+            obstacle = f"{last.get('reason')}\n{about.get('kind')} {about['name']}: {last.get('message')}"
             if obstacle != self._obstacle:
                 self._log.warning(f"{self._state.ref} is still {self._state.phase}: {obstacle}")
             self._obstacle = obstacle

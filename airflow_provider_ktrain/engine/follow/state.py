@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.jobs import belongs
 
@@ -90,9 +91,8 @@ class JobState:
         if phase is Phase.SUCCEEDED:
             condition = condition or conditions.get("Complete")
         message = condition.message or condition.reason if condition else ""
-        if not message or REPETITIVE.fullmatch(message):
-            return f"{self.ref} is {phase}"
-        return f"{self.ref} is {phase}: {message}"
+        why = f": {message}" if message and not REPETITIVE.fullmatch(message) else ""
+        return with_short_first_line(f"{self.ref} is {phase}{why}")
 
     def pods_explain_the_end(self) -> bool:
         """Whether a known pod shows why the job ended: a failed one, or the primary that succeeded."""

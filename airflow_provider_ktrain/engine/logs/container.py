@@ -175,12 +175,13 @@ class ContainerFollower:
             self._job.forget(self)
 
     async def _read_runs(self) -> None:
+        """Read the log, run after run, until nothing is left to read or the API server refuses it for good."""
         try:
             while (state := self._next_state()) is not State.DONE:
                 await self._steps[state]()  # one request, or one wait
             await self._finish()
         except ApiStatusError as error:
-            self._emitter.gap(f"the log can't be read: {error}", self._position)
+            self._emitter.gap(f"the log can't be read.\n{error}", self._position)
         except Exception:
             log.exception("Following the log of %s/%s failed", self.pod, self.name)
 
@@ -247,6 +248,7 @@ class ContainerFollower:
         self._progress = RunProgress()
 
     async def _finish(self) -> None:
+        """Nothing is left to read: the run has ended, or the pod was deleted."""
         position = self._position
         if not self._observed.deleted or self._drained:
             self._finished = True

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
@@ -220,7 +221,8 @@ class RateLimitedEmitter:
         self.dropped += count
         self.dropped_bytes += size
         rate = f"{self._limit.bytes_per_second / 1e6:.3g} MB/s"
-        self.note(f"dropped {count:,} lines ({size / 1e6:.1f} MB) here: over the limit of {rate}", position)
+        lines = counted(count, "line")
+        self.note(f"dropped {lines} ({size / 1e6:.1f} MB) here: over the limit of {rate}", position)
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""

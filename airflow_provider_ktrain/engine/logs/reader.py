@@ -25,7 +25,7 @@ FORBIDDEN_GRACE_SECONDS = 10.0  #: for which a refused log is requested in the f
 
 FORBIDDEN = (
     "Logs are refused for now; the right `get` on `pods/log` may be missing. Retrying until the job has ended.\n"
-    "The API server says: {}"
+    "The API server answered: {}"
 )
 
 
