@@ -6,6 +6,7 @@ import contextlib
 import io
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -93,6 +94,50 @@ def rights() -> str:
     return table(("API group", "resources", "verbs"), rows)
 
 
+ROOMS = {  # the headings of the messages, with the beginnings of the modules under them; the longest one decides
+    "Operators": ("",),
+    "Submission": ("core/identity", "engine/submit", "engine/deletion", "operators/submission"),
+    "Following a job": (
+        "core/state/crash_loop", "engine/follow", "engine/evidence_collector", "triggers", "worker_host",
+    ),
+    "Causes of failures": ("core/diagnosis",),
+    "Ends of jobs and tasks": ("core", "engine"),
+    "Logs": ("engine/logs",),
+    "Results": ("core/logs/result", "core/storable"),
+    "Sensors": ("sensors",),
+    "Reaper": ("operators/reaper", "core/reaping"),
+    "Connections and requests": (
+        "hooks", "engine/api", "engine/connection", "engine/errors", "engine/jobs", "engine/preflight", "engine/watch",
+    ),
+    "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
+    "Checks": ("core/checks", "cli"),
+}  # fmt: skip
+
+
+def messages() -> str:
+    """All messages, from the source code."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    from scripts.message_texts import has_words, lines
+    from scripts.messages import Code, Message
+
+    def code(text: str) -> str:
+        return f"`{text}`" if "`" not in text else f"`` {text} ``"
+
+    def row(message: Message) -> tuple[str, ...]:
+        shown = "<br>".join(code(line) for line in lines(message.text))
+        return shown, message.kind, message.when, "<br>".join(lines(message.remedy)) or "-"
+
+    rooms: dict[str, list[tuple[str, ...]]] = {}
+    for message in Code().messages():
+        if has_words(message.text):
+            starts = ((start, room) for room, all_starts in ROOMS.items() for start in all_starts)
+            _, room = max((len(start), room) for start, room in starts if message.module.startswith(start))
+            rooms.setdefault(room, []).append(row(message))
+    head = ("message", "kind", "when", "what to do")
+    return "\n\n".join(f"## {room}\n\n{table(head, dict.fromkeys(rooms[room]))}" for room in ROOMS if room in rooms)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands, "options": options, "categories": categories, "rules": rules, "rights": rights,
+    "messages": messages,
 }  # fmt: skip

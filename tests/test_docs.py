@@ -266,5 +266,6 @@ def test_generated_parts_match_the_code() -> None:
         ("commands", "usage: ktrain cluster start"),
         ("options", "AIRFLOW__KTRAIN__DEPLOYMENT_ID"),
         ("rights", "pods/log"),
+        ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")

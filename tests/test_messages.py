@@ -1,0 +1,228 @@
+"""Tests of the messages that the provider can log or raise: docs/reference/messages.md lists them.
+
+`scripts.messages` finds them in the code. Each is rendered with short and with long values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from airflow.utils.state import TaskInstanceState
+
+from airflow_provider_ktrain.core.diagnosis.job import diagnose_crash_loop, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey, decide
+from airflow_provider_ktrain.core.kills import ABSENT, NONE, UNKNOWN, decision_for_worker
+from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, judge
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
+from airflow_provider_ktrain.engine.release import describe_freed
+from airflow_provider_ktrain.engine.submit import describe_existing
+from airflow_provider_ktrain.exceptions import TrainingJobError
+from scripts.message_texts import Placeholder, Text, has_words, shown, variants
+from scripts.messages import LEVELS, Code, Message
+
+MESSAGES = list(Code().messages())
+NAMESPACE = "team-" + "n" * 58
+REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
+#: a short and a long value for each name of a placeholder. Names of jobs are cut after 46 characters.
+VALUES = {
+    "job": ("PyTorchJob research/train-3f9a1c2b4d", f"PyTorchJob {NAMESPACE}/{'j' * 46}"),
+    "namespace": ("research", NAMESPACE),
+    "pod": ("train-3f9a1c2b4d-worker-0", "p" * 63),
+    "container": ("pytorch", "c" * 63),
+    "error": (
+        "503 ServiceUnavailable: overloaded",
+        f"{REQUEST}: ClientConnectorError: Cannot connect to host: refused",
+    ),
+    "phase": ("Failed", "Restarting"),
+    "state": ("failed", "up_for_reschedule"),
+    "reason": ("it was cleared", "it is being deleted"),
+    "lines": ("1 line", "1,234,567 lines"),
+    "size": ("1 byte", "1,234,567 bytes"),
+    "replica": ("Worker 0", "Launcher 0"),
+    "what": ("deleted", "kept without running pods"),
+    "held": ("0.5", "12345.6"),
+    "wasted": ("0.5", "12345.6"),
+    "queued": ("0.5", "12345.6"),
+    "unit": ("hours", "minutes"),
+    "uid": ("0f4e", "b59f26fc-d2cd-4ec4-aa26-306a98e32116"),
+    "unfinished": ("1 pod", "999 pods"),
+    "replicas": ("1 replica", "999 replicas"),
+    "path": ("/api/v1/namespaces/research/pods", f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs"),
+    "conditions": ("Running", "Running or Succeeded"),
+    "wanted": ("Running", "Running or Succeeded"),
+    "before": ("1", "999"),
+    "workers": ("1", "999"),
+    "remark": ("", ".\nIt is suspended"),
+    "type": ("KeyError", "JSONDecodeError"),
+}
+#: Says, tells, and old phrases: see the style guide in CONTRIBUTING.md.
+UNWANTED = re.compile(
+    r"\b(says?|said|tells?|told|anew|borne|thereof|wherefrom|whence|gone through|"
+    r"(?<![Tt]here )is no (?!longer)[a-z]+|finds? no [a-z]+)\b"
+)
+#: Singular and plural, punctuation, and placeholders that were not filled
+MALFORMED = re.compile(
+    r"\b(?<![.,])1 (?!allows|has|is|minus)\w\w+s\b|  | [,;.:]|[,;.]{2}|\(\)|: *\.|[,:;]$|^\s|\s$|%[sdr]\b"
+)
+
+
+def value(placeholder: Placeholder, size: int) -> str:
+    name, spec = placeholder.name, placeholder.spec
+    if "%" in spec:
+        return "12:34:56"
+    if placeholder.source.startswith("clipped("):
+        return name.ljust((0, 64)[size], "x")
+    if "counted" in placeholder.source:
+        noun = name.removeprefix("number of ").removesuffix("s")
+        return (f"1 {noun}", f"999 {noun}s")[size]
+    if name.startswith("number of ") or re.search(r"[dfg,]$", spec):
+        return format((1, 999)[size], spec)
+    text = VALUES.get(name, (name, name.ljust(24, "x")))[size]
+    return repr(text) if spec == "!r" else text
+
+
+def rendered(text: Text, size: int) -> Iterator[str]:
+    for variant in variants(text):
+        yield "".join(part if isinstance(part, str) else value(part, size) for part in variant)
+
+
+def problems(message: Message) -> Iterator[str]:
+    if not message.when:
+        yield "add a docstring to the function, or a comment above it, that explains when this happens"
+    for size in (0, 1):
+        for text in rendered(message.text, size):
+            first = text.partition("\n")[0]
+            # causes and errors, which quote programs, are cut when the task raises them
+            if len(first) > MAX_FIRST_LINE_CHARS and (size == 0 or message.kind in LEVELS):
+                yield f"the first line has {len(first)} characters: {first}"
+            for found in (*UNWANTED.finditer(text), *MALFORMED.finditer(text.replace("...", ""))):
+                yield f"contains {found[0]!r}: {text}"
+
+
+@pytest.mark.parametrize("module", sorted({m.module for m in MESSAGES}))
+def test_messages_are_complete_short_and_plain(module: str) -> None:
+    own = [m for m in MESSAGES if m.module == module and has_words(m.text)]
+    found = [f"{m.module}:{m.line} {shown(m.text)!r}: {problem}" for m in own for problem in problems(m)]
+    assert not found, "\n".join(found)
+
+
+def test_no_message_is_hidden_from_the_table() -> None:
+    """What has no words of its own is the text of another message, or it would be missing in the table."""
+    hidden = {shown(m.text) for m in MESSAGES if m.text and not has_words(m.text)}
+    assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
+
+
+#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers
+PASSED_ON = {
+    "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
+    "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
+    "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
+    "{replica} {description}: {message}",
+}  # fmt: skip
+
+
+def test_the_first_line_of_a_manifest_error_has_the_parts_that_fit() -> None:
+    short = ManifestError("invalid parameter", where="hosts", found="'node1'", expected="a list", remedy="write a list")
+    assert str(short) == "hosts: invalid parameter; found 'node1'; expected a list; remedy: write a list"
+    long = ManifestError("invalid parameter", where="hosts", found="x" * 120, expected="y" * 80, remedy="z")
+    assert str(long).splitlines() == [
+        f"hosts: invalid parameter; found {'x' * 120}",
+        f"expected {'y' * 80}",
+        "remedy: z",
+    ]
+
+
+def test_the_first_line_of_an_exception_is_cut() -> None:
+    text = f"the API server refused the manifest: {'x' * 300}\nsee the second line"
+    cut, *lines = str(TrainingJobError(text)).splitlines()
+    assert len(cut) == MAX_FIRST_LINE_CHARS
+    assert cut.endswith("x...")
+    assert "\n".join(lines) == text
+    assert str(TrainingJobError("short\ntext")) == "short\ntext"
+
+
+# decisions and outcomes: each result, with the longest names
+
+JOB = VALUES["job"][1]
+KEY = TaskKey("production", "d" * 250, "t" * 250, f"scheduled__2026-11-22T00:00:00+00:00_{'r' * 200}")
+
+
+def existing_jobs() -> Iterator[str]:
+    """What a try does with a job that has its name."""
+    cases = itertools.product(CONDITIONS, (1, 12), (1, 12), ("me", "other"), (3, 6), (False, True))
+    for condition, owner, me, ti_id, max_tries, changed in cases:
+        annotations = {OWNER_ANNOTATION: Owner(KEY, owner, "other", 3).annotation()}
+        job = {"metadata": {"annotations": annotations}, "status": {"conditions": [condition]}}
+        mine = Owner(KEY, me, ti_id, max_tries)
+        yield describe_existing(JOB, decide(job, mine, 1, reattach="if_unchanged", changed=changed))
+    yield describe_existing(JOB, decide({"metadata": {}}, Owner(KEY, 1, "me"), 1))
+    foreign = {"metadata": {"annotations": {OWNER_ANNOTATION: Owner(replace(KEY, run_id="x"), 1, "x").annotation()}}}
+    yield describe_existing(JOB, decide(foreign, Owner(KEY, 1, "me"), 1))
+
+
+CONDITIONS = [
+    {"type": condition, "status": "True"}
+    for condition in ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
+]
+
+
+def kills() -> Iterator[str]:
+    """What a worker does with its job after a SIGTERM, in each state of the task."""
+    for state, retry_left in itertools.product((*TaskInstanceState, NONE, ABSENT, UNKNOWN), (False, True)):
+        yield decision_for_worker(str(state), retry_left).reason
+
+
+def orphans() -> Iterator[str]:
+    """What the reaper finds, with 0, 1 and 2 active pods."""
+    for condition, state, held in itertools.product(CONDITIONS, (*ENDED_TASK_STATES, "up_for_reschedule"), (0, 1, 2)):
+        annotations = {OWNER_ANNOTATION: Owner(KEY, 1, "x").annotation()}
+        job = {"metadata": {"annotations": annotations}, "status": {"conditions": [condition]}}
+        verdict = judge(job, KEY.deployment, state, held)
+        yield f"{JOB} {'is left over' if verdict.orphan else 'stays'}: {verdict.reason}."
+
+
+def limits() -> Iterator[str]:
+    """The causes of jobs that exceeded a limit, without and with a pod that shows why."""
+    job = {"kind": "PyTorchJob", "metadata": {"name": "j" * 63, "namespace": NAMESPACE}}
+    labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "999"}
+    image = f"registry.example.com:5000/{'team/' * 30}image:{'t' * 128}"
+    waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}": not found'}
+    statuses = [{"name": "c" * 63, "image": image, "state": {"waiting": waiting}}]
+    pod = {"metadata": {"name": "p" * 253, "labels": labels}, "status": {"containerStatuses": statuses}}
+    for limit, pods, amount in itertools.product(Limit, ([], [pod]), (1, 86400)):
+        if limit is not Limit.CRASH_LOOP:
+            yield diagnose_limit(limit, amount, job, pods).summary
+    yield diagnose_crash_loop("Worker 999", 12, job, [pod]).summary
+
+
+def releases() -> Iterator[str]:
+    """How many pods and GPUs a release freed, for 0, 1 and 2 pods that run or have ended."""
+
+    def pod(phase: str) -> dict[str, Any]:
+        limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+        return {"status": {"phase": phase}, "spec": {"nodeName": "node", "containers": [limits]}}
+
+    for number, phase, verified in itertools.product((0, 1, 2), ("Running", "Succeeded"), (False, True)):
+        pods = [pod(phase)] * number
+        yield f"{JOB} kept without running pods. {describe_freed(pods, pods, verified)}"
+    yield from (f"{JOB} deleted. {describe_freed(None, [], verified)}" for verified in (False, True))
+
+
+@pytest.mark.parametrize("source", [existing_jobs, kills, orphans, limits, releases])
+def test_messages_about_decisions_are_short_and_plain(source: Callable[[], Iterator[str]]) -> None:
+    found = [
+        text
+        for text in dict.fromkeys(source())
+        if len(text.partition("\n")[0]) > MAX_FIRST_LINE_CHARS
+        or UNWANTED.search(text)
+        or MALFORMED.search(text.replace("...", ""))
+        or re.search(r"\b(None|nan|0 GPUs released)\b", text)
+    ]
+    assert not found, "\n".join(found)
