@@ -87,7 +87,7 @@ ALWAYS = [
         "found, else the pod is refused: `no PriorityClass with name x was found`",
         "not served: any name is taken, and means nothing; `spec.priority` is kept",
     ),
-    ("What is stored", "etcd", "memory: a restart begins anew, versions expire by a fault switch instead of by time"),
+    ("What is stored", "etcd", "memory: a restart loses it, versions expire by a fault switch instead of by time"),
 ]
 
 

@@ -33,7 +33,7 @@ new_cluster ktrain-v1
 training_operator ktrain-v1
 suite ktrain-v1 any,v1
 
-# mpi-operator's MPIJob v2beta1 takes the place of training-operator's v1, which is told to leave it alone
+# mpi-operator's MPIJob v2beta1 takes the place of training-operator's v1, which is configured to ignore it
 new_cluster ktrain-v2beta1
 training_operator ktrain-v2beta1
 kubectl --kubeconfig "$work/ktrain-v2beta1" -n kubeflow patch deployment training-operator --type=json \

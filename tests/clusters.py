@@ -1,8 +1,8 @@
 """The cluster that tests talk to, by HTTP alone: the embedded one, or a real one that KTRAIN_TEST_KUBECONFIG names.
 
 On a real one each session has a namespace of its own, `scratch` stands for KTRAIN_TEST_IMAGE (an image with sh and
-python3), and the first node is told to have GPUs, as Kubernetes documents for extended resources. What needs the fault
-switches or the images of `examples/` is marked `embedded` and left out there.
+python3), and the first node is patched to have GPUs, as Kubernetes documents for extended resources. What needs the
+fault switches or the images of `examples/` is marked `embedded` and left out there.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ class PlaceChangedError(KtrainError):
 
 
 class UnknownKindError(ManifestError):
-    """A kind that is no training job that we know."""
+    """A kind of job that isn't supported."""
 
 
 class ClusterError(KtrainError):
-    """The cluster does not carry out a request, for a reason other than what stands in the manifest."""
+    """The cluster rejects a request for a reason that isn't in the manifest."""
 
 
 class RuntimeMismatchError(ManifestError, ClusterError):
@@ -97,7 +97,7 @@ class AccessError(ClusterError):
 
 
 class NoRightError(AccessError):
-    """The API server knows who asks and refuses the right (403): unlike refused credentials, that is its decision."""
+    """The API server knows the user and denies the right (403). Rejected credentials (401) are no such proof."""
 
 
 class OperatorMissingError(ClusterError):

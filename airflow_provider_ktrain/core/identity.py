@@ -163,7 +163,7 @@ def first_try_since_clear(max_tries: int, retries: int) -> int:
 
     A clear adds `retries` to what was tried (Airflow sets `max_tries = try_number + retries`), so an owner whose try is
     at least this one is an earlier try of the same life (a retry), and an older one belongs to the time before a
-    clear. A clear *while running* does not move max_tries: it cannot be told from a retry. A `retries` that was lowered
+    clear. A clear *while running* does not move max_tries: it looks like a retry. A `retries` that was lowered
     in the DAG file meanwhile looks like a clear here: `cleared` knows better.
     """
     return max_tries - retries + 1

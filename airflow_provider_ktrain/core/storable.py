@@ -84,7 +84,7 @@ def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str])
 
 
 def _number_problem(value: Any) -> str:
-    """Why a number can't be stored as one; empty if it can, and for what is no number."""
+    """Why a number can't be stored as one; empty if it can, or if the value isn't a number."""
     if not isinstance(value, int | float | Decimal) or INTEGERS.start <= value < INTEGERS.stop:
         return ""
     if not isinstance(value, float):

@@ -85,7 +85,7 @@ def main():
     for epoch in range(begin + 1, args.epochs + 1):
         started = time.monotonic()
         if epoch == args.fail_at_epoch and os.environ.get("KTRAIN_ATTEMPT", "1") == "1":
-            raise SystemExit(f"told to fail in epoch {epoch}")
+            raise SystemExit(f"fails in epoch {epoch}, as requested")
         for i in range(0, len(x), BATCH):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x[i : i + BATCH]), y[i : i + BATCH]).backward()

@@ -182,9 +182,9 @@ class Recording:
             self.objects.pop(key, None)
         else:
             self.objects[key] = change["object"]
-        for right, told in self.waiters:
-            if not told.done() and right():
-                told.set_result(None)
+        for right, future in self.waiters:
+            if not future.done() and right():
+                future.set_result(None)
 
     async def until(self, right: Callable[[], bool], seconds: float) -> bool:
         """Whether it was right, if only for a moment, within so many seconds."""

@@ -80,7 +80,7 @@ def of_events(about: str, expected: list[str], observed: list[str]) -> Iterator[
 
 
 def of_pods(expected: Obj, observed: Obj) -> Iterator[str]:
-    """Exactly these pods; a pod that was made anew under its name is a list of pods."""
+    """Exactly these pods; a pod that was recreated under its name is a list of pods."""
     for name in expected.keys() | observed.keys():
         if name not in observed:
             yield f"pods.{name}: expected, not found"

@@ -179,7 +179,7 @@ def count_line(counts: Obj, names: Iterable[str] = ("active", "succeeded", "fail
 
 
 class Pod:
-    """One pod (a pod made anew is another one): the history of its containers, and what it looked like in the end."""
+    """One pod (a recreated pod is another one): the history of its containers, and what it looked like in the end."""
 
     def __init__(self) -> None:
         self.history: dict[str, list[str]] = {}

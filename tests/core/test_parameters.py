@@ -1,4 +1,4 @@
-"""Parameters that cannot be meant are told by name, with what was found, what was expected and what to write."""
+"""Invalid parameters are reported by name, with what was found, what was expected and what to write."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.2  # seconds between looks at a condition
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
-# each component has an address of its own on loopback, so that Airflow's jobs and log servers can be told apart
+# each component has an address of its own on loopback, so that Airflow's jobs and log servers can be distinguished
 HOSTNAME = """import os
 
 

@@ -191,10 +191,10 @@ class Stage:
         """All lines of both replicas came; and within one process, none was skipped or came twice."""
         segments = self.segments(try_number)
         for replica in ("Master 0", "Worker 0"):
-            told = [numbers[replica] for numbers in segments if replica in numbers]
-            for numbers in told:
+            parts = [numbers[replica] for numbers in segments if replica in numbers]
+            for numbers in parts:
                 assert numbers == list(range(numbers[0], numbers[-1] + 1)), f"{replica} in one process: {numbers}"
-            assert sorted({n for numbers in told for n in numbers}) == list(range(seconds)), f"{replica}: {told}"
+            assert sorted({n for numbers in parts for n in numbers}) == list(range(seconds)), f"{replica}: {parts}"
 
 
 Begin = Callable[..., Stage]

@@ -15,17 +15,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 
 @pytest.mark.embedded
 def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
-    """Attempt 1 is told to fail in epoch 3; attempt 2 finds the checkpoint of epoch 2 and goes on."""
+    """Attempt 1 fails in epoch 3, as requested; attempt 2 continues from the checkpoint of epoch 2."""
     run = airflow.trigger("resumes")
     ended = airflow.wait_state("resumes", run, "train", "success")
     assert ended["try_number"] == 2
-    assert "told to fail in epoch 3" in airflow.log("resumes", run, "train", 1)
+    assert "fails in epoch 3, as requested" in airflow.log("resumes", run, "train", 1)
     second = airflow.log("resumes", run, "train", 2)
     assert "resumed after epoch 2" in second
     assert "epoch 1 loss" not in second
     assert airflow.xcom("resumes", run, "train")["resumed_from"] == 2
 
-    airflow.clear("resumes", run, "train")  # its first attempt trains anew, and so fails in epoch 3 again
+    airflow.clear("resumes", run, "train")  # its first attempt trains from the start, and so fails in epoch 3 again
     wait_for("the try after the clear's first", lambda: airflow.task("resumes", run, "train")["try_number"] == 4)
     airflow.wait_state("resumes", run, "train", "success")
     third = airflow.log("resumes", run, "train", 3)

@@ -162,7 +162,7 @@ def airflow(cluster: TestCluster, way: Way, tmp_path_factory: pytest.TempPathFac
 
 
 def test_exec_plugin_fails_in_the_triggerer_then_works(begin: Begin, airflow: Airflow, way: Way) -> None:
-    """The trigger gets no client: that is no reason to touch the job."""
+    """The trigger gets no client. The job isn't changed."""
     way.refuse(*(airflow.hosts[name] for name in airflow.triggerers))
     stage = begin("chaos_deferred", seconds=45)
     stage.wait_created()

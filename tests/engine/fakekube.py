@@ -239,10 +239,10 @@ class FakeKube:
                         seen(held, kind, obj, match)
                 while True:
                     for version, kind, obj in [change for change in self.history if change[0] > at]:
-                        at, told = version, seen(held, kind, obj, match)
-                        if told:
+                        at, reported = version, seen(held, kind, obj, match)
+                        if reported:
                             obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}
-                            await write(json.dumps({"type": told, "object": obj}).encode() + b"\n")
+                            await write(json.dumps({"type": reported, "object": obj}).encode() + b"\n")
                     news.clear()
                     if asyncio.get_running_loop().time() >= until:
                         break
@@ -348,9 +348,9 @@ def seen(held: set[str], kind: str, obj: Object, match: Callable[[Object], bool]
         return kind
     uid = obj["metadata"]["uid"]
     if kind != "DELETED" and match(obj):
-        told = "MODIFIED" if uid in held else "ADDED"
+        reported = "MODIFIED" if uid in held else "ADDED"
         held.add(uid)
-        return told
+        return reported
     if uid in held:
         held.discard(uid)
         return "DELETED"

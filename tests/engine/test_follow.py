@@ -154,7 +154,7 @@ async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
 
 @of_each_kind
 async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
-    """Its logs are still read when the worker is told to go."""
+    """Its logs are still read when the worker hands over."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
     stop = StopSignal()
@@ -266,8 +266,8 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
     )
     restarts = [line.partition(" Back-off")[0] for line in task.log.said if "restarted" in line]
     assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
-    told = [line for line in task.log.said if "restarted" in line or line.startswith("Master 0 failed")]
-    assert told[-1].startswith("Master 0 failed"), "the restarts come before the end"
+    warnings = [line for line in task.log.said if "restarted" in line or line.startswith("Master 0 failed")]
+    assert warnings[-1].startswith("Master 0 failed"), "the restarts come before the end"
     assert await task.job() is None
 
 
@@ -577,7 +577,7 @@ async def test_a_kill_before_it_begins(task: Task) -> None:
 
 
 async def test_cancelling_touches_nothing(task: Task) -> None:
-    """A triggerer that stops is no reason to end a training."""
+    """A triggerer that stops doesn't end a training."""
     ref = (await task.submit()).ref
     following = asyncio.create_task(task.ended(ref))
     await task.running(ref)

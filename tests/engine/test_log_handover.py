@@ -22,7 +22,7 @@ async def test_pod_deleted_before_it_is_followed_is_reported_as_a_gap(handed_ove
             await until(lambda: len(sink.lines) == 5)
             cursor = Cursor.from_dict(follower.cursor.to_dict())
     kube.delete("p")
-    kube.pod("p")  # made anew
+    kube.pod("p")  # recreated
     write(kube.log("p"), 5, 10, begin=50)
     async with following(kube, sink, cursor=cursor) as follower:
         await until(lambda: sink.texts[-1:] == ["line 9"])

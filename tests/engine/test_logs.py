@@ -248,7 +248,9 @@ async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
         kube.away = False
         await until(lambda: len(sink.lines) == 13)
         assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-        assert kube.requests["get"] >= 1  # no watch has told: the pod was read before the log was asked for again
+        assert (
+            kube.requests["get"] >= 1
+        )  # without an event of a watch, the pod was read before the log was requested again
         assert (await follower.drain(5)).gaps == {}
 
 

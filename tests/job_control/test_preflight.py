@@ -239,7 +239,7 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
 
 
 @pytest.mark.parametrize(
-    ("queue", "told"),
+    ("queue", "reported"),
     [
         ({"status": {"conditions": [{"type": "Active", "status": "True"}]}}, None),
         ({}, None),
@@ -257,14 +257,14 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
     ],
 )
 def test_queue_problems_are_reported(
-    check: Check, tmp_path: pathlib.Path, queue: Object | int, told: tuple[str, str] | None
+    check: Check, tmp_path: pathlib.Path, queue: Object | int, reported: tuple[str, str] | None
 ) -> None:
     with serving(tmp_path, {**SERVED, QUEUE: queue}) as (kubeconfig, written):
         status, problems = check(queued(pytorchjob()), kubeconfig)
-    refused = told is not None and told[0] == "error"
+    refused = reported is not None and reported[0] == "error"
     assert status == int(refused)
-    assert codes(problems) == ([(told[0], "queue")] if told else [])
-    assert all(told and told[1] in p["message"] for p in problems)
+    assert codes(problems) == ([(reported[0], "queue")] if reported else [])
+    assert all(reported and reported[1] in p["message"] for p in problems)
     assert written == ([] if refused else [f"{JOBS}?fieldValidation=Strict&dryRun=All"])
 
 

@@ -69,9 +69,9 @@ def kubectl(cluster: EmbeddedCluster, namespace: str) -> Kubectl:
         command = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "-n", namespace, *args]
         env = {**os.environ, "KUBE_EDITOR": "sed -i 's/note: x/note: edited/'"}
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300, env=env)
-        told = done.stdout + ("---\n" + done.stderr if done.stderr else "")
-        assert done.returncode == code, told
-        return told
+        output = done.stdout + ("---\n" + done.stderr if done.stderr else "")
+        assert done.returncode == code, output
+        return output
 
     return run
 
@@ -210,9 +210,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("found", "put", "told"), REFUSED)
-def test_mistakes_are_told(kubectl: Kubectl, found: str, put: str, told: str) -> None:
-    assert told in kubectl("apply", "-f", "-", stdin=job("wrong").replace(found, put, 1), code=1)
+@pytest.mark.parametrize(("found", "put", "message"), REFUSED)
+def test_mistakes_are_reported(kubectl: Kubectl, found: str, put: str, message: str) -> None:
+    assert message in kubectl("apply", "-f", "-", stdin=job("wrong").replace(found, put, 1), code=1)
 
 
 def test_validation_by_the_server(kubectl: Kubectl) -> None:

@@ -35,14 +35,17 @@ DIFFERENT: dict[str, tuple[int, str]] = {
     "version": (200, "versions are our own"),
     "version, anonymous": (200, "versions are our own"),
     "discovery": (200, "fewer kinds are served"),
-    "continue token that is nonsense": (400, "which byte is wrong is not told"),
+    "continue token that is nonsense": (400, "the message does not name the wrong byte"),
     "another version in the body": (400, "no warning beside the refusal"),
     "strategic merge patch on a custom resource": (415, "server-side apply is not among what is accepted"),
     "patch with Content-Type application/json": (415, "server-side apply is not among what is accepted"),
     "events fieldSelector involvedObject": (200, "our operator is quicker to tell"),
     "watch of all namespaces": (200, "other namespaces hold other jobs"),
     "what may I do": (201, "no OpenID discovery"),
-    "merge patch with an unknown field, Strict": (422, "the patched object is told with its managedFields"),
+    "merge patch with an unknown field, Strict": (
+        422,
+        "the message contains the patched object with its managedFields",
+    ),
 }
 
 
@@ -115,7 +118,7 @@ def _live(key: str, value: Any) -> bool:
     return key == "status" and isinstance(value, dict) and bool(value.keys() & {"conditions", "phase"})
 
 
-def told(answer: Answer) -> list[list[str]]:
+def warnings(answer: Answer) -> list[list[str]]:
     return [[k, v] for k, v in answer.headers if k in ("Warning", "Retry-After")]
 
 
@@ -130,7 +133,7 @@ def compare(replay: Replay, step: dict[str, Any], answer: Answer) -> None:
     if isinstance(body, dict) and body.get("kind") == "Table":
         body, ours = table(body), table(answer.json)
     assert replay.shown(ours) == replay.shown(body)
-    assert told(answer) == [h for h in step.get("told", ()) if h[0] in ("Warning", "Retry-After")]
+    assert warnings(answer) == [h for h in step.get("told", ()) if h[0] in ("Warning", "Retry-After")]
     replay.learn(body, ours)
 
 

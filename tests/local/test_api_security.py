@@ -1,4 +1,4 @@
-"""The embedded cluster runs what it is told: each refusal that keeps others out."""
+"""The embedded cluster runs any program that it gets: tests of each refusal that keeps others out."""
 
 from __future__ import annotations
 

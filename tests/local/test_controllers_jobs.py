@@ -47,14 +47,14 @@ def env(play: Play, pod: str) -> dict[str, str]:
 
 class TestPyTorchEnvironment:
     @pytest.mark.parametrize(
-        ("per_node", "told", "world"),
+        ("per_node", "expected", "world"),
         [(None, "auto", "4"), ("auto", "auto", "4"), ("gpu", "gpu", "4"), ("8", "8", "32")],
     )
-    def test_processes_per_node(self, per_node: str | None, told: str, world: str) -> None:
+    def test_processes_per_node(self, per_node: str | None, expected: str, world: str) -> None:
         given = {"nprocPerNode": per_node} if per_node else {}
         play = pytorch({"Master": replica("pytorch"), "Worker": replica("pytorch", 3)}, **given)
         seen = env(play, "job-worker-2")
-        assert (seen["PET_NPROC_PER_NODE"], seen["WORLD_SIZE"], seen["RANK"]) == (told, world, "3")
+        assert (seen["PET_NPROC_PER_NODE"], seen["WORLD_SIZE"], seen["RANK"]) == (expected, world, "3")
 
     def test_every_field_of_elastic_policy(self) -> None:
         policy = {

@@ -56,7 +56,7 @@ class Ti:
 
     def xcom_push(self, key: str, value: Any) -> None:
         if key == self.refuses:
-            raise ConnectionError(f"Airflow cannot be told of {key}")
+            raise ConnectionError(f"Airflow rejects {key}")
         self.xcoms[key] = value
         self.jobs_at[key] = len(self.jobs())
 

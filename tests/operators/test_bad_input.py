@@ -1,4 +1,4 @@
-"""What is wrong is told before or at submit: the field, what was found, what was expected, and what to do about it."""
+"""Errors are reported before or at submit: the field, what was found, what was expected, and what to do."""
 
 from __future__ import annotations
 

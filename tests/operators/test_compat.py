@@ -80,7 +80,7 @@ def test_trigger_failure_is_passed_as_error_and_traceback(reason: str, expected:
         BaseOperator(task_id="train").resume_execution(operator.TRIGGER_FAIL_REPR, kwargs, Context())
     assert type(error.value) is expected, "trigger_failure mistakes a failed trigger for an expired deferral"
     source = inspect.getsource(BaseOperator.resume_execution)
-    assert '"traceback"' in source, "trigger_traceback finds no traceback: the log doesn't show why a trigger failed"
+    assert '"traceback"' in source, "trigger_traceback returns nothing: the log doesn't show why a trigger failed"
 
 
 def test_sensors_resume_as_operators_without_soft_fail() -> None:
@@ -102,7 +102,7 @@ def test_sensors_resume_as_operators_without_soft_fail() -> None:
 
 def test_task_states_can_be_requested() -> None:
     parameters = ("dag_id", "task_ids", "run_ids", "map_index")
-    breaks = "task_state: a kill can't be told from a lost worker, so killed jobs are kept until the reaper runs"
+    breaks = "task_state: a kill looks like a lost worker, so killed jobs are kept until the reaper runs"
     assert accepts(task_runner.RuntimeTaskInstance.get_task_states, *parameters), breaks
     answered = (AIRFLOW / "api_fastapi/execution_api/routes/task_instances.py").read_text()
     assert 'f"{task.task_id}_{task.map_index}": task.state' in answered, f"{breaks} (the key of a mapped task)"

@@ -54,7 +54,7 @@ def test_airflow_gave_the_deferral_up_and_it_runs_on(instance: Instance) -> None
     assert not instance.jobs()
 
 
-# the outcome is stored, and told to Airflow, before the job is deleted
+# the outcome is stored and pushed to Airflow before the job is deleted
 
 
 def away(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,14 +120,14 @@ def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> No
     """Airflow has the result by then, and the next try returns it and deletes the job."""
     instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # asked again for 60 s
     before = signal.signal(signal.SIGALRM, stop)
-    told = threading.Event()
-    waiting = threading.Thread(target=interrupt_once_told, args=(instance, told))
+    done = threading.Event()
+    waiting = threading.Thread(target=interrupt_after_push, args=(instance, done))
     waiting.start()
     try:
         with pytest.raises(Lost):
             instance.execute(command=RESULT, deferrable=False, retries=1)
     finally:
-        told.set()
+        done.set()
         waiting.join()
         signal.signal(signal.SIGALRM, before)
         instance.cluster.admin("clear")
@@ -146,9 +146,9 @@ def stop(*_: object) -> None:
     raise Lost
 
 
-def interrupt_once_told(instance: Instance, told: threading.Event) -> None:
+def interrupt_after_push(instance: Instance, done: threading.Event) -> None:
     """Once Airflow has the result, the process is interrupted: it waits for the deletion."""
-    while not told.wait(0.1):
+    while not done.wait(0.1):
         if instance.ti is not None and "return_value" in instance.ti.xcoms:
             os.kill(os.getpid(), signal.SIGALRM)
             return

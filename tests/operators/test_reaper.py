@@ -116,7 +116,7 @@ def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None
 
 
 def test_what_its_operator_would_bring_back_is_deleted() -> None:
-    """A finished job is kept, and its pods go; but those of an evicted MPIJob would be made anew."""
+    """A finished job is kept without pods, but the pods of an evicted MPIJob would be recreated."""
     evicted, completed = EvictedApi(), EvictedApi(completionTime="2026-11-21T10:00:00Z")
     asyncio.run(_release(evicted.ref, evicted, "ns"))
     asyncio.run(_release(completed.ref, completed, "ns"))

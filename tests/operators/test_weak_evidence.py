@@ -50,8 +50,7 @@ def test_airflow_that_takes_no_xcom_ends_no_training(
     assert isinstance(instance.execute(retries=retries, refuses="job"), TaskDeferred)
     assert alive(instance)
     assert (
-        "is followed, but its identity could not be stored in Airflow.\nAirflow cannot be told of job"
-        in capsys.readouterr().out
+        "is followed, but its identity could not be stored in Airflow.\nAirflow rejects job" in capsys.readouterr().out
     )
 
 

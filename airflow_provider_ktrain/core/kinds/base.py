@@ -161,7 +161,7 @@ class Kind:
         return role in self.single_roles
 
     def is_main_container(self, name: object) -> bool:
-        """Whether a container of this name belongs to the training, and is no sidecar."""
+        """Whether a container of this name belongs to the training and isn't a sidecar."""
         known = self.main_containers or ((self.container,) if self.container else ())
         return not known or name in known
 
