@@ -92,26 +92,34 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow the job to its end, and fire one event, not before `EARLIEST_EVENT`."""
-        from airflow_provider_ktrain.engine.follow.messages import event_of
-
-        started, began_at = time.monotonic(), time.time()
+        # Airflow 3.3 calls `on_kill` only if the CancelledError has the message with which it cancelled the trigger.
+        # Code that raises another one drops it: asgiref does, while a thread reads a connection. So the work is an
+        # asyncio task of its own, and the cancellation only reaches `asyncio.wait`, which keeps the message.
+        working = asyncio.ensure_future(self._event())
         try:
-            try:
-                event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
-            except Exception as e:
-                # The event makes the worker follow the job. An exception would only pass it a traceback.
-                self.log.exception(
-                    "Following %s failed. A worker continues.", self.job.get("name", "a job without a name")
-                )
-                event = event_of(f"{type(e).__name__}: {e}")
-            await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
+            await asyncio.wait([working])
         except asyncio.CancelledError:
+            await _cancel(working)
             if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nothing else runs
                 await self._release(JobRef.from_dict(self.job), timeout=INTERRUPT_RELEASE_SECONDS, verify=False)
             elif not compat.calls_on_kill():
                 await self.on_kill()
             raise
-        yield TriggerEvent(clean(event))
+        yield TriggerEvent(working.result())
+
+    async def _event(self) -> dict[str, Any]:
+        """Follow the job, and return the event not before `EARLIEST_EVENT`."""
+        from airflow_provider_ktrain.engine.follow.messages import event_of
+
+        started, began_at = time.monotonic(), time.time()
+        try:
+            event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
+        except Exception as e:
+            # The event makes the worker follow the job. An exception would only pass it a traceback.
+            self.log.exception("Following %s failed. A worker continues.", self.job.get("name", "a job without a name"))
+            event = event_of(f"{type(e).__name__}: {e}")
+        await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
+        return dict(clean(event))
 
     async def _follow(self, ref: JobRef, began_at: float) -> Outcome:
         from airflow_provider_ktrain.engine.follow.loop import follow
@@ -241,6 +249,14 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         asking = asyncio.ensure_future(_ask_state(self.task_instance))
         _warming_up.add(asking)
         asking.add_done_callback(_warmed)
+
+
+async def _cancel(working: asyncio.Future[Any]) -> None:
+    """Cancel an asyncio task and wait for its end; again each time when this is cancelled, as triggerers repeat it."""
+    while not working.done():
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([working])
 
 
 async def _ask_state(ti: Any) -> str:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.secrets.environment_variables import EnvironmentVariablesBackend
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
@@ -146,6 +147,34 @@ def test_following_does_not_wait_for_the_first_question(instance: Instance, caps
         asyncio.run(run())
 
 
+def test_airflow_learns_of_a_kill_while_the_connection_is_read(
+    instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow 3.3 calls `on_kill` by the message of the cancellation, which asgiref drops around a thread."""
+    trigger = trigger_of(instance.execute(), instance)
+    reading, answered = threading.Event(), threading.Event()
+    read = EnvironmentVariablesBackend.get_conn_value
+
+    def slow(backend: EnvironmentVariablesBackend, conn_id: str, *more: Any, **others: Any) -> str | None:
+        reading.set()
+        answered.wait(60)
+        return read(backend, conn_id, *more, **others)
+
+    monkeypatch.setattr(EnvironmentVariablesBackend, "get_conn_value", slow)
+
+    async def kill() -> None:
+        running = asyncio.ensure_future(anext(aiter(trigger.run())))
+        await asyncio.to_thread(reading.wait, 60)
+        running.cancel("user-action")
+        try:
+            with pytest.raises(asyncio.CancelledError, match="user-action"):
+                await running
+        finally:
+            answered.set()
+
+    asyncio.run(kill())
+
+
 def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
     """A clear: the next try has taken the job over before the old trigger is killed."""
     trigger = trigger_of(instance.execute(number=1, retries=1), instance)
@@ -213,7 +242,7 @@ def test_lines_after_a_kill_are_logged_and_counted(
     asyncio.run(kill())
     ended = datetime.datetime.now(datetime.UTC)
     said = capsys.readouterr().out
-    (last,) = re.findall(r"^(\S+) .* 1 pod deleted", said, re.MULTILINE)
+    (last,) = re.findall(r"^(\S+) .* deleted\. ", said, re.MULTILINE)
     since = ended - datetime.datetime.fromisoformat(last)
     assert since.total_seconds() >= TrainingJobTrigger.seconds_after_last_line, "Airflow closes the log at the end"
     assert [said.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
