@@ -55,7 +55,7 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
     problems += judge(manifest, await _read_answers(api, kind, manifest, namespace))
-    if kind.has_runtimes() and rendered:
+    if kind.has_runtimes() and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
         problems += found
     if rendered and not any(p.level is ERROR for p in problems):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -11,15 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.checks import check, raise_errors, rules
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.checks import Problem, check, raise_errors, rules
+from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
+from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest.loader import load
 from airflow_provider_ktrain.core.manifest.schema import published, schema_of
 
-from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob, trainjob
+from .manifests import DATA, GUIDES, JSON, mpijob, pytorchjob, runtime_patch, trainjob
 
 MASTER = "$.spec.pytorchReplicaSpecs.Master.template.spec"
 WORKER = "$.spec.pytorchReplicaSpecs.Worker.template.spec"
@@ -290,7 +294,44 @@ PLACES = [
 
 @given(st.sampled_from(PLACES), JSON)
 def test_no_manifest_is_too_broken_to_be_checked(place: tuple[str | int, ...], value: Any) -> None:
-    manifest: Any = {"root": pytorchjob()}
+    check_broken(pytorchjob(), place, value)
+
+
+RUNTIME = {
+    "spec": {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": {
+        "containers": [{"name": "node"}], "nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
+    }}}}}]}}}
+}  # fmt: skip
+PATCH = ("spec", "runtimePatches", 0, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+PATCHED_POD = (*PATCH, 0, "template", "spec", "template", "spec")
+TRAINJOB_PLACES: list[tuple[str | int, ...]] = [
+    *(PATCHED_POD[:length] for length in range(1, len(PATCHED_POD) + 1)),
+    (*PATCHED_POD, "containers"),
+    (*PATCHED_POD, "containers", 0, "name"),
+    (*PATCHED_POD, "containers", 0, "env"),
+    *(("spec", "trainer", key) for key in ("env", "image", "command", "numNodes", "resourcesPerNode")),
+    *(("spec", "runtimeRef", key) for key in ("name", "kind", "apiGroup")),
+    ("spec", "runtimeRef"),
+    ("spec", "trainer"),
+]
+
+
+@given(st.sampled_from(TRAINJOB_PLACES), JSON)
+@example((*PATCH, 0), None)
+def test_no_trainjob_is_too_broken_to_be_checked(place: tuple[str | int, ...], value: Any) -> None:
+    job = trainjob()
+    job["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "node", containers=[{"name": "node", "env": []}])]
+    broken, problems = check_broken(job, place, value)
+    if not isinstance(broken, dict) or any(p.code == "type" for p in problems):
+        return  # it is not compared with the runtime
+    assert all(p.path.startswith("$") for p in judge_runtime(broken, RUNTIME, 33))
+    with contextlib.suppress(RuntimeMismatchError):
+        TRAINJOB.expand(broken, Served(frozenset({"runtimePatches"}), RUNTIME), name_length=33)
+
+
+def check_broken(job: Any, place: tuple[str | int, ...], value: Any) -> tuple[Any, list[Problem]]:
+    """Check a job with this value at a place; returns it and its problems."""
+    manifest: Any = {"root": job}
     here, last = manifest, "root"
     for key in place:
         here, last = here[last], key  # type: ignore[assignment]
@@ -301,6 +342,7 @@ def test_no_manifest_is_too_broken_to_be_checked(place: tuple[str | int, ...], v
     assert job == before
     assert all(p.path.startswith("$") and p.message and str(p) for p in problems)
     assert len({(p.code, p.path) for p in problems}) == len(problems)
+    return job, problems
 
 
 def test_errors_are_raised_together() -> None:

@@ -93,6 +93,11 @@ def test_unknown_fields_are_refused(cluster: TestCluster, check: Check) -> None:
     assert ("error", "unknown-field") in codes(problems)
 
 
+def test_a_broken_patch_is_reported_by_its_type(cluster: TestCluster, check: Check) -> None:
+    status, problems = check(patched("node", containers="main"), cluster.kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "type")])
+
+
 def test_older_trainer_takes_a_job_without_overrides(older: TestCluster, check: Check) -> None:
     status, problems = check(trainjob(), older.kubeconfig)
     assert (status, codes(problems)) == (0, [SLOW])

@@ -194,6 +194,13 @@ def test_what_others_patch_is_no_change_of_the_manifest(task: Instance, capsys: 
     assert "$.spec.trainer" in changed
 
 
+def test_a_dry_run_creates_nothing(task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    assert task.execute(operator=TrainJobOperator, dry_run=True, volumes=[SharedMemory()]) is None
+    assert task.jobs() == []
+    assert "slow-failure" in (out := capsys.readouterr().out)
+    assert "Dry run: no errors found in TrainJob" in out
+
+
 # older Trainers, missing rights
 
 

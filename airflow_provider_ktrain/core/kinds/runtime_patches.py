@@ -58,11 +58,12 @@ def limits_of(served: Served) -> str:
     field = override_field(served)
     if field == PATCHES and served.runtime is not None:
         return ""
-    if field == PATCHES or served.fields is None:
+    if field == PATCHES:
         return f"The job's pods don't get this task's labels: {served.unreadable or 'the runtime is not known'}."
+    why = f"both need {SINCE}, and this cluster serves {field or 'no overrides'}"
     return (
-        f"The job's pods don't get this task's labels, and the job gets no {DEADLINE} as a backstop: both need "
-        f"{SINCE}, and this cluster serves {field or 'no overrides'}."
+        f"The job's pods don't get this task's labels, and the job gets no {DEADLINE} as a backstop: "
+        f"{served.unreadable if served.fields is None else why}."
     )
 
 
@@ -155,8 +156,8 @@ def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Itera
                 yield _unknown(f"the runtime has no job named {name}", where, name, known)
                 continue
             for key in ("containers", "initContainers"):
-                has = {str(c.get("name")): c for c in _pod(known[name]).get(key) or ()}
-                for container in _pod(replicated).get(key) or ():
+                has = {str(c.get("name")): c for c in _items(_pod(known[name]), key)}
+                for container in _items(_pod(replicated), key):
                     if container.get("name") not in has:
                         message = f"the runtime's job {name} has no container named {container.get('name')} in {key}"
                         yield _unknown(message, where, str(container.get("name")), has)
@@ -166,9 +167,9 @@ def mismatches(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> Itera
 def _missing_volumes(
     where: str, name: str, patch: Mapping[str, Any], patched: Mapping[str, Any]
 ) -> Iterator[RuntimeMismatchError]:
-    volumes = {str(v.get("name")) for v in _pod(patched).get("volumes") or ()} | TRAINER_VOLUMES
-    for container in (*(_pod(patch).get("containers") or ()), *(_pod(patch).get("initContainers") or ())):
-        for mount in container.get("volumeMounts") or ():
+    volumes = {str(v.get("name")) for v in _items(_pod(patched), "volumes")} | TRAINER_VOLUMES
+    for container in (*_items(_pod(patch), "containers"), *_items(_pod(patch), "initContainers")):
+        for mount in _items(container, "volumeMounts"):
             if mount.get("name") not in volumes:
                 message = f"the pods of job {name} have no volume named {mount.get('name')}"
                 yield _unknown(message, where, str(mount.get("name")), volumes - TRAINER_VOLUMES)
@@ -214,8 +215,8 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged_lists(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[Any]:
-    result = list(base)
-    for item in patch:
+    result = _dicts(base)
+    for item in _dicts(patch):
         at = next((i for i, old in enumerate(result) if old.get(key) == item.get(key)), None)
         if at is None:
             result.append(copy.deepcopy(item))
@@ -297,7 +298,7 @@ def _compatible(volume: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, 
 
     :raises RuntimeMismatchError: the pod has such a volume.
     """
-    same = next((v for v in pod.get("volumes") or () if v.get("name") == volume.get("name")), None)
+    same = next((v for v in _items(pod, "volumes") if v.get("name") == volume.get("name")), None)
     if same is not None and same.keys() != volume.keys():
         raise RuntimeMismatchError(
             f"the runtime has another volume named {volume.get('name')}",
@@ -336,8 +337,16 @@ def _unknown(message: str, where: str, found: str, known: Any) -> RuntimeMismatc
 
 
 def _entries(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    entries = (manifest.get("spec") or {}).get(PATCHES)
-    return [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+    return _items(manifest.get("spec") or {}, PATCHES)
+
+
+def _items(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The mappings in the list at a key; none if there is no list."""
+    return _dicts(holder.get(key))
+
+
+def _dicts(items: Any) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _our_entry(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -350,7 +359,7 @@ def _jobs_of(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _replicated(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [r for r in (template.get("spec") or {}).get("replicatedJobs") or () if isinstance(r, dict)]
+    return _items(template.get("spec") or {}, "replicatedJobs")
 
 
 def _pod_template(replicated: dict[str, Any]) -> dict[str, Any]:
@@ -368,8 +377,8 @@ def _pod(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_node(replicated: Mapping[str, Any]) -> bool:
-    return any(c.get("name") == NODE for c in _pod(replicated).get("containers") or ())
+    return any(c.get("name") == NODE for c in _items(_pod(replicated), "containers"))
 
 
 def _container_names(template: Mapping[str, Any]) -> set[str]:
-    return {str(c.get("name")) for r in _replicated(template) for c in _pod(r).get("containers") or ()}
+    return {str(c.get("name")) for r in _replicated(template) for c in _items(_pod(r), "containers")}

@@ -24,7 +24,8 @@ class JobOptions:
     """Options of a job, beside a manifest or without one. None leaves the manifest's value; an empty list empties it.
 
     "Training replicas" are all roles of a PyTorchJob, and the Workers of an MPIJob (its Launcher only runs mpirun).
-    The "main container" is `pytorch` for a PyTorchJob, and `spec.mainContainer` or the first one for an MPIJob.
+    The "main container" is `pytorch` for a PyTorchJob, and `spec.mainContainer` or the first one for an MPIJob. The
+    pods of a TrainJob are the runtime's: `spec.trainer` describes their container `node`, and the pods are patched.
 
     :param runtime: the runtime of a TrainJob: the name of a ClusterTrainingRuntime, or a runtimeRef.
     :param image: image of the main container, in every role.
