@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint chaos soak test-matrix bench docs test-kind clean
 
+# KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
-	@$(BIN)/python scripts/demo.py
+	@KIND=$(KIND) $(BIN)/python scripts/demo.py
 
 test: $(VENV)/.test lint
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup -q

@@ -11,7 +11,8 @@ What DAGs import:
 - `airflow_provider_ktrain.exceptions`: the exceptions that tasks raise
 - `airflow_provider_ktrain.hooks.training`: `TrainingHook`
 
-`@task.pytorchjob` and `@task.mpijob` need no import beside `airflow.sdk.task`. Other modules may change without notice.
+`@task.pytorchjob`, `@task.trainjob` and `@task.mpijob` need no import beside `airflow.sdk.task`. Other modules may
+change without notice.
 """
 
 __version__ = "0.1.0"

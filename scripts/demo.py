@@ -1,6 +1,7 @@
 """The demo: start an embedded cluster, run a distributed training as an Airflow task, release its GPUs.
 
-If KUBECONFIG is set, it runs on that cluster instead, with the image KTRAIN_DEMO_IMAGE (see README).
+KIND chooses the kind of job: pytorchjob (default), mpijob or trainjob. If KUBECONFIG is set, the demo runs on that
+cluster instead, with the image KTRAIN_DEMO_IMAGE, or KTRAIN_MPI_IMAGE for an MPIJob (see README).
 """
 
 import contextlib
@@ -13,9 +14,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GPUS = 4
+IMAGES = {"pytorch-demo": ROOT / "examples" / "demo", "mpi-pi": ROOT / "examples" / "mpi"}
+
+
+class Demo(NamedTuple):
+    """The demo of a kind of job.
+
+    `dag` runs `replicas`. On a real cluster the image that is built from `dockerfile` is in `image_variable`.
+    """
+
+    dag: str
+    replicas: str
+    image_variable: str
+    dockerfile: str
+    has_gpus: bool
+
+
+DEMOS = {
+    "pytorchjob": Demo("ktrain_demo", "1 Master, 2 Workers", "KTRAIN_DEMO_IMAGE", "examples/demo/Dockerfile", True),
+    "mpijob": Demo("ktrain_mpi_function", "2 Workers", "KTRAIN_MPI_IMAGE", "examples/mpi/Dockerfile", False),
+    "trainjob": Demo("ktrain_trainjob", "2 nodes", "KTRAIN_DEMO_IMAGE", "examples/demo/Dockerfile", True),
+}
 #: a line of Airflow's log that the provider wrote: its operator in the worker, its trigger in the triggerer
 OURS = re.compile(r"\S+T(\d\d:\d\d:\d\d\.\d{3})\S* \[(\w+) *\] (.*\S) +\[[\w.]*airflow_provider_ktrain\.[\w.]+\]")
 begun = time.monotonic()
@@ -56,7 +79,7 @@ def cluster() -> Iterator[pathlib.Path]:
     from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
     say(f"starting the embedded cluster: one node with {GPUS} simulated GPUs")
-    with EmbeddedCluster(images={"pytorch-demo": ROOT / "examples" / "demo"}, gpus_per_node=GPUS) as embedded:
+    with EmbeddedCluster(images=IMAGES, gpus_per_node=GPUS) as embedded:
         say(f"the cluster is running: {embedded.url}, kubeconfig {embedded.kubeconfig}")
         yield embedded.kubeconfig
         say("stopping the embedded cluster")
@@ -82,12 +105,21 @@ def run_dag(command: list[str], env: dict[str, str]) -> None:
         sys.exit("".join(everything) + f"\nthe DAG failed (exit code {ran.returncode}); its whole output is above")
 
 
-def main() -> None:
-    if os.environ.get("KUBECONFIG") and not os.environ.get("KTRAIN_DEMO_IMAGE"):
+def chosen(kind: str) -> Demo:
+    """The demo of a kind; the process ends if it can't run."""
+    if kind not in DEMOS:
+        sys.exit(f"KIND={kind} is unknown: set KIND to {', '.join(DEMOS)}")
+    demo = DEMOS[kind]
+    if os.environ.get("KUBECONFIG") and not os.environ.get(demo.image_variable):
         sys.exit(
-            "KUBECONFIG is set, but KTRAIN_DEMO_IMAGE is not. Build examples/demo/Dockerfile, push it to a registry "
-            "of the cluster, and set KTRAIN_DEMO_IMAGE=REGISTRY/pytorch-demo:1 (without GPUs, also KTRAIN_DEMO_GPUS=0)"
+            f"KUBECONFIG is set, but {demo.image_variable} is not. Build {demo.dockerfile}, push it to a registry of "
+            f"the cluster, and set {demo.image_variable}=REGISTRY/NAME:TAG (without GPUs, also KTRAIN_DEMO_GPUS=0)"
         )
+    return demo
+
+
+def main() -> None:
+    demo = chosen(os.environ.get("KIND") or "pytorchjob")
     with tempfile.TemporaryDirectory(prefix="ktrain-demo-") as home, cluster() as kubeconfig:
         env = airflow_environment(pathlib.Path(home), kubeconfig)
         say("creating a temporary Airflow (SQLite)")
@@ -95,10 +127,10 @@ def main() -> None:
         made = subprocess.run([*airflow, "db", "migrate"], env=env, capture_output=True, text=True)
         if made.returncode:
             sys.exit(f"airflow db migrate failed:\n{made.stdout}\n{made.stderr}")
-        gpus = os.environ.get("KTRAIN_DEMO_GPUS", "1")
+        gpus = os.environ.get("KTRAIN_DEMO_GPUS", "1") if demo.has_gpus else "0"
         asked = {"0": "no GPUs", "1": "1 GPU each"}.get(gpus, f"{gpus} GPUs each")
-        say(f"running the DAG ktrain_demo: 1 Master, 2 Workers, {asked}")
-        run_dag([*airflow, "dags", "test", "ktrain_demo"], env)
+        say(f"running the DAG {demo.dag}: {demo.replicas}, {asked}")
+        run_dag([*airflow, "dags", "test", demo.dag], env)
         say("the DAG succeeded")
     say("done; nothing is left running")
 

@@ -144,6 +144,22 @@ def test_a_daily_training_leaves_its_checkpoints_on_the_node(airflow: Airflow, k
     assert not kube.pods()
 
 
+def test_torchrun_as_a_trainjob(airflow: Airflow, kube: Kube) -> None:
+    log = run(airflow, "ktrain_trainjob")
+    for rank in range(2):
+        assert any(line.startswith(f"[node {rank}] rank {rank}/2: epoch 5 loss") for line in log)
+    assert any("GPUs released" in line or "no GPUs were left to release" in line for line in log)
+    assert not kube.pods()
+
+
+def test_sweep_of_trainjobs_over_learning_rates(airflow: Airflow, kube: Kube) -> None:
+    """Each is a function that torchrun starts on two nodes."""
+    run_id = airflow.trigger("ktrain_trainjob_sweep")
+    airflow.wait_state("ktrain_trainjob_sweep", run_id, "best", "success")
+    assert airflow.xcom("ktrain_trainjob_sweep", run_id, "best")["learning_rate"] == 0.1
+    assert not kube.pods()
+
+
 def test_mpirun(airflow: Airflow, kube: Kube) -> None:
     log = run(airflow, "ktrain_mpi_pi")
     ranks = sorted(line.split()[3] for line in log if line.startswith("[Launcher 0] rank"))

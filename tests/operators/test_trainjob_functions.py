@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,22 +11,15 @@ from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.decorators.trainjob import _TrainJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from tests.clusters import TestCluster
+from tests.operators.conftest import set_connection
 from tests.operators.instance import Instance
 
 pytestmark = pytest.mark.embedded  # a real cluster needs an image with torch
 
-MANIFEST = {
-    "apiVersion": "trainer.kubeflow.org/v1alpha1",
-    "kind": "TrainJob",
-    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numNodes": 2}},
-}
-
 
 @pytest.fixture
 def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
-    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
-    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")
+    set_connection(cluster, monkeypatch)
     with Instance(cluster, TRAINJOB) as made:
         yield made
 
@@ -45,7 +37,7 @@ def no_json() -> Any:
 
 
 def run(instance: Instance, function: Any, *args: Any, **parameters: Any) -> Any:
-    options = {"manifest": MANIFEST, "deferrable": False, **parameters}
+    options = {"nodes": 2, "gpus": 0, "deferrable": False, **parameters}
     return instance.execute(
         operator=_TrainJobDecoratedOperator, python_callable=function, op_args=list(args), **options
     )
