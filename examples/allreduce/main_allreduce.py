@@ -1,7 +1,7 @@
 """A substitute for the practitioner's main_allreduce.py: the same arguments, and an all-reduce over plain TCP.
 
 Sixteen ranks run on a laptop. The program checks that every rank finds the Master by the variables that
-training-operator sets, and that the sum over all ranks is correct in every iteration.
+training-operator or torchrun sets, and that the sum over all ranks is correct in every iteration.
 """
 
 import argparse
@@ -48,7 +48,10 @@ def connect(address, patience=60.0):
 def main():
     args = arguments()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    port = int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself listens on the port
+        port += 1
+    address = os.environ["MASTER_ADDR"], port
     if rank == 0:
         with socket.create_server(address, backlog=size) as server:
             peers = [server.accept()[0] for _ in range(size - 1)]
