@@ -113,11 +113,18 @@ def _add_rbac(subparsers: Any) -> None:
         help="also print a ClusterRole that reads ClusterTrainingRuntimes: TrainJobs with node selection, volumes or "
         "labels of pods need it",
     )
+    parser.add_argument("--kueue", action="store_true", help="also the rights to read and pause Kueue's Workloads")
     parser.set_defaults(run=_rbac)
 
 
 def _rbac(args: argparse.Namespace) -> int:
-    made = rbac.objects(args.namespace, args.name, args.service_account, cluster_runtimes=args.cluster_runtimes)
+    made = rbac.objects(
+        args.namespace,
+        args.name,
+        args.service_account,
+        cluster_runtimes=args.cluster_runtimes,
+        kueue=args.kueue,
+    )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0
 

@@ -32,13 +32,28 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-def rules() -> list[dict[str, Any]]:
-    """The rules of a Role."""
-    return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in RULES]
+#: in addition where jobs are queued by Kueue: why a job waits, and pausing it by its Workload
+KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
+)
+
+
+def rules(*, kueue: bool = False) -> list[dict[str, Any]]:
+    """The rules of a Role.
+
+    :param kueue: with the rights on Workloads. Default: False.
+    """
+    known = (*RULES, *(KUEUE_RULES if kueue else ()))
+    return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
 
 
 def objects(
-    namespace: str, name: str = "ktrain", service_account: str = "", *, cluster_runtimes: bool = False
+    namespace: str,
+    name: str = "ktrain",
+    service_account: str = "",
+    *,
+    cluster_runtimes: bool = False,
+    kueue: bool = False,
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
@@ -46,8 +61,9 @@ def objects(
     :param name: name of the Role.
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
     :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
+    :param kueue: with the rights on Kueue's Workloads. Default: False.
     """
-    made = [_role("Role", {"name": name, "namespace": namespace}, rules())]
+    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue))]
     if cluster_runtimes:
         readable = {"apiGroups": [_TRAINER], "resources": ["clustertrainingruntimes"], "verbs": ["get"]}
         made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, [readable]))

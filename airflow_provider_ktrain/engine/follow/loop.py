@@ -20,6 +20,7 @@ from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS, Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.jobs import Log
@@ -68,9 +69,12 @@ async def follow(
         output.warn_about_repeated_lines(host)
         stopped = asyncio.Event()
         stop.attach(stopped)
-        async with subscriptions(api, ref, shared=host.shared) as (jobs, pods):
+        async with (
+            subscriptions(api, ref, shared=host.shared) as (jobs, pods),
+            QueueFollower(api, state, log) as queue,
+        ):
             fail_fast = host.fail_fast_on_forbidden
-            observer = Observer(api, state, output, jobs, pods, fail_fast_on_forbidden=fail_fast, log=log)
+            observer = Observer(api, state, output, jobs, pods, queue=queue, fail_fast_on_forbidden=fail_fast, log=log)
             finisher = Finisher(
                 api,
                 state,
@@ -83,8 +87,9 @@ async def follow(
                 log=log,
             )
             startup = StartupChecks(state, output.evidence, log)
+            loop = _Loop(state, output, observer, startup, queue, finisher, options, host, stop, stopped)
             try:
-                return await _Loop(state, output, observer, startup, finisher, options, host, stop, stopped).run()
+                return await loop.run()
             except Exception:
                 on_failure(await finisher.hand_over())
                 raise
@@ -102,6 +107,7 @@ class _Loop:
         output: JobOutput,
         observer: Observer,
         startup: StartupChecks,
+        queue: QueueFollower,
         finisher: Finisher,
         options: Options,
         host: HostPolicy,
@@ -109,7 +115,7 @@ class _Loop:
         stopped: asyncio.Event,
     ) -> None:
         self._state, self._output, self._observer = state, output, observer
-        self._startup, self._finisher = startup, finisher
+        self._startup, self._queue, self._finisher = startup, queue, finisher
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
@@ -163,7 +169,8 @@ class _Loop:
         if state.phase.ended:
             self._pods_behind = await self._observer.pods_are_behind()
             return None if self._pods_behind else await finisher.ended()
-        cause = await self._passed_limit() or await self._crash_loop() or await self._startup.find_failure()
+        cause = await self._passed_limit() or await self._crash_loop() or self._queue.find_failure()
+        cause = cause or await self._startup.find_failure()
         return None if cause is None else await finisher.failed(cause)
 
     def _seconds_to_wait(self) -> float:
@@ -176,7 +183,7 @@ class _Loop:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
             seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
-        for due in (until, self._startup.due, self._output.restarts.due):
+        for due in (until, self._startup.due, self._queue.due, self._output.restarts.due):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds
@@ -211,7 +218,8 @@ class _Loop:
             # unreachable. The API server didn't confirm the silence, so it starts to count again.
             self._output.restart_silence(now)
             return None
-        return await self._finisher.diagnose_limit(passed.limit, passed.seconds)
+        cause = await self._finisher.diagnose_limit(passed.limit, passed.seconds)
+        return self._queue.explain(cause) if passed.limit is Limit.QUEUE else cause
 
     async def _crash_loop(self) -> Cause | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, is_transient
 from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
 from airflow_provider_ktrain.engine.jobs import Log, job_pods, owner_of, pod_owners, read_job
 from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
@@ -64,6 +65,7 @@ class Observer:
     :param output: gets the pods, to follow their logs.
     :param jobs: subscription to the job.
     :param pods: subscription to its pods.
+    :param queue: what Kueue does with the job.
     :param fail_fast_on_forbidden: see `HostPolicy`.
     :param log: where phases, and watches that fail, are logged.
     """
@@ -76,11 +78,12 @@ class Observer:
         jobs: Subscription,
         pods: Subscription,
         *,
+        queue: QueueFollower,
         fail_fast_on_forbidden: bool,
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._log = api, state, output, log
-        self._jobs, self._pods = jobs, pods
+        self._jobs, self._pods, self._queue = jobs, pods, queue
         self._fail_fast = fail_fast_on_forbidden
         self._asked = {""}  # owners of pods that the API server was asked about
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
@@ -88,12 +91,15 @@ class Observer:
     async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
         """Wait until a watch has changes, `stopped` is set or `timeout` seconds have passed."""
         changes = [asyncio.ensure_future(self._jobs.changed()), asyncio.ensure_future(self._pods.changed())]
-        waits: list[asyncio.Future[Any]] = [*changes, asyncio.ensure_future(stopped.wait())]
+        queued = asyncio.ensure_future(self._queue.changed())
+        waits: list[asyncio.Future[Any]] = [*changes, queued, asyncio.ensure_future(stopped.wait())]
         try:
             await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for change in changes:
                 if change.done():
                     self._note(change)
+            if queued.done() and (error := queued.exception()) is not None:
+                self._queue.note(error)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -142,6 +148,7 @@ class Observer:
             mine = {uid: pod for uid, pod in self._pods.objects.items() if state.owns(pod)}
             state.pods.update(mine, utc_now())
             self._output.observe(state.job, mine, filter(state.owns, self._pods.deleted))
+        await self._queue.update()
         return self._update_phase()
 
     async def _find_pod_owners(self) -> None:
@@ -180,7 +187,7 @@ class Observer:
         if not self._pods.synced or (state.job is None and not state.gone):
             return False
         mine = filter(state.owns, self._pods.objects.values())
-        phase = phase_of(state.job, mine, earlier=state.phase)
+        phase = self._queue.phase(phase_of(state.job, mine, earlier=state.phase))
         if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
             phase = Phase.GONE
         if phase is state.phase:

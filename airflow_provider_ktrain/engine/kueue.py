@@ -1,0 +1,70 @@
+"""Requests about the Workload by which Kueue queues a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.state.queue import workload_of
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH
+
+Object = dict[str, Any]
+GROUP = "kueue.x-k8s.io"
+VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, the preferred one first
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The LocalQueue that the job names; "" if it names none."""
+    return str(((job.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL) or "")
+
+
+def workloads_path(version: str, namespace: str, name: str = "") -> str:
+    """Path of the Workloads of a namespace, or of one."""
+    base = f"/apis/{GROUP}/{version}/namespaces/{namespace}/workloads"
+    return f"{base}/{name}" if name else base
+
+
+async def served_version(api: Api) -> str:
+    """The version in which this cluster serves Kueue; "" if it serves none that this provider reads.
+
+    :raises ApiStatusError, ApiUnavailable: the request fails.
+    """
+    try:
+        group = await api.request("GET", f"/apis/{GROUP}")
+    except ApiStatusError as e:
+        if e.not_found:
+            return ""
+        raise
+    offered = {v["version"] for v in group.get("versions") or ()}
+    return next((version for version in VERSIONS if version in offered), "")
+
+
+async def find_workload(api: Api, ref: JobRef) -> Object | None:
+    """The Workload of the job; None if it has none yet, or if the cluster doesn't serve Kueue.
+
+    :raises ApiStatusError: 403 without the right to list Workloads.
+    :raises ApiUnavailable: there was no response.
+    """
+    version = await served_version(api)
+    if not version:
+        return None
+    found = await api.request("GET", workloads_path(version, ref.namespace))
+    workload = workload_of(found.get("items") or (), ref.uid)
+    return dict(workload) if workload is not None else None
+
+
+async def set_active(api: Api, namespace: str, workload: Mapping[str, Any], active: bool) -> None:
+    """Activate or deactivate a Workload, only if it hasn't changed since it was read.
+
+    Kueue evicts an inactive Workload: it suspends the job, the pods are deleted, and the quota is free (recording 74c).
+
+    :raises ApiStatusError: 409 if it has changed, 404 if it doesn't exist, 403 without the right to patch it.
+    """
+    meta = workload["metadata"]
+    version = str(workload["apiVersion"]).partition("/")[2]
+    fence = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+    patch = {"metadata": fence, "spec": {"active": active}}
+    await api.request("PATCH", workloads_path(version, namespace, meta["name"]), body=patch, content_type=MERGE_PATCH)

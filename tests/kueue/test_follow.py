@@ -1,0 +1,148 @@
+"""Following a job under Kueue: what the log contains, which phase the job has, what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.rbac import rules
+from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.messages import Outcome
+from tests.clusters import TestCluster
+from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of
+
+from .conftest import Replay
+
+WORKS = "trap 'exit 143' TERM; echo at work; sleep {} & wait $!; echo done"
+EVICTED_FOR_GOOD = {
+    "type": "Evicted", "status": "True", "reason": "DeactivatedDueToRequeuingLimitExceeded",
+    "message": "The workload is deactivated", "lastTransitionTime": "2026-11-22T02:05:38Z",
+}  # fmt: skip
+
+
+@pytest.fixture
+async def api(kueue: TestCluster) -> AsyncIterator[Api]:
+    async with api_of(kueue) as api:
+        yield api
+
+
+async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Api, replay: Replay) -> None:
+    driver = replay("70-kueue-pytorchjob", ours={"second": None})
+    with driver:
+        task = Task(api, driver.namespace)
+        ref = (await task.submit(1, WORKS.format(3), queue="queue")).ref
+        outcome = await task.ended(ref, shared=True)
+        await asyncio.to_thread(driver.finish)
+    assert outcome.succeeded
+    queued = "Queued in LocalQueue queue: needs 200m cpu more in flavor q70."
+    said = [line for line in task.log.said if line in (queued, "Admitted by ClusterQueue q70 with flavor q70.")]
+    assert said == [queued, "Admitted by ClusterQueue q70 with flavor q70."]
+
+
+async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay: Replay) -> None:
+    driver = replay("70b-kueue-hold", ours={"train": None})
+    with driver:
+        task = Task(api, driver.namespace)
+        ref = (await task.submit(1, WORKS.format(8), queue="queue")).ref
+        outcome = await task.ended(ref)
+        await asyncio.to_thread(driver.finish)
+    assert outcome.succeeded
+    assert outcome.metrics["queue.evictions"] == 1
+    assert outcome.metrics["queue.preemptions"] == 0
+    evicted = [line for line in task.log.said if "lost its admission" in line]
+    assert evicted == [f"{ref} lost its admission (1 time so far): the ClusterQueue is stopped. It is queued again."]
+    phases = [line for line in task.log.said if line.startswith(f"{ref} is ")]
+    assert not [line for line in phases if line.startswith(f"{ref} is Suspended")]
+    assert sum(line.startswith(f"{ref} is Running") for line in phases) == 2
+    assert any("ClusterQueue q70b is inactive" in line for line in task.log.said)
+
+
+@pytest.mark.embedded
+async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(api: Api, task: Task) -> None:
+    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    await write_workload(api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
+    outcome = await task.ended(ref)
+    assert not outcome.succeeded
+    assert outcome.cause is not None
+    assert outcome.cause["summary"].startswith(f"{ref} can't run: Kueue gave up on the job: its pods were not ready")
+    assert (outcome.cause["category"], outcome.cause["retryable"]) == ("queue", True)
+
+
+@pytest.mark.embedded
+async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(api: Api, task: Task) -> None:
+    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    missing = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible"}
+    message, at = "LocalQueue team-a doesn't exist", "2026-11-22T02:00:00Z"
+    conditions = [{**missing, "message": message, "lastTransitionTime": at}]
+    await write_workload(api, (await task.job()) or {}, conditions)
+    outcome = await task.ended(ref, limits=Limits(queue=2))
+    assert outcome.cause is not None
+    assert outcome.cause["summary"].endswith("(queue_timeout): LocalQueue team-a doesn't exist")
+    warning = "Queued in LocalQueue team-a: LocalQueue team-a doesn't exist. An administrator must correct this."
+    assert task.log.said.count(warning) == 1
+
+
+@pytest.mark.embedded
+async def test_without_the_right_to_read_workloads_the_job_is_followed_all_the_same(
+    kueue: TestCluster, api: Api, task: Task
+) -> None:
+    ref = (await task.submit(1, "echo done", queue="team-a")).ref
+    token = await account_without_kueue(api, task.namespace)
+    async with api_of(kueue, token=token) as limited:
+        follower = Task(limited, task.namespace, task.key, task.log)
+        following = asyncio.create_task(follower.follow(ref, release=False))
+        await until_logged(task, "Can't read Kueue's Workloads")
+        await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+        outcome = await following
+    assert isinstance(outcome, Outcome)
+    assert outcome.succeeded
+    assert sum("Can't read Kueue's Workloads" in line for line in task.log.said) == 1
+
+
+@pytest.fixture
+async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
+    made = Task(api, kueue.namespace)
+    yield made
+    await made.delete()
+
+
+async def until_logged(task: Task, text: str) -> None:
+    async with asyncio.timeout(120):
+        while not any(text in line for line in task.log.said):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True) -> None:
+    """A Workload of the job as Kueue writes it."""
+    meta, namespace = job["metadata"], job["metadata"]["namespace"]
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
+    template = {"spec": {"containers": [{"name": "main", "image": "scratch"}]}}
+    spec = {"queueName": "team-a", "podSets": [{"name": "main", "count": 1, "template": template}], "active": active}
+    name = f"pytorchjob-{meta['name']}-12345"
+    body = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": spec,
+        "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},
+    }  # fmt: skip
+    await api.request("POST", requests.workloads_path("v1beta2", namespace), body=body)
+    path = requests.workloads_path("v1beta2", namespace, name)
+    await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}}, content_type=MERGE_PATCH)
+
+
+async def account_without_kueue(api: Api, namespace: str) -> str:
+    """The token of a new service account with the rights of the Role, without those for Kueue."""
+    name = "without-kueue"
+    base, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    await api.request("POST", f"{base}/serviceaccounts", body={"metadata": {"name": name}})
+    await api.request("POST", f"{rbac}/roles", body={"metadata": {"name": name}, "rules": rules()})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    binding = {"metadata": {"name": name}, "roleRef": role, "subjects": subjects}
+    await api.request("POST", f"{rbac}/rolebindings", body=binding)
+    question = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = await api.request("POST", f"{base}/serviceaccounts/{name}/token", body=question)
+    return str(answer["status"]["token"])
