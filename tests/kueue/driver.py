@@ -18,10 +18,11 @@ from typing import Any
 
 from .api import JSON_PATCH, MERGE, Api, JobHistory, Refused, path_of
 from .names import Names
-from .recording import JOBS, PLURALS, QUEUES, RESOURCES, Actor, Obj, Recording, Step
+from .recording import JOBS, PLURALS, QUEUES, RESOURCES, Actor, Obj, Recording, Step, job_of
 
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
 POLL = 0.05  # seconds
+PACE = 0.3  # seconds between two writes of the same status: who watches it sees each of them
 
 
 class ReplayError(AssertionError):
@@ -56,6 +57,8 @@ class Driver:
         self.namespace = f"kueue-{secrets.token_hex(4)}"
         self.names = Names((recording.namespace, self.namespace))
         self.done: list[Step] = []
+        self.awaited: Step | None = None  #: the step that the test must make now
+        self._written: dict[tuple[str, str], float] = {}  # when the status of each Workload was written last
         self._created: set[str] = set()
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -158,6 +161,13 @@ class Driver:
         return plural in JOBS and recorded in self._ours
 
     def _await_ours(self, step: Step) -> None:
+        self.awaited = step
+        try:
+            self._wait_for_ours(step)
+        finally:
+            self.awaited = None
+
+    def _wait_for_ours(self, step: Step) -> None:
         if step.verb == "create":
             self._until(step, lambda: self._find_ours(step.about[1]))
         elif step.verb == "delete":
@@ -183,12 +193,18 @@ class Driver:
         name = self.names.job(step.about[1])
 
         def reached() -> bool:
+            if step.verb == "no pods":
+                return not self._has_pods(name)
             if step.verb != "gone" and self._history.take(name, mark):
                 return True
             gone = self._api.find(self._path(*step.about)) is None
             return gone and (step.verb == "gone" or self._is_ours(*step.about))
 
         self._until(step, reached)
+
+    def _has_pods(self, job: str) -> bool:
+        pods = self._api.request("GET", f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        return any(job_of(pod) == job for pod in pods)
 
     def _is_going(self, plural: str, recorded: str) -> bool:
         found = self._api.find(self._path(plural, recorded))
@@ -206,6 +222,8 @@ class Driver:
             self._write(step, {"metadata": {"finalizers": None}})
             self._until(step, lambda: self._api.find(self._path(plural, recorded)) is None)
         elif step.verb == "status":
+            time.sleep(max(0.0, self._written.get(step.about, 0.0) + PACE - time.monotonic()))
+            self._written[step.about] = time.monotonic()
             replaced = [{"op": "add", "path": "/status", "value": self.names.translate(step.body)}]
             self._write(step, replaced, "/status", JSON_PATCH)
         elif step.verb == "job":

@@ -9,8 +9,9 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
-from .recording import kept
+from .recording import JOB_LABELS, kept
 
 HERE = Path(__file__).parent / "recordings"
 
@@ -20,11 +21,25 @@ def copy(folder: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in ("scenario.yaml", "setup.yaml"):
         shutil.copy(folder / name, target / name)
-    changes = [line for line in (folder / "events.jsonl").read_text().splitlines() if kept(json.loads(line))]
-    (target / "events.jsonl").write_text("\n".join(changes) + "\n")
+    read = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    changes = [change if kept(change) else _only_metadata(change) for change in read if kept(change) or _is_new(change)]
+    lines = (json.dumps(change, separators=(",", ":"), ensure_ascii=False) for change in changes)
+    (target / "events.jsonl").write_text("\n".join(lines) + "\n")
     requests = [json.loads(line) for line in (folder / "http.jsonl").read_text().splitlines()]
     written = [json.dumps(_short(r), separators=(",", ":")) for r in requests if r["request"]["method"] != "GET"]
     (target / "http.jsonl").write_text("\n".join(written) + "\n")
+
+
+def _is_new(change: dict[str, Any]) -> bool:
+    """Whether a pod comes or goes."""
+    return bool(change["watch"] == "pods" and change["type"] != "MODIFIED")
+
+
+def _only_metadata(change: dict[str, Any]) -> dict[str, Any]:
+    meta = change["object"]["metadata"]
+    labels = {key: value for key, value in (meta.get("labels") or {}).items() if key in JOB_LABELS}
+    few = {key: meta[key] for key in ("name", "uid", "resourceVersion")}
+    return {**change, "object": {"metadata": {**few, "labels": labels}}}
 
 
 def _short(record: dict[str, object]) -> dict[str, object]:

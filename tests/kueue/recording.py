@@ -27,6 +27,8 @@ RESOURCES = {
     "trainjobs": ("/apis/trainer.kubeflow.org/v1alpha1", True),
 }  # fmt: skip
 JOBS = ("pytorchjobs", "mpijobs", "trainjobs")
+#: labels of pods with the name of their job
+JOB_LABELS = ("training.kubeflow.org/job-name", "jobset.sigs.k8s.io/jobset-name")
 QUEUES = ("localqueues", "clusterqueues")
 PLURALS = {
     "ResourceFlavor": "resourceflavors", "ClusterQueue": "clusterqueues", "LocalQueue": "localqueues",
@@ -53,7 +55,7 @@ class Step:
     """One recorded change.
 
     :param verb: client: create, patch, delete. Kueue: create, status, spec, finalizers, delete, job, event.
-        Operator: condition, ready, gone.
+        Operator: condition, ready, no pods, gone.
     :param about: the resource and the recorded name of the object.
     :param body: what is written, as a whole object or a merge patch; of a condition its type and status.
     :param title: the name of the client's step in the recording.
@@ -109,6 +111,12 @@ def kept(change: Obj) -> bool:
     return change["watch"] in RESOURCES
 
 
+def job_of(pod: Obj) -> str:
+    """The name of the job that a pod belongs to; "" if it belongs to none."""
+    labels = pod["metadata"].get("labels") or {}
+    return next((str(labels[label]) for label in JOB_LABELS if label in labels), "")
+
+
 def _lines(path: Path) -> list[Obj]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -144,6 +152,8 @@ def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...])
     known: dict[tuple[str, str], Obj] = {(PLURALS[obj["kind"]], obj["metadata"]["name"]): obj for obj in setup}
     waiting: dict[tuple[str, str], bool] = {}  # jobs whose pods have not been ready since they were admitted
     pending = dict(written)
+    pods: dict[str, str] = {}  # the job of each pod that exists, by uid
+    jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
     for change in changes:
         obj, about = change["object"], (change["watch"], change["object"]["metadata"]["name"])
         for at in [at for at in pending if at < version(obj)]:  # a write whose object is not watched
@@ -152,6 +162,8 @@ def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...])
             yield step
             if change["type"] == "DELETED" and about[0] in JOBS:
                 yield Step(Actor.OPERATOR, "gone", about)
+        elif change["watch"] == "pods":
+            yield from _of_pod(change, pods, jobs)
         elif kept(change):
             yield from _step(change, known.get(about, {}), about, waiting)
         known[about] = {} if change["type"] == "DELETED" else obj
@@ -170,6 +182,15 @@ def _step(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str
         yield Step(Actor.KUEUE, "create", about, obj)
     else:
         yield from _of_kueue(obj, old, about)
+
+
+def _of_pod(change: Obj, pods: dict[str, str], jobs: str) -> Iterator[Step]:
+    """A job that has lost its last pod: Kueue, or the client, may have waited for that."""
+    uid, job = change["object"]["metadata"]["uid"], job_of(change["object"])
+    if change["type"] != "DELETED":
+        pods[uid] = job
+    elif pods.pop(uid, "") and job not in pods.values():
+        yield Step(Actor.OPERATOR, "no pods", (jobs, job))
 
 
 def _of_kueue(obj: Obj, old: Obj, about: tuple[str, str]) -> Iterator[Step]:
