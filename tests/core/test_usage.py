@@ -100,6 +100,13 @@ pods = st.lists(
 )
 
 
+def test_what_evicted_pods_held_is_wasted() -> None:
+    evicted = pod(0, 10, 20, 100)
+    evicted["metadata"]["uid"] = "u"
+    kept = {**pod(200, 210, 220, 300), "metadata": {**pod(200, 210, 220, 300)["metadata"], "uid": "v"}}
+    assert usage([evicted, kept], NOW, evicted={"u"}) == Usage(200, 20, 180, 90 + 10, 1)
+
+
 @given(pods, times)
 def test_the_figures_are_consistent_for_any_timestamps(many: list[dict[str, Any]], ended: float | None) -> None:
     job_ended = None if ended is None else START + timedelta(seconds=ended)

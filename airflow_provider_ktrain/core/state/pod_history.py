@@ -31,6 +31,7 @@ class PodHistory:
         self._kind = kind
         self._known: dict[str, Pod] = {}
         self._live: set[str] = set()
+        self._evicted: set[str] = set()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
@@ -54,6 +55,10 @@ class PodHistory:
         self._known[pod["metadata"]["uid"]] = pod
         self._live.discard(pod["metadata"]["uid"])
 
+    def mark_evicted(self) -> None:
+        """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
+        self._evicted |= self._live
+
     @property
     def all(self) -> list[Pod]:
         """All pods, deleted ones included."""
@@ -76,12 +81,12 @@ class PodHistory:
 
     def usage(self, now: datetime, job_ended: datetime | None) -> Usage:
         """GPU time of all pods: see `usage.usage`."""
-        return _plus(usage(self.all, now, job_ended=job_ended), self._dropped_usage)
+        return _plus(usage(self.all, now, job_ended=job_ended, evicted=self._evicted), self._dropped_usage)
 
     def handover(self, now: datetime) -> dict[str, float]:
         """For the next process: restarts and GPU-seconds of the pods that no longer exist."""
         deleted = [pod for uid, pod in self._known.items() if uid not in self._live]
-        spent = _plus(self._dropped_usage, usage(deleted, now)).as_dict()
+        spent = _plus(self._dropped_usage, usage(deleted, now, evicted=self._evicted)).as_dict()
         seconds = {name: spent[name] for name in USAGE_SECONDS}
         return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
 
@@ -109,7 +114,7 @@ class PodHistory:
     def _drop(self, pod: Pod, now: datetime) -> None:
         del self._known[pod["metadata"]["uid"]]
         self._dropped_restarts += count_restarts([pod]) + self._failed(pod)
-        self._dropped_usage = _plus(self._dropped_usage, usage([pod], now))
+        self._dropped_usage = _plus(self._dropped_usage, usage([pod], now, evicted=self._evicted))
 
     def _failed(self, pod: Pod) -> bool:
         """Whether the pod failed, and not because it was deleted."""

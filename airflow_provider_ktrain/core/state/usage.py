@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -51,7 +51,11 @@ _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def usage(
-    pods: Iterable[Json], now: datetime, gpu_resource: str | None = None, job_ended: datetime | None = None
+    pods: Iterable[Json],
+    now: datetime,
+    gpu_resource: str | None = None,
+    job_ended: datetime | None = None,
+    evicted: Container[str] = (),
 ) -> Usage:
     """The GPU time of a job's pods.
 
@@ -59,6 +63,7 @@ def usage(
     :param now: the current time, until which existing pods are counted.
     :param gpu_resource: the resource to count, for example `nvidia.com/gpu`. Default: None, all GPU resources.
     :param job_ended: when the job ended. Default: None, it has not.
+    :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
     """
     total = Usage()
     gpus: dict[str, int] = {}
@@ -70,7 +75,7 @@ def usage(
             continue
         end = max(created, min(now, _ended(pod) or now))
         placed = _clamped(created, _placed(pod), end)
-        started = _clamped(placed, _started(pod), end)
+        started = end if meta.get("uid") in evicted else _clamped(placed, _started(pod), end)
         idle_from = _clamped(started, job_ended, end)
         if placed < end or spec.get("nodeName"):
             name = str(meta.get("name"))

@@ -49,6 +49,7 @@ class QueueFollower:
         self._phase_since = 0.0
         self._logged = ("", 0.0)  # the last line, and when
         self._evictions: set[tuple[str, str]] = set()  # that were logged
+        self._handed_over = state.metrics.get("queue.evictions", 0)  # that the previous process has logged
 
     async def __aenter__(self) -> QueueFollower:
         return self
@@ -118,7 +119,9 @@ class QueueFollower:
         eviction = status.last_eviction
         if eviction is not None and (eviction.reason, eviction.at) not in self._evictions:
             self._evictions.add((eviction.reason, eviction.at))
-            if status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
+            self._state.pods.mark_evicted()
+            logged = len(self._evictions) == 1 and status.evictions <= self._handed_over
+            if not logged and status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
                 times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
                 self._log.warning(
                     f"{self._state.ref} lost its admission ({times} so far): {eviction.why}. It is queued again."
