@@ -143,7 +143,7 @@ def test_poke_mode_retries_while_credentials_are_refused(
 
         @property
         def log(self) -> Any:
-            return Heard(Heard(super().log, "step", followed), "can't be watched, retrying", retried)
+            return Heard(Heard(super().log, "step", followed), "can't be watched. Retrying", retried)
 
     later.append(threading.Timer(0, refuse_for_a_moment))
     later[0].start()
