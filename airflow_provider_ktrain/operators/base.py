@@ -57,10 +57,7 @@ class TrainingJobOperator(JobParameters):
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(request, context, hook, self.log)
-            self._host = host = WorkerHost(hook, self.log, Try.of(context["ti"]))
-            if self._killed:  # before there was a host
-                host.kill(KILLED)
-            with host:
+            with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     return None
@@ -172,14 +169,12 @@ class TrainingJobOperator(JobParameters):
         until = None if seconds is None else time.monotonic() + seconds
         patience = self.patience if seconds is None else seconds
         try:
-            self._host = host = self._patient_host(context, time.monotonic() + patience)
+            host = self._patient_host(context, time.monotonic() + patience)
         except AccessError:
             if seconds is None:
                 raise
             self._defer(deferral, context)
-        if self._killed:  # before there was a host
-            host.kill(KILLED)
-        with host:
+        with self._reachable_by_kill(host):
             host.take_over(ref, options.on_finish_action, deferral.handover)
             try:
                 outcome = host.follow(ref, options, until, patience=patience)
@@ -224,11 +219,18 @@ class TrainingJobOperator(JobParameters):
         job = task_state.read_job(context)
         if job is not None and job.owner == str(context["ti"].id):
             self.log.warning("All lines of %s may be repeated: the task's state contains no log position.", job)
-            return self._deferral(job, self._options({"metadata": {}}), Handover())
+            return self._deferral(job, self._options({}), Handover())
         raise KtrainError(
             f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
             "adopts the job; without a retry, the reaper releases it"
         )
+
+    def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
+        """The host, to which `on_kill` passes a kill from now on, also one that has come before."""
+        self._host = host
+        if self._killed:
+            host.kill(KILLED)
+        return host
 
     def on_kill(self) -> None:
         """Handle SIGTERM, in a signal handler. Whether it is a kill depends on the task's state in Airflow."""
@@ -270,31 +272,41 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
-        ti = context["ti"]
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         outcome = self._with_fit_result(outcome)
         late = bool(outcome.release_error)
         unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
-        if outcome.usage:
-            compat.push(context, "usage", outcome.usage)
-        for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
-            compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
+        self._push_metrics(outcome, context)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
         if unreleased and outcome.succeeded:  # the release failed, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
-        left = bool(outcome.kept) or (late and outcome.succeeded)
-        if left and outcome.succeeded and not stored:
-            if compat.has_task_state(context):
-                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
-            else:
-                self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
-        elif left and self._delete_or_release(context, outcome.kept):
-            self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs.")
+        if outcome.kept or (late and outcome.succeeded):
+            self._delete_ended_job(outcome, context, stored=stored)
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
+
+    def _push_metrics(self, outcome: Outcome, context: Context) -> None:
+        ti = context["ti"]
+        if outcome.usage:
+            compat.push(context, "usage", outcome.usage)
+        for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
+            compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
+
+    def _delete_ended_job(self, outcome: Outcome, context: Context, *, stored: bool) -> None:
+        """Delete the job, unless its status is the only proof of its success.
+
+        :param stored: whether the outcome is in the task's state.
+        """
+        if stored or not outcome.succeeded:
+            if self._delete_or_release(context, outcome.kept):
+                self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs.")
+        elif compat.has_task_state(context):
+            self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
+        else:
+            self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
         """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
