@@ -15,7 +15,7 @@ VERSION = 1  #: of all formats of this release; it is written, and a reader acce
 # keys of the task's state (`task_state_store`)
 SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits, and how often it has
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
-DEFERRAL_STATE = "ktrain_deferral"  #: what the last trigger was started with, as `engine.terms.Deferral`
+DEFERRAL_STATE = "ktrain_deferral"  #: what the last trigger was started with, as `engine.follow.messages.Deferral`
 OUTCOME_STATE = "ktrain_outcome"  #: how the last try that followed its job to the end ended
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
@@ -45,7 +45,7 @@ def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) 
 
     What makes it too large is left out: first what explains it, the result last.
 
-    :param outcome: `engine.terms.Outcome` as a dict.
+    :param outcome: `engine.follow.messages.Outcome` as a dict.
     :param try_number: the try that ended.
     :param max_tries: of its task instance, which tells the lives of the task apart: only a clear changes it.
     """

@@ -307,7 +307,7 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
         }
     }
     if resume:
-        # The operator sets a new startTime when a job is resumed. Its deadline starts again, too.
+        # The operator sets a new startTime when a job is resumed. Its deadline (`core/deadline.py`) starts again, too.
         patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(claim.manifest, DEADLINE_ANNOTATION)
         patch["spec"] = claim.kind.suspension(False)
     try:

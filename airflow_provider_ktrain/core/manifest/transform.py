@@ -131,8 +131,8 @@ def backstop(
 ) -> Manifest:
     """Let the cluster end the job by itself after some time, in case no task is left to do it.
 
-    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`. An operator
-    that doesn't serve the fields for it gets the manifest unchanged.
+    A shorter deadline, or a cleanPodPolicy, of the manifest is kept. How it works: `Kind.set_backstop`; why:
+    `core/deadline.py`. An operator that doesn't serve the fields for it gets the manifest unchanged.
 
     :param seconds: from the job's start to its deadline.
     :param margin: seconds from there to the pods' deadlines, which count from each pod's start. Default: 20.

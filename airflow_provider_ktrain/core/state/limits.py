@@ -73,7 +73,7 @@ def clocks(
     :param pods: its pods.
     :param phase: phase of the job.
     :param limits: the task's limits.
-    :param deadline: when the whole execution must end, in epoch seconds; None for no deadline.
+    :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
     :param has_events: whether the job has events. An operator that can't create pods, as for a quota, writes events but
         no status. Default: False.
