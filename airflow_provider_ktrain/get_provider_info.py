@@ -13,7 +13,7 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-ktrain",
         "name": "Kubeflow training",
         # the form of Apache's own providers: Airflow strips the markup and shows the URL
-        "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob as Airflow tasks. "
+        "description": "Distributed training with Kubeflow's PyTorchJob, MPIJob and TrainJob as Airflow tasks. "
         f"`Documentation <{DOCUMENTATION}>`__",
         "task-decorators": [
             {"name": "pytorchjob", "class-name": "airflow_provider_ktrain.decorators.pytorchjob.pytorchjob_task"},
@@ -23,7 +23,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": ["airflow_provider_ktrain.links.training.TrainingJobLink"],
         "config": {
             "ktrain": {
-                "description": "Distributed training with Kubeflow's PyTorchJob and MPIJob.",
+                "description": "Distributed training with Kubeflow's PyTorchJob, MPIJob and TrainJob.",
                 "options": {
                     "deployment_id": {
                         "description": "Identifies this Airflow among those that share a cluster; part of each job's "

@@ -100,11 +100,12 @@ class QueueFollower:
             self._workloads = await self._stack.enter_async_context(informer.subscribe(key=key))
 
     def _give_up(self, error: ApiStatusError) -> None:
+        """Follow the job without its Workload, which the task has no right to watch."""
         self._workloads = None
         namespace = self._state.ref.namespace
         self._log.warning(
-            f"Can't read Kueue's Workloads in {namespace}: the log doesn't show why the job waits. "
-            f"Grant the right to watch workloads.{kueue.GROUP}: `ktrain rbac --kueue` prints a Role.\n{error}"
+            f"Can't read Kueue's Workloads in {namespace}, so the log won't show why the job waits. "
+            f"`ktrain rbac --kueue` prints the Role.\n{error}"
         )
 
     def _count(self) -> None:
@@ -116,6 +117,7 @@ class QueueFollower:
             metrics[f"queue.{name}"] = max(metrics.get(f"queue.{name}", 0), number)
 
     def _log_changes(self, status: QueueStatus) -> None:
+        """Log what the queue does with the job when it changes, and each eviction once."""
         eviction = status.last_eviction
         if eviction is not None and (eviction.reason, eviction.at) not in self._evictions:
             self._evictions.add((eviction.reason, eviction.at))
@@ -124,7 +126,7 @@ class QueueFollower:
             if not logged and status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
                 times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
                 self._log.warning(
-                    f"{self._state.ref} lost its admission ({times} so far): {eviction.why}. It is queued again."
+                    f"{self._state.ref} lost its admission and is queued again ({times} so far)\n{eviction.why}"
                 )
         line, at = self._logged
         soon = time.monotonic() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
