@@ -53,6 +53,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("core/state/crash_loop", "describe"): "warning",
     ("engine/follow/state", "describe"): "info",
     ("core/state/usage", "__str__"): "info",
+    ("core/logs/result", "_joined"): "part",
     ("core/logs/result", "_parsed"): "part",
     ("core/storable", "storable_outputs"): "part",
     ("core/storable", "_stored"): "part",

@@ -43,8 +43,8 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
         if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
             why = outcome.result_error.removeprefix(LEFT_OUT) or "the Launcher's log has no intact line of it"
             raise TrainingJobError(
-                f"{self.python_callable.__name__} succeeded, but its return value can't be read: {why}. "
-                "A retry doesn't train again. Clear the task to train again"
+                f"{self.python_callable.__name__} succeeded, but its return value can't be read: {why}.\n"
+                "A retry doesn't train again. Clear the task to train again."
             )
         return returned
 
