@@ -55,7 +55,7 @@ async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay
     assert outcome.metrics["queue.evictions"] == 1
     assert outcome.metrics["queue.preemptions"] == 0
     evicted = [line for line in task.log.said if "lost its admission" in line]
-    assert evicted == [f"{ref} lost its admission (1 time so far): the ClusterQueue is stopped. It is queued again."]
+    assert evicted == [f"{ref} lost its admission and is queued again (1 time so far)\nthe ClusterQueue is stopped"]
     phases = [line for line in task.log.said if line.startswith(f"{ref} is ")]
     assert not [line for line in phases if line.startswith(f"{ref} is Suspended")]
     assert sum(line.startswith(f"{ref} is Running") for line in phases) == 2
