@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.queue import workload_of
+from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.jobs import MERGE_PATCH
 
@@ -54,6 +55,44 @@ async def find_workload(api: Api, ref: JobRef) -> Object | None:
     found = await api.request("GET", workloads_path(version, ref.namespace))
     workload = workload_of(found.get("items") or (), ref.uid)
     return dict(workload) if workload is not None else None
+
+
+class NotPausableError(Exception):
+    """The job can't be paused by its Workload; the text says why."""
+
+
+async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") -> None:
+    """Pause a job of a queue: deactivate its Workload. Kueue undoes a suspension by hand within a second (74b).
+
+    First the job is marked as suspended, if it is still as it was read, so that the next try activates the Workload.
+
+    :param job: as it was read; the mark is fenced by its resourceVersion, the deactivation by the Workload's.
+    :param by: ti_id of the try that pauses it. Default: empty, the next try doesn't resume it.
+    :raises NotPausableError: the job has no Workload, or the right to read or to patch it is missing.
+    :raises ApiStatusError: 409 if the job or its Workload has changed since it was read.
+    """
+    try:
+        workload = await find_workload(api, ref)
+        if workload is None:
+            raise NotPausableError("it has no Workload")
+        if by:
+            await mark_suspended(api, ref, job, by)
+        await set_active(api, ref.namespace, workload, False)
+    except ApiStatusError as e:
+        if e.status == 403:
+            raise NotPausableError(f"the right to read and patch workloads.{GROUP} is missing") from e
+        raise
+
+
+async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str) -> Object:
+    """Note on the job who suspended it, or with "" that nobody did, only if the job hasn't changed since it was read.
+
+    :raises ApiStatusError: 409 if the job has changed.
+    """
+    meta = {
+        "resourceVersion": job["metadata"]["resourceVersion"], "annotations": {SUSPENDED_ANNOTATION: by or None},
+    }  # fmt: skip
+    return await api.request("PATCH", paths.job(ref), body={"metadata": meta}, content_type=MERGE_PATCH)
 
 
 async def set_active(api: Api, namespace: str, workload: Mapping[str, Any], active: bool) -> None:

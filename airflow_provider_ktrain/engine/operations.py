@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.state.queue import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import kueue, paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
 from airflow_provider_ktrain.engine.jobs import (
@@ -98,17 +99,21 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
     """Suspend the job and wait until its pods are gone."""
     end = time.monotonic() + timeout
 
-    async def write(job: Object) -> None:
+    async def write(job: Object) -> str:
         _require_unended(ref, job, "suspended")
+        if kueue.queue_of(job) and await kueue.served_version(api):
+            await _pause(api, ref, job)
+            return "paused by its Workload"
         await set_suspended(api, ref, job, True)
+        return "suspended"
 
-    await _fenced(api, ref, write, end)
+    what = await _fenced(api, ref, write, end)
 
     async def gone() -> bool:
         return all(has_ended(p) and not is_terminating(p) for p in await job_pods(api, ref))
 
-    await _wait_until(gone, end, f"{ref} is suspended, but its pods are still there after {timeout:.0f} s")
-    return f"{ref} is suspended and its pods are gone"
+    await _wait_until(gone, end, f"{ref} is {what}, but its pods are still there after {timeout:.0f} s")
+    return f"{ref} is {what} and its pods are gone"
 
 
 async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
@@ -125,17 +130,44 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
         settled, end, f"{ref} was not resumed: its old pods are still being deleted after {timeout:.0f} s"
     )
 
-    async def write(job: Object) -> None:
+    async def write(job: Object) -> str:
         _require_unended(ref, job, "resumed")
+        if kueue.queue_of(job) and (workload := await kueue.find_workload(api, ref)) is not None:
+            return await _requeue(api, ref, workload)
         await set_suspended(api, ref, job, False)
+        return ""
 
-    await _fenced(api, ref, write, end)
+    if queued := await _fenced(api, ref, write, end):
+        return f"{ref} {queued}"
 
     async def taken_up() -> bool:
         return bool(await job_pods(api, ref)) or phase_of(await read_job(api, ref)).ended
 
     await _wait_until(taken_up, end, f"{ref} was resumed, but it has no pods after {timeout:.0f} s")
     return f"{ref} is resumed"
+
+
+async def _pause(api: Api, ref: JobRef, job: Object) -> None:
+    try:
+        await kueue.pause(api, ref, job)
+    except kueue.NotPausableError as e:
+        raise KtrainError(
+            f"{ref} can't be suspended: Kueue would resume it within a second, and {e}.\n"
+            "`ktrain rbac --kueue` prints the required Role"
+        ) from None
+
+
+async def _requeue(api: Api, ref: JobRef, workload: Object) -> str:
+    """Activate the Workload; Kueue then queues the job. Refuse to resume a job that waits: Kueue would undo it."""
+    status = queue_status(workload)
+    if (workload.get("spec") or {}).get("active") is not False:
+        if status.phase is QueuePhase.ADMITTED:
+            return "is admitted by its queue already"
+        raise KtrainError(
+            f"{ref} can't be resumed: it isn't admitted by its queue, and Kueue would suspend it again.\n{status.line}"
+        )
+    await kueue.set_active(api, ref.namespace, workload, True)
+    return f"is queued again in LocalQueue {status.queue}: its Workload is active"
 
 
 async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Released:

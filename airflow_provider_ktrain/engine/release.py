@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import kueue, paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.jobs import (
@@ -52,11 +51,12 @@ class Mode(enum.Enum):
     """How a job is released."""
 
     DELETE = "delete"  #: delete the job and everything that it owns
-    SUSPEND = "suspend"  #: keep an unfinished job without its pods; a job of a Kueue queue is deleted
+    SUSPEND = "suspend"  #: keep an unfinished job without its pods; of a job of a Kueue queue, deactivate the Workload
     DELETE_PODS = "delete pods"  #: keep a finished job and its finished pods; delete running pods
 
 
-KUEUE_RESUMES = "\nIt was not suspended, because Kueue would resume it."
+KUEUE_RESUMES = "It was not suspended, because Kueue would resume it, and {why}."
+_PAUSED = "paused by its Workload"
 _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
 
@@ -160,8 +160,9 @@ async def release(
         )
     kept = mode is Mode.DELETE and done is not mode
     pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not has_ended(p)]
-    why = KUEUE_RESUMES if mode is Mode.SUSPEND and what == _OUTCOMES[Mode.DELETE] else ""
-    text = f"{ref} {what}. {describe_freed(before, pods, verify)}{f' ({seconds:.1f} s)' * verify}{why}"
+    what, _, why = what.partition("\n")
+    text = f"{ref} {what}. {describe_freed(before, pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    text += f"\n{why}" * bool(why)
     return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
 
 
@@ -224,9 +225,11 @@ async def _request_release(
         else:
             fitting, what = _fitting_mode(ref, job, mode)
         try:
+            if fitting is Mode.SUSPEND and kueue.queue_of(job) and not phase_of(job).ended:
+                fitting, what = await _pause(api, ref, job)
             if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
                 await delete_fenced(api, kind_of(ref.kind), paths.job(ref), job)
-            elif fitting is Mode.SUSPEND:
+            elif fitting is Mode.SUSPEND and what != _PAUSED:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif fitting is Mode.DELETE_PODS:
                 await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not has_ended(p)])
@@ -237,6 +240,18 @@ async def _request_release(
             # The job has changed since it was read; operators often write its status. Read and decide again.
 
 
+async def _pause(api: Api, ref: JobRef, job: Mapping[str, Any]) -> tuple[Mode, str]:
+    """Pause an unfinished job of a Kueue queue; if that isn't possible, it must be deleted.
+
+    :return: the mode, and its description; why a job is deleted follows on a line of its own.
+    """
+    try:
+        await kueue.pause(api, ref, job, by=ref.owner)
+    except kueue.NotPausableError as e:
+        return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}\n{KUEUE_RESUMES.format(why=e)}"
+    return Mode.SUSPEND, _PAUSED
+
+
 def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
     """The mode that releases this job for good: neither its operator nor its queue may start pods again."""
     if mode is Mode.DELETE:
@@ -244,8 +259,6 @@ def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode
     if phase_of(job).ended:  # operators ignore `suspend` of an ended job, except those that recreate its pods
         mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
         return mode, _OUTCOMES[mode]
-    if QUEUE_LABEL in (job["metadata"].get("labels") or {}):
-        return Mode.DELETE, _OUTCOMES[Mode.DELETE]
     return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]  # also if it had ended: a TrainJob can lose its condition Failed
 
 

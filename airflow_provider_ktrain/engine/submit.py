@@ -19,7 +19,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
@@ -40,7 +40,7 @@ from airflow_provider_ktrain.core.identity import (
     differences,
 )
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import kueue, paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion import DeletionWaiter
 from airflow_provider_ktrain.engine.errors import explain, is_transient
@@ -265,6 +265,8 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
             if suspended:
                 await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
                 log.info(f"Resuming {claim}: it was suspended when an earlier try ended.")
+            if suspended and kueue.queue_of(found):
+                return await _own_paused(api, claim, found)
             return await _own(api, claim, found, resume=suspended)
 
 
@@ -291,7 +293,7 @@ async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
     log.info((await release(api, ref, Mode.DELETE, before=pods)).text)
 
 
-async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submitted | None:
+async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool, keep_mark: bool = False) -> Submitted | None:
     """Adopt the job: make this try its owner. None: the job has changed since it was read.
 
     From then on, requests of the previous owner are rejected, because the owner and the resourceVersion are different.
@@ -302,13 +304,14 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
             "annotations": {
                 OWNER_ANNOTATION: claim.me.annotation(),
                 FINISH_ANNOTATION: _annotation(claim.manifest, FINISH_ANNOTATION),
-                SUSPENDED_ANNOTATION: None,
+                **({} if keep_mark else {SUSPENDED_ANNOTATION: None}),
             },
         }
     }
-    if resume:
+    if resume or keep_mark:
         # The operator sets a new startTime when a job is resumed. Its deadline (`core/deadline.py`) starts again, too.
         patch["metadata"]["annotations"][DEADLINE_ANNOTATION] = _annotation(claim.manifest, DEADLINE_ANNOTATION)
+    if resume:
         patch["spec"] = claim.kind.suspension(False)
     try:
         job = await api.request("PATCH", claim.path, body=patch, content_type=MERGE_PATCH)
@@ -319,6 +322,28 @@ async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool) -> Submi
     # True also if this try created the job and the response to the create was lost
     created = not claim.invalid and _label(found, SUBMISSION_LABEL) == _label(claim.manifest, SUBMISSION_LABEL)
     return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created)
+
+
+async def _own_paused(api: Api, claim: _Claim, found: Object) -> Submitted | None:
+    """Adopt a job that was paused by its Workload, then activate the Workload. None: something has changed meanwhile.
+
+    The mark of the suspension is removed last: a try that ends in between leaves it to the next one.
+    """
+    ref = await _ref(api, claim.kind, claim.version, found, claim.me)
+    workload = await kueue.find_workload(api, ref)
+    if workload is None:
+        return await _own(api, claim, found, resume=True)
+    taken = await _own(api, claim, found, resume=False, keep_mark=True)
+    if taken is None:
+        return None
+    try:
+        await kueue.set_active(api, ref.namespace, workload, True)
+        job = await kueue.mark_suspended(api, taken.ref, await _find(api, claim) or taken.job, "")
+    except ApiStatusError as e:
+        if e.status in (404, 409):
+            return None
+        raise
+    return replace(taken, job=job)
 
 
 def _what_differs(claim: _Claim, found: Object) -> str:

@@ -142,7 +142,7 @@ async def test_unfinished_job_of_a_kueue_queue_is_deleted(task: Task) -> None:
     await task.running(ref)
     done = await release(task.api, ref, Mode.SUSPEND)
     assert "deleted. 1 GPU released, 1 pod deleted." in done.text
-    assert done.text.endswith("\nIt was not suspended, because Kueue would resume it.")
+    assert done.text.endswith("\nIt was not suspended, because Kueue would resume it, and it has no Workload.")
     assert await task.job() is None
 
 

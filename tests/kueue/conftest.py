@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.engine.api import Api
 from tests.clusters import IMAGE, REAL, TestCluster, cluster
+from tests.engine.tasks import Task, api_of
 
 from .driver import Driver
 from .library import recording
@@ -22,6 +24,20 @@ Replay = Callable[..., Driver]
 def kueue() -> Iterator[TestCluster]:
     with cluster(kueue=True, mpi_api="v2beta1") as started:
         yield started
+
+
+@pytest.fixture
+async def api(kueue: TestCluster) -> AsyncIterator[Api]:
+    async with api_of(kueue) as api:
+        yield api
+
+
+@pytest.fixture
+async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
+    """A task whose job no recording drives. Its job is deleted at the end."""
+    made = Task(api, kueue.namespace)
+    yield made
+    await made.delete()
 
 
 @pytest.fixture

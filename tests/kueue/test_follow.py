@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.rbac import rules
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Outcome
+from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
 from tests.clusters import TestCluster
-from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of
+from tests.engine.tasks import TRAINS, Task, TrainTask, api_of
 
 from .conftest import Replay
+from .workloads import account, write_workload
 
 WORKS = "trap 'exit 143' TERM; echo at work; sleep {} & wait $!; echo done"
 EVICTED_FOR_GOOD = {
     "type": "Evicted", "status": "True", "reason": "DeactivatedDueToRequeuingLimitExceeded",
     "message": "The workload is deactivated", "lastTransitionTime": "2026-11-22T02:05:38Z",
 }  # fmt: skip
-
-
-@pytest.fixture
-async def api(kueue: TestCluster) -> AsyncIterator[Api]:
-    async with api_of(kueue) as api:
-        yield api
 
 
 async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Api, replay: Replay) -> None:
@@ -50,16 +41,37 @@ async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay
         task = Task(api, driver.namespace)
         ref = (await task.submit(1, WORKS.format(8), queue="queue")).ref
         outcome = await task.ended(ref)
+        assert outcome.succeeded, task.log
         await asyncio.to_thread(driver.finish)
-    assert outcome.succeeded
     assert outcome.metrics["queue.evictions"] == 1
     assert outcome.metrics["queue.preemptions"] == 0
+    assert outcome.usage["wasted"] > 0
     evicted = [line for line in task.log.said if "lost its admission" in line]
     assert evicted == [f"{ref} lost its admission and is queued again (1 time so far)\nthe ClusterQueue is stopped"]
     phases = [line for line in task.log.said if line.startswith(f"{ref} is ")]
     assert not [line for line in phases if line.startswith(f"{ref} is Suspended")]
     assert sum(line.startswith(f"{ref} is Running") for line in phases) == 2
     assert any("ClusterQueue q70b is inactive" in line for line in task.log.said)
+
+
+async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, replay: Replay) -> None:
+    driver = replay("72b-kueue-trainjob-preemption", ours={"low": None})
+    with driver:
+        task, stop = TrainTask(api, driver.namespace), StopSignal()
+        ref = (await task.submit(1, TRAINS, queue="queue")).ref
+        following = asyncio.create_task(task.follow(ref, stop=stop))
+        await until_logged(task, "Queued in LocalQueue queue: needs 200m cpu more in flavor q72b.")
+        assert not following.done()
+        stop.request("marked failed")
+        outcome = await following
+        await asyncio.to_thread(driver.finish)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.metrics["queue.evictions"], outcome.metrics["queue.preemptions"]) == (1, 1)
+    why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
+    assert f"{ref} lost its admission (1 time so far): {why}. It is queued again." in task.log.said
+    assert not outcome.release_error
+    assert await task.holding(ref) == []
+    assert await task.job() is None
 
 
 @pytest.mark.embedded
@@ -92,7 +104,7 @@ async def test_without_the_right_to_read_workloads_the_job_is_followed_all_the_s
     kueue: TestCluster, api: Api, task: Task
 ) -> None:
     ref = (await task.submit(1, "echo done", queue="team-a")).ref
-    token = await account_without_kueue(api, task.namespace)
+    token = await account(api, task.namespace)
     async with api_of(kueue, token=token) as limited:
         follower = Task(limited, task.namespace, task.key, task.log)
         following = asyncio.create_task(follower.follow(ref, release=False))
@@ -104,45 +116,7 @@ async def test_without_the_right_to_read_workloads_the_job_is_followed_all_the_s
     assert sum("Can't read Kueue's Workloads" in line for line in task.log.said) == 1
 
 
-@pytest.fixture
-async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
-    made = Task(api, kueue.namespace)
-    yield made
-    await made.delete()
-
-
 async def until_logged(task: Task, text: str) -> None:
     async with asyncio.timeout(120):
         while not any(text in line for line in task.log.said):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-
-async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True) -> None:
-    """A Workload of the job as Kueue writes it."""
-    meta, namespace = job["metadata"], job["metadata"]["namespace"]
-    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
-    template = {"spec": {"containers": [{"name": "main", "image": "scratch"}]}}
-    spec = {"queueName": "team-a", "podSets": [{"name": "main", "count": 1, "template": template}], "active": active}
-    name = f"pytorchjob-{meta['name']}-12345"
-    body = {
-        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": spec,
-        "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},
-    }  # fmt: skip
-    await api.request("POST", requests.workloads_path("v1beta2", namespace), body=body)
-    path = requests.workloads_path("v1beta2", namespace, name)
-    await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}}, content_type=MERGE_PATCH)
-
-
-async def account_without_kueue(api: Api, namespace: str) -> str:
-    """The token of a new service account with the rights of the Role, without those for Kueue."""
-    name = "without-kueue"
-    base, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    await api.request("POST", f"{base}/serviceaccounts", body={"metadata": {"name": name}})
-    await api.request("POST", f"{rbac}/roles", body={"metadata": {"name": name}, "rules": rules()})
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
-    binding = {"metadata": {"name": name}, "roleRef": role, "subjects": subjects}
-    await api.request("POST", f"{rbac}/rolebindings", body=binding)
-    question = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = await api.request("POST", f"{base}/serviceaccounts/{name}/token", body=question)
-    return str(answer["status"]["token"])

@@ -22,7 +22,7 @@ PAUSED = "74c-kueue-workload-inactive"
 
 
 @pytest.fixture
-def api(kueue: TestCluster) -> Api:
+def raw(kueue: TestCluster) -> Api:
     return Api(kueue.kubeconfig)
 
 
@@ -47,10 +47,10 @@ def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
 
 
 @pytest.mark.parametrize("name", REPLAYED)
-def test_a_recorded_scenario_comes_about_again(replay: Replay, api: Api, name: str) -> None:
+def test_a_recorded_scenario_comes_about_again(replay: Replay, raw: Api, name: str) -> None:
     with replay(name) as driver:
         driver.finish()
-        assert finished(api, driver) == expected(library.recording(name))
+        assert finished(raw, driver) == expected(library.recording(name))
 
 
 def finished(api: Api, driver: Driver) -> dict[str, str]:
@@ -78,26 +78,26 @@ def outcome(workload: Obj) -> str:
     return next((c["reason"] for c in conditions if c["type"] == "Finished"), "")
 
 
-def test_replay_waits_for_the_writes_of_the_test(replay: Replay, api: Api) -> None:
+def test_replay_waits_for_the_writes_of_the_test(replay: Replay, raw: Api) -> None:
     """Each write that the recorded client made to the job is made by the test."""
     with replay(PAUSED, ours={"train": None}) as driver:
-        submit(api, driver, "mine-1")
+        submit(raw, driver, "mine-1")
         job = path_of("pytorchjobs", driver.namespace, "mine-1")
-        driver.until(lambda: condition(api, job, "Running"))
-        (found,) = api.request("GET", path_of("workloads", driver.namespace))["items"]
+        driver.until(lambda: condition(raw, job, "Running"))
+        (found,) = raw.request("GET", path_of("workloads", driver.namespace))["items"]
         assert found["metadata"]["name"].startswith("pytorchjob-mine-1-")
-        assert found["metadata"]["ownerReferences"][0]["uid"] == api.request("GET", job)["metadata"]["uid"]
+        assert found["metadata"]["ownerReferences"][0]["uid"] == raw.request("GET", job)["metadata"]["uid"]
         assert "inactive" not in [step.title for step in driver.done]
         workload = path_of("workloads", driver.namespace, found["metadata"]["name"])
-        api.request("PATCH", workload, {"spec": {"active": False}}, MERGE)
+        raw.request("PATCH", workload, {"spec": {"active": False}}, MERGE)
         driver.wait_for("inactive")
-        driver.until(lambda: condition(api, job, "Suspended"))
-        api.request("PATCH", job, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "other"}}}, MERGE)
+        driver.until(lambda: condition(raw, job, "Suspended"))
+        raw.request("PATCH", job, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "other"}}}, MERGE)
         driver.wait_for("queue changed while suspended")
-        api.request("PATCH", workload, {"spec": {"active": True}}, MERGE)
+        raw.request("PATCH", workload, {"spec": {"active": True}}, MERGE)
 
 
-def test_replay_fails_without_the_write_of_the_test(replay: Replay, api: Api) -> None:
+def test_replay_fails_without_the_write_of_the_test(replay: Replay, raw: Api) -> None:
     awaited = "'create': client create pytorchjobs/train"
     with pytest.raises(ReplayError, match=awaited), replay(PAUSED, ours={"train": None}, timeout=2):
         pass

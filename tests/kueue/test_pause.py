@@ -1,0 +1,86 @@
+"""Pausing and resuming jobs under Kueue: by their Workload, since Kueue undoes a suspension by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION
+from airflow_provider_ktrain.engine import operations
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.release import Mode, release
+from tests.clusters import TestCluster
+from tests.engine.tasks import TRAINS, Task, api_of
+
+from .conftest import Replay
+from .workloads import account, write_workload
+
+RECORDING = "74c-kueue-workload-inactive"
+BY_SOMEBODY = ("queue changed while suspended",)
+PENDING = {
+    "type": "QuotaReserved", "status": "False", "reason": "Pending", "lastTransitionTime": "2026-11-22T02:00:00Z",
+    "message": "couldn't assign flavors to pod set m: insufficient unused quota for cpu in flavor f, 2 more needed",
+}  # fmt: skip
+
+
+async def test_job_control_pauses_and_resumes_by_the_workload(api: Api, replay: Replay) -> None:
+    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY)
+    with driver:
+        task = Task(api, driver.namespace)
+        ref = (await task.submit(1, "sleep 5", queue="queue")).ref
+        await task.condition("Running")
+        said = await operations.suspend(api, ref, timeout=60)
+        assert said == f"{ref} is paused by its Workload and its pods are gone"
+        await asyncio.to_thread(driver.wait_for, BY_SOMEBODY[0])
+        said = await operations.resume(api, ref, timeout=60)
+        assert said == f"{ref} is queued again in LocalQueue queue: its Workload is active"
+        await asyncio.to_thread(driver.finish)
+
+
+async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, replay: Replay) -> None:
+    driver = replay(RECORDING, ours={"train": None}, by_others=BY_SOMEBODY)
+    with driver:
+        task = Task(api, driver.namespace)
+        ref = (await task.submit(1, "sleep 5", queue="queue")).ref
+        await task.condition("Running")
+        released = await release(api, ref, Mode.SUSPEND)
+        assert f"{ref} paused by its Workload. 1 GPU released, 1 pod deleted." in released.text
+        annotations = ((await task.job()) or {})["metadata"]["annotations"]
+        assert annotations[SUSPENDED_ANNOTATION] == ref.owner
+        await asyncio.to_thread(driver.wait_for, BY_SOMEBODY[0])
+        adopted = await task.submit(2, "sleep 5", queue="queue")
+        assert not adopted.created
+        assert adopted.ref.uid == ref.uid
+        assert SUSPENDED_ANNOTATION not in adopted.job["metadata"]["annotations"]
+        outcome = await task.ended(adopted.ref)
+        await asyncio.to_thread(driver.finish)
+    assert outcome.succeeded
+
+
+@pytest.mark.embedded
+async def test_a_job_that_waits_for_quota_cannot_be_resumed(api: Api, task: Task) -> None:
+    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    await write_workload(api, (await task.job()) or {}, [PENDING])
+    with pytest.raises(KtrainError, match="Kueue would suspend it again") as refused:
+        await operations.resume(api, ref, timeout=30)
+    assert "needs 2 cpu more in flavor f" in str(refused.value)
+
+
+@pytest.mark.embedded
+async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted(
+    kueue: TestCluster, api: Api, task: Task
+) -> None:
+    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    await write_workload(api, (await task.job()) or {}, [])
+    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+    await task.running(ref)
+    async with api_of(kueue, token=await account(api, task.namespace)) as limited:
+        with pytest.raises(KtrainError, match=r"ktrain rbac --kueue"):
+            await operations.suspend(limited, ref, timeout=30)
+        released = await release(limited, ref, Mode.SUSPEND)
+    assert released.text.endswith("the right to read and patch workloads.kueue.x-k8s.io is missing.")
+    assert await task.job() is None
+    assert await job_pods(api, ref) == []

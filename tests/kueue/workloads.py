@@ -1,0 +1,42 @@
+"""Workloads and accounts for tests that need no recording."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from airflow_provider_ktrain.core.rbac import rules
+from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.api import Api
+from tests.engine.tasks import MERGE_PATCH
+
+
+async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True) -> None:
+    """A Workload of the job as Kueue writes it."""
+    meta, namespace = job["metadata"], job["metadata"]["namespace"]
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
+    template = {"spec": {"containers": [{"name": "main", "image": "scratch"}]}}
+    spec = {"queueName": "team-a", "podSets": [{"name": "main", "count": 1, "template": template}], "active": active}
+    name = f"pytorchjob-{meta['name']}-12345"
+    body = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": spec,
+        "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},
+    }  # fmt: skip
+    await api.request("POST", requests.workloads_path("v1beta2", namespace), body=body)
+    path = requests.workloads_path("v1beta2", namespace, name)
+    await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}}, content_type=MERGE_PATCH)
+
+
+async def account(api: Api, namespace: str, *, kueue: bool = False) -> str:
+    """The token of a new service account with the rights of the Role, by default without those for Kueue."""
+    name = f"account-{secrets.token_hex(4)}"
+    base, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    await api.request("POST", f"{base}/serviceaccounts", body={"metadata": {"name": name}})
+    await api.request("POST", f"{rbac}/roles", body={"metadata": {"name": name}, "rules": rules(kueue=kueue)})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    binding = {"metadata": {"name": name}, "roleRef": role, "subjects": subjects}
+    await api.request("POST", f"{rbac}/rolebindings", body=binding)
+    question = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = await api.request("POST", f"{base}/serviceaccounts/{name}/token", body=question)
+    return str(answer["status"]["token"])
