@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many facts of the recordings the cluster of the conformance suite agrees with."""
-    reports = (r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ()))
-    found = [Facts(*value) for r in reports for name, value in r.user_properties if name == "facts"]
-    if found:
-        terminalreporter.write_line(f"Conformance: {sum(found, Facts())}, in {len(found)} scenarios")
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
+    for title, counted in (("Conformance", "facts"), ("Replays of Kueue", "kueue")):
+        found = [Facts(*value) for r in reports for name, value in r.user_properties if name == counted]
+        if found:
+            terminalreporter.write_line(f"{title}: {sum(found, Facts())}, in {len(found)} scenarios")
