@@ -197,6 +197,8 @@ class Driver:
                 return not self._has_pods(name)
             if step.verb != "gone" and self._history.take(name, mark):
                 return True
+            if step.verb == "gone" and self._is_ours(*step.about):
+                return self._is_going(*step.about)  # in the foreground a job stays until Kueue lets go of its Workload
             gone = self._api.find(self._path(*step.about)) is None
             return gone and (step.verb == "gone" or self._is_ours(*step.about))
 

@@ -99,7 +99,7 @@ class Observer:
                 if change.done():
                     self._note(change)
             if queued.done() and (error := queued.exception()) is not None:
-                self._queue.note(error)
+                await self._queue.note(error)
         finally:
             for wait in waits:
                 wait.cancel()

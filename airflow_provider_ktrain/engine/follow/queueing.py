@@ -64,10 +64,12 @@ class QueueFollower:
         assert self._workloads is not None
         return await self._workloads.changed()
 
-    def note(self, error: BaseException) -> None:
-        """The watch was rejected: go on without it."""
+    async def note(self, error: BaseException) -> None:
+        """The watch was rejected: without the right to it, go on without it."""
         if isinstance(error, ApiStatusError) and error.status == 403:
-            self._give_up(error)
+            self._workloads = None
+            await self._stack.aclose()
+            self._log_missing_right(error)
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
@@ -99,9 +101,8 @@ class QueueFollower:
             key = by_owner(self._state.ref.uid)
             self._workloads = await self._stack.enter_async_context(informer.subscribe(key=key))
 
-    def _give_up(self, error: ApiStatusError) -> None:
-        """Follow the job without its Workload, which the task has no right to watch."""
-        self._workloads = None
+    def _log_missing_right(self, error: ApiStatusError) -> None:
+        """The job is followed without its Workload, which the task has no right to watch."""
         namespace = self._state.ref.namespace
         self._log.warning(
             f"Can't read Kueue's Workloads in {namespace}, so the log won't show why the job waits. "
