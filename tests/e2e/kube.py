@@ -10,11 +10,18 @@ from typing import Any
 import urllib3
 from kubernetes import client, config, watch
 
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
+
 
 class Kube:
-    """Jobs and pods of one namespace."""
+    """Jobs of one kind, and pods, of one namespace.
 
-    def __init__(self, kubeconfig: str, namespace: str = "default") -> None:
+    :param kind: of the jobs. Default: PyTorchJob.
+    """
+
+    def __init__(self, kubeconfig: str, namespace: str = "default", kind: Kind = PYTORCHJOB) -> None:
+        self.kind = kind
+        self.resource = kind.group, kind.versions[0], namespace, kind.plural
         configuration = client.Configuration()
         config.load_kube_config(kubeconfig, client_configuration=configuration)
         self.api = client.ApiClient(configuration)
@@ -23,16 +30,16 @@ class Kube:
         self.namespace = namespace
 
     def jobs(self) -> list[dict[str, Any]]:
-        found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
+        found = self.custom.list_namespaced_custom_object(*self.resource)
         return list(found["items"])
 
     def version(self) -> str:
         """The resource version of now."""
-        found = self.custom.list_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs")
+        found = self.custom.list_namespaced_custom_object(*self.resource)
         return str(found["metadata"]["resourceVersion"])
 
     def delete(self, job: str) -> None:
-        self.custom.delete_namespaced_custom_object("kubeflow.org", "v1", self.namespace, "pytorchjobs", job)
+        self.custom.delete_namespaced_custom_object(*self.resource, job)
 
     def pods(self, selector: str = "") -> list[Any]:
         return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)

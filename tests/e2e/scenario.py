@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import urllib3
 from airflow.triggers.base import BaseTrigger
 from kubernetes import client, watch
 
 from airflow_provider_ktrain.core.identity import PREFIX, label_value
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
 TASK = "train"
+REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node 1")}
+#: a test of what holds for every kind: it gives the kind to `begin`
+of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
 FREED_WITHIN = 240.0  # seconds from the task's end until no pod of it holds a GPU: 60 and what a loaded machine takes
 NOT_NOW = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be away
 LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
@@ -52,8 +58,8 @@ class Watcher:
             with contextlib.suppress(*NOT_NOW):
                 # goes on from where it was: no job is so short that it is missed
                 for event in watch.Watch().stream(
-                    self._kube.custom.list_namespaced_custom_object, "kubeflow.org", "v1", self._kube.namespace,
-                    "pytorchjobs", resource_version=self._version, timeout_seconds=5,
+                    self._kube.custom.list_namespaced_custom_object, *self._kube.resource,
+                    resource_version=self._version, timeout_seconds=5,
                 ):  # fmt: skip
                     job = event["object"]
                     uid = job["metadata"]["uid"]
@@ -67,8 +73,8 @@ class Watcher:
 
 def terminal(job: dict[str, Any]) -> str:
     """`Succeeded` or `Failed`, as the job's conditions say; empty while it has not ended."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return next((c["type"] for c in conditions if c["type"] in ("Succeeded", "Failed") and c["status"] == "True"), "")
+    phase = phase_of(job)
+    return str(phase) if phase in (Phase.SUCCEEDED, Phase.FAILED) else ""
 
 
 @dataclass
@@ -87,6 +93,11 @@ class Stage:
         return self
 
     # the cluster
+
+    @property
+    def replicas(self) -> tuple[str, str]:
+        """The replicas of the job, as they are named in its log."""
+        return REPLICAS[self.kube.kind.name]
 
     @property
     def selector(self) -> str:
@@ -190,7 +201,7 @@ class Stage:
     def check_lines(self, seconds: int, try_number: int = 1) -> None:
         """All lines of both replicas came; and within one process, none was skipped or came twice."""
         segments = self.segments(try_number)
-        for replica in ("Master 0", "Worker 0"):
+        for replica in self.replicas:
             parts = [numbers[replica] for numbers in segments if replica in numbers]
             for numbers in parts:
                 assert numbers == list(range(numbers[0], numbers[-1] + 1)), f"{replica} in one process: {numbers}"
@@ -202,7 +213,13 @@ Begin = Callable[..., Stage]
 
 @contextlib.contextmanager
 def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """A function that starts a run of a chaos DAG."""
-    kube = Kube(str(cluster.kubeconfig), cluster.namespace)
-    with Watcher(kube) as watcher:
-        yield lambda dag, **conf: Stage(airflow, cluster, kube, watcher, dag).start(**conf)
+    """A function that starts a run of a chaos DAG, with `kind=` of that DAG for another kind than PyTorchJob."""
+    with contextlib.ExitStack() as watchers:
+
+        def begin(dag: str, kind: Kind = PYTORCHJOB, **conf: Any) -> Stage:
+            kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
+            watcher = watchers.enter_context(Watcher(kube))
+            suffix = "" if kind is PYTORCHJOB else f"_{kind.name.lower()}"
+            return Stage(airflow, cluster, kube, watcher, dag + suffix).start(**conf)
+
+        yield begin

@@ -10,10 +10,12 @@ import signal
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.status import wants_suspension
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.chaos import airflow, begin, check_end, check_reaped, cluster, triggerers
-from tests.e2e.scenario import Begin
+from tests.e2e.scenario import Begin, of_each_kind
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 needs_faults = pytest.mark.embedded  # sets fault switches, which only the embedded cluster has
@@ -39,11 +41,12 @@ def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, air
     stage.check_lines(5, try_number=2)
 
 
+@of_each_kind
 @needs_faults
-def test_worker_killed_after_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
+def test_worker_killed_after_the_create(begin: Begin, kind: Kind, cluster: TestCluster, airflow: Airflow) -> None:
     """Before it knew: the job was created, and whatever it asks next is not answered."""
-    cluster.admin("status", status=503, verb="get,list,watch", path=JOBS)
-    stage = begin("chaos_worker_retries", seconds=15)
+    cluster.admin("status", status=503, verb="get,list,watch", path=f"/{kind.plural}")
+    stage = begin("chaos_worker_retries", kind, seconds=15)
     wait_for("the job's pods", lambda: stage.gpus() == 2)
     stage.kill_task(signal.SIGKILL)
     stage.wait_try(2)
@@ -53,10 +56,11 @@ def test_worker_killed_after_the_create(begin: Begin, cluster: TestCluster, airf
     assert "try 1 left it" in stage.log(2)
 
 
-def test_worker_lost_while_following(begin: Begin, airflow: Airflow) -> None:
+@of_each_kind
+def test_worker_lost_while_following(begin: Begin, kind: Kind, airflow: Airflow) -> None:
     """The process and its supervisor: nobody reports it. The retry goes on with the job."""
-    stage = begin("chaos_worker_retries", seconds=60)
-    stage.wait_line("[Worker 0] line 3")
+    stage = begin("chaos_worker_retries", kind, seconds=60)
+    stage.wait_line(f"[{stage.replicas[1]}] line 3")
     airflow.kill_worker()
     check_end(stage, "success", try_number=2)
     stage.check_lines(60, try_number=2)
@@ -77,10 +81,11 @@ def test_worker_killed_after_execute_returned(begin: Begin) -> None:
         assert "line 0" not in stage.log(2)
 
 
-def test_worker_lost_for_good(begin: Begin, airflow: Airflow) -> None:
+@of_each_kind
+def test_worker_lost_for_good(begin: Begin, kind: Kind, airflow: Airflow) -> None:
     """Without a retry nobody is left to act: the reaper."""
-    stage = begin("chaos_worker", seconds=600)
-    stage.wait_line("[Worker 0] line 3")
+    stage = begin("chaos_worker", kind, seconds=600)
+    stage.wait_line(f"[{stage.replicas[1]}] line 3")
     airflow.kill_worker()
     stage.wait_state("failed")
     check_reaped(stage)
@@ -175,21 +180,23 @@ def test_mark_success_while_deferred(begin: Begin) -> None:
     wait_for("the job is gone", lambda: stage.job() is None)
 
 
-def test_mark_failed_while_deferred_with_keep_job(begin: Begin) -> None:
+@of_each_kind
+def test_mark_failed_while_deferred_with_keep_job(begin: Begin, kind: Kind) -> None:
     """The job is kept, and its GPUs are not."""
-    stage = begin("chaos_deferred_keeps", seconds=600)
+    stage = begin("chaos_deferred_keeps", kind, seconds=600)
     stage.wait_followed()
     stage.set_state("failed")
     check_end(stage, "failed")
     job = stage.job()
     assert job is not None
-    assert job["spec"]["runPolicy"]["suspend"] is True
+    assert wants_suspension(job)
 
 
-def test_clear_while_running(begin: Begin) -> None:
+@of_each_kind
+def test_clear_while_running(begin: Begin, kind: Kind) -> None:
     """The old worker's kill releases its job; the new try's one is another."""
-    stage = begin("chaos_worker", seconds=10)
-    stage.wait_line("[Worker 0] line 3")
+    stage = begin("chaos_worker", kind, seconds=10)
+    stage.wait_line(f"[{stage.replicas[1]}] line 3")
     stage.clear()
     stage.wait_try(2)
     check_end(stage, "success", jobs=2, try_number=2)
@@ -233,10 +240,11 @@ def test_api_server_away_while_marked_failed(begin: Begin, cluster: TestCluster)
     stage.wait_line("2 GPUs released")
 
 
+@of_each_kind
 @pytest.mark.parametrize("dag", ["chaos_worker", "chaos_deferred"])
-def test_job_deleted_under_us(begin: Begin, dag: str) -> None:
-    stage = begin(dag, seconds=600)
-    stage.wait_line("[Worker 0] line 3")
+def test_job_deleted_under_us(begin: Begin, kind: Kind, dag: str) -> None:
+    stage = begin(dag, kind, seconds=600)
+    stage.wait_line(f"[{stage.replicas[1]}] line 3")
     if dag == "chaos_deferred":
         stage.wait_followed()
     stage.kube.delete(stage.wait_created()["metadata"]["name"])
@@ -244,8 +252,9 @@ def test_job_deleted_under_us(begin: Begin, dag: str) -> None:
     assert "TrainingInfrastructureError" in stage.log()
 
 
-def test_job_deleted_under_us_with_a_retry(begin: Begin) -> None:
-    stage = begin("chaos_deferred_retries", seconds=10)
+@of_each_kind
+def test_job_deleted_under_us_with_a_retry(begin: Begin, kind: Kind) -> None:
+    stage = begin("chaos_deferred_retries", kind, seconds=10)
     stage.wait_followed()
     stage.kube.delete(stage.wait_created()["metadata"]["name"])
     check_end(stage, "success", jobs=2, try_number=2)

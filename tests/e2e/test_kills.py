@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import Kind
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.scenario import Begin, beginning
+from tests.e2e.scenario import Begin, beginning, of_each_kind
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 
@@ -19,9 +20,10 @@ def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
         yield function
 
 
-def test_mark_failed_while_running(begin: Begin) -> None:
-    stage = begin("chaos_worker", seconds=600)
-    stage.wait_line("[Worker 0] line")
+@of_each_kind
+def test_mark_failed_while_running(begin: Begin, kind: Kind) -> None:
+    stage = begin("chaos_worker", kind, seconds=600)
+    stage.wait_line(f"[{stage.replicas[1]}] line")
     stage.set_state("failed")
     stage.check_freed()
     stage.check_created(1)
@@ -29,8 +31,9 @@ def test_mark_failed_while_running(begin: Begin) -> None:
     assert "TrainingKilledError: The task was killed" in stage.log()
 
 
-def test_mark_failed_while_deferred(begin: Begin) -> None:
-    stage = begin("chaos_deferred", seconds=600)
+@of_each_kind
+def test_mark_failed_while_deferred(begin: Begin, kind: Kind) -> None:
+    stage = begin("chaos_deferred", kind, seconds=600)
     stage.wait_followed()
     stage.set_state("failed")
     stage.check_freed()
@@ -40,9 +43,10 @@ def test_mark_failed_while_deferred(begin: Begin) -> None:
     stage.wait_line("2 GPUs released")
 
 
-def test_clear_while_deferred_starts_anew(begin: Begin) -> None:
+@of_each_kind
+def test_clear_while_deferred_starts_anew(begin: Begin, kind: Kind) -> None:
     """The old try's trigger is killed while the new try already runs: it must not touch the new job."""
-    stage = begin("chaos_deferred", seconds=15)
+    stage = begin("chaos_deferred", kind, seconds=15)
     stage.wait_followed()
     stage.clear()
     stage.wait_try(2)

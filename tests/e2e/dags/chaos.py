@@ -8,7 +8,7 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG
 
-from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
 # `seconds`, `wait` and `code` come with the run; the line is written before the second passes, so that there always is
 # one; the Master's end is the job's, so it waits for the Worker, which has waited for it; and the first process of a
@@ -17,7 +17,7 @@ COUNT = """
 trap 'exit 143' TERM
 i=0
 while [ $i -lt {{ dag_run.conf.get("seconds", 20) }} ]; do echo line $i; i=$((i+1)); sleep 1; done
-[ $RANK != 0 ] || sleep {{ dag_run.conf.get("wait", 4) }}
+[ ${RANK:-$PET_NODE_RANK} != 0 ] || sleep {{ dag_run.conf.get("wait", 4) }}
 exit {{ dag_run.conf.get("code", 0) }}
 """
 JOB: dict[str, Any] = {
@@ -53,12 +53,18 @@ def dag(dag_id: str, operator: type[PyTorchJobOperator] = PyTorchJobOperator, **
         operator(**JOB, workers=1, **parameters)
 
 
-dag("chaos_worker", deferrable=False)
-dag("chaos_worker_retries", deferrable=False, retries=1)
+def dag_of_each_kind(dag_id: str, **parameters: Any) -> None:
+    dag(dag_id, **parameters)
+    with a_dag(f"{dag_id}_trainjob"):
+        TrainJobOperator(**JOB, runtime="torch-distributed", nodes=2, **parameters)
+
+
+dag_of_each_kind("chaos_worker", deferrable=False)
+dag_of_each_kind("chaos_worker_retries", deferrable=False, retries=1)
 dag("chaos_worker_ended", WaitsAfterExecute, deferrable=False, retries=1)
-dag("chaos_deferred")
-dag("chaos_deferred_retries", retries=1)
-dag("chaos_deferred_keeps", on_finish_action="keep_job")
+dag_of_each_kind("chaos_deferred")
+dag_of_each_kind("chaos_deferred_retries", retries=1)
+dag_of_each_kind("chaos_deferred_keeps", on_finish_action="keep_job")
 dag("chaos_deadline", execution_timeout=datetime.timedelta(seconds=30))
 dag("chaos_timeout", SoonTimedOut, execution_timeout=datetime.timedelta(seconds=30))
 with a_dag("chaos_many"):  # jobs that end a second after their tasks have deferred
