@@ -54,10 +54,14 @@ class TrainingHook:
         try:
             self._extras = dict(KubernetesHook.get_connection(self.conn_id).extra_dejson)
         except AirflowNotFoundException as e:
-            raise AccessError(
-                f"There is no connection {self.conn_id!r}. Add it: airflow connections add {self.conn_id} --conn-type "
-                """kubernetes --conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
-            ) from e
+            raise self._missing() from e
+
+    def _missing(self) -> AccessError:
+        """The error for a connection that Airflow doesn't have."""
+        return AccessError(
+            f"There is no connection {self.conn_id!r}. Add it: airflow connections add {self.conn_id} --conn-type "
+            """kubernetes --conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
+        )
 
     @property
     def namespace(self) -> str | None:
@@ -80,11 +84,19 @@ class TrainingHook:
         return await asyncio.to_thread(kubeconfig.digest, self._files) != self._digest
 
     async def _read(self) -> Mapping[str, Any]:
-        """The connection's extras: what `load` has read, else as they are now."""
+        """The connection's extras: what `load` has read, else as they are now.
+
+        :raises AccessError: there is no such connection.
+        """
+        from airflow.sdk.exceptions import AirflowNotFoundException
+
         if self._extras is not None:
             return self._extras
         airflow_hook = await asyncio.to_thread(_import_airflow_hook)
-        extras: Mapping[str, Any] = await airflow_hook(self.conn_id).get_conn_extras()
+        try:  # by keyword: the first parameter of AsyncKubernetesHook is another one than KubernetesHook's
+            extras: Mapping[str, Any] = await airflow_hook(conn_id=self.conn_id).get_conn_extras()
+        except AirflowNotFoundException as e:
+            raise self._missing() from e
         return extras
 
     @contextlib.asynccontextmanager

@@ -208,6 +208,18 @@ async def test_a_connection_that_is_not_defined_is_an_error_with_the_remedy(home
         TrainingHook("elsewhere").load()
 
 
+async def test_a_trigger_reads_its_own_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers don't call `load`: they read the connection in their event loop."""
+    define({"kube_config_path": PATH}, home, monkeypatch)
+    other = {"kube_config_path": str(home / "kubeconfig"), "cluster_context": "unverified"}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps({"conn_type": "kubernetes", "extra": other}))
+    client = await TrainingHook("other").make_client()
+    await client.close()
+    assert client.configuration.host == "https://unverified.example:6443"
+    with pytest.raises(AccessError, match="There is no connection 'elsewhere'"):
+        await TrainingHook("elsewhere").make_client()
+
+
 async def test_two_sources_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define({"kube_config_path": PATH, "in_cluster": True}, home, monkeypatch)
     with pytest.raises(

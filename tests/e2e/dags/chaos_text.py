@@ -31,5 +31,5 @@ with DAG("chaos_result", schedule=None, start_date=START, tags=["chaos"]):
 with DAG("chaos_error_page", schedule=None, start_date=START, tags=["chaos"]):
     PyTorchJobSensor(
         task_id="train", job_name="absent", namespace="default", kubernetes_conn_id="proxied",
-        timeout=datetime.timedelta(minutes=20).total_seconds(),
+        timeout=datetime.timedelta(minutes=10).total_seconds(),
     )  # fmt: skip
