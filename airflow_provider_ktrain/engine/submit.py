@@ -42,7 +42,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import kueue, paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.deletion import DeletionWaiter
+from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
 from airflow_provider_ktrain.engine.errors import explain, is_transient
 from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, delete_fenced
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import Any
 
-from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 from .fakekube import FakeKube, Record, stamp, until
 from .log_following import Sink, following, numbered, write

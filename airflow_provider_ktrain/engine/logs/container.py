@@ -30,7 +30,6 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, RateLimitedEmitter
@@ -43,6 +42,7 @@ from airflow_provider_ktrain.engine.logs.reader import (
     time_of_line,
 )
 from airflow_provider_ktrain.engine.logs.report import Tally
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 log = logging.getLogger(__name__)
 

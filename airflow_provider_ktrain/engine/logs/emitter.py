@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine.logs.budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes

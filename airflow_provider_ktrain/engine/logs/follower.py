@@ -12,12 +12,12 @@ from collections.abc import Callable
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.logs.budget import StreamBudget, process_budget
 from airflow_provider_ktrain.engine.logs.container import ContainerFollower, JobLogs
 from airflow_provider_ktrain.engine.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, ignore
 from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
 SILENCE_CHECK_TIMEOUT_SECONDS = 60.0  #: for asking whether all containers are silent
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most

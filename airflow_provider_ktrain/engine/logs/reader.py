@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.logs.budget import StreamBudget
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer
 from airflow_provider_ktrain.engine.logs.emitter import LineSplitter, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 STREAM_SILENCE_SECONDS = 300.0  #: without a byte from a followed stream until it is requested again: it may be dead
 PEEK_TIMEOUT_SECONDS = 10.0  #: without a byte until a request for a few lines is given up
