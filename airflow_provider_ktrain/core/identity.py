@@ -1,6 +1,6 @@
-"""Who a job belongs to: its deterministic name, its owner, and what a task may do with a job that it finds.
+"""Who a job belongs to: its deterministic name, its labels and owner, and the labels that find its pods.
 
-Pure: the engine reads the cluster and carries out what is decided here.
+What a task may do with a job that it finds under its name is decided in `core/adoption.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import enum
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 PREFIX = "ktrain.airflow"
 DEPLOYMENT_LABEL = f"{PREFIX}/deployment"
@@ -132,112 +131,6 @@ def label_value(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 62 - HASH_LENGTH].strip("-_.")
     return f"{readable}-{digest}" if readable else digest
-
-
-class Action(enum.Enum):
-    """What a task does with the job that stands where it would create its own."""
-
-    ADOPT = "adopt"  #: patch the owner to this try and follow it
-    TAKE_RESULT = "take its result"  #: it succeeded for an earlier try of this run: do not train again
-    REPLACE = "replace"  #: release it, then create
-    WAIT = "wait"  #: it is being deleted: wait until it is gone, then create
-    REFUSE = "refuse"  #: it is not ours, or a later try's
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a task does with a job that it finds under its name, and why.
-
-    :param action: what it does.
-    :param reason: a clause for the log.
-    :param detail: a sentence that explains the reason. Default: "".
-    """
-
-    action: Action
-    reason: str
-    detail: str = ""
-
-
-def first_try_since_clear(max_tries: int, retries: int) -> int:
-    """The try number with which this task's present life began.
-
-    A clear adds `retries` to what was tried (Airflow sets `max_tries = try_number + retries`), so an owner whose try is
-    at least this one is an earlier try of the same life (a retry), and an older one belongs to the time before a
-    clear. A clear *while running* does not move max_tries: it looks like a retry. A `retries` that was lowered
-    in the DAG file meanwhile looks like a clear here: `cleared` knows better.
-    """
-    return max_tries - retries + 1
-
-
-def cleared(owner: Owner, me: Owner, first_try: int) -> bool:
-    """Whether the task was cleared between two of its tries, as far as Airflow lets that be seen."""
-    if owner.max_tries is None or me.max_tries is None:
-        return owner.try_number < first_try
-    return owner.max_tries != me.max_tries
-
-
-def decide(
-    found: Mapping[str, Any], me: Owner, first_try: int, *, reattach: Reattach = "always", changed: bool = False
-) -> Decision:
-    """What to do with a job that has our name.
-
-    :param found: the job as it stands.
-    :param me: this try.
-    :param first_try: of `first_try_since_clear`.
-    :param reattach: `if_unchanged` replaces a live job whose manifest differs from ours.
-    :param changed: whether it does.
-    """
-    owner = Owner.of(found)
-    if owner is None:
-        return Decision(Action.REFUSE, "it has no owner annotation", "Somebody else created it.")
-    if owner.key != me.key:
-        return Decision(Action.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
-    if owner.try_number > me.try_number:  # a worker that was cut off for long, or a run deleted and created again
-        return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
-    phase = phase_of(found)
-    proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
-    if (found.get("metadata") or {}).get("deletionTimestamp") and not proves_success:
-        return Decision(Action.WAIT, "it is being deleted")
-    if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # in one run of one Airflow no two tries have it
-        theirs = f"it is {phase} and belongs to another try {me.try_number}"
-        why = "Another Airflow has the same [ktrain] deployment_id, or this run was deleted and created again."
-        return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs, why)
-    whose = "this try" if owner.ti_id == me.ti_id else f"try {owner.try_number}"
-    if phase is Phase.FAILED:
-        return Decision(Action.REPLACE, f"it is the failed job of {whose}")
-    if cleared(owner, me, first_try):
-        return Decision(Action.REPLACE, f"the task was cleared after {whose} submitted it")
-    if phase is Phase.SUCCEEDED:
-        return Decision(Action.TAKE_RESULT, f"it succeeded for {whose}")
-    if changed and reattach == "if_unchanged" and owner.ti_id != me.ti_id:
-        return Decision(Action.REPLACE, f"the manifest has changed since {whose}")
-    return Decision(Action.ADOPT, f"{whose} left it {phase}")
-
-
-def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
-    """JSON paths where `found` lacks or contradicts what `wanted` says; what only `found` has is the cluster's own.
-
-    Lists whose items have a `manager` (runtimePatches of a TrainJob) are compared by it: Kueue adds an entry.
-    """
-    if _by_manager(wanted) and _by_manager(found):
-        theirs = {entry["manager"]: entry for entry in found}
-        for i, entry in enumerate(wanted):
-            yield from differences(entry, theirs.get(entry["manager"]), f"{path}[{i}]")
-    elif isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key, value in wanted.items():
-            if key in found:
-                yield from differences(value, found[key], f"{path}.{key}")
-            elif value not in (None, {}, []):
-                yield f"{path}.{key}"
-    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
-            yield from differences(a, b, f"{path}[{i}]")
-    elif wanted != found:
-        yield path
-
-
-def _by_manager(items: Any) -> bool:
-    return isinstance(items, list) and all(isinstance(i, Mapping) and isinstance(i.get("manager"), str) for i in items)
 
 
 @dataclass(frozen=True)

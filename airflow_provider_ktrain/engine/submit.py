@@ -2,7 +2,7 @@
 
 All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: of two
 tries that race, one create succeeds and the other gets 409 AlreadyExists. The loser reads the job and decides by the
-owner annotation (`core.identity.decide`): it adopts a live job, replaces a failed one, takes the result of one that
+owner annotation (`core.adoption.decide`): it adopts a live job, replaces a failed one, takes the result of one that
 succeeded, waits for one that is being deleted, and refuses one that isn't its own.
 
 A try adopts a job by a patch of the owner annotation. This patch, like every delete, carries the resourceVersion of the
@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from airflow_provider_ktrain.core.adoption import Action, Decision, decide, differences
 from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
@@ -31,13 +32,9 @@ from airflow_provider_ktrain.core.identity import (
     PREFIX,
     SUBMISSION_LABEL,
     SUSPENDED_ANNOTATION,
-    Action,
-    Decision,
     JobRef,
     Owner,
     Reattach,
-    decide,
-    differences,
 )
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine import kueue, paths
@@ -127,7 +124,7 @@ async def submit(
 
     :param build: returns the stamped manifest for the value of its submission label.
     :param me: this try.
-    :param first_try: first try since the task was cleared, by `core.identity.first_try_since_clear`.
+    :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
     :param reattach: whether a live job of an earlier try is adopted. Default: "always".
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.

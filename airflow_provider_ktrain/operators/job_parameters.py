@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.adoption import first_try_since_clear
 from airflow_provider_ktrain.core.checks import check, parameters
 from airflow_provider_ktrain.core.deadline import deadline_of, run_seconds
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey, first_try_since_clear
+from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform

@@ -12,19 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_ktrain.core.adoption import Action, cleared, decide, differences, first_try_since_clear
 from airflow_provider_ktrain.core.identity import (
     DEPLOYMENT_LABEL,
     OWNER_ANNOTATION,
     SUBMISSION_LABEL,
-    Action,
     JobRef,
     Owner,
     Reattach,
     TaskKey,
-    cleared,
-    decide,
-    differences,
-    first_try_since_clear,
     label_value,
 )
 

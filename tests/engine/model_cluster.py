@@ -15,14 +15,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from airflow_provider_ktrain.core.identity import (
-    MANIFEST_ANNOTATION,
-    OWNER_ANNOTATION,
-    JobRef,
-    Owner,
-    TaskKey,
-    first_try_since_clear,
-)
+from airflow_provider_ktrain.core.adoption import first_try_since_clear
+from airflow_provider_ktrain.core.identity import MANIFEST_ANNOTATION, OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
