@@ -164,6 +164,25 @@ def test_hints(changes: list[Change], hint: str) -> None:
     assert hint in [p.hint for p in check(changed(pytorchjob(), *changes))]
 
 
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        ("spec/trainer/resources", "did you mean `resourcesPerNode`?"),
+        ("spec/numNodes", "`numNodes` belongs under spec.trainer"),
+        ("spec/trainer/volumes", "`volumes` belongs in the pod's spec of a runtimePatches entry"),
+        ("spec/trainer/volumeMounts", "`volumeMounts` belongs in a container of a runtimePatches entry"),
+        ("spec/trainer/suspend", "`suspend` belongs under spec"),
+    ],
+)
+def test_hints_of_a_trainjob_name_its_own_fields(place: str, hint: str) -> None:
+    assert [p.hint for p in check(changed(trainjob(), put(place, {})))] == [hint]
+
+
+def test_text_in_place_of_a_number_is_quoted() -> None:
+    (problem,) = check(changed(trainjob(), put("spec/trainer/numNodes", "2")))
+    assert (problem.found, problem.hint) == ("'2'", "write it without quotes")
+
+
 def test_unknown_field_names_the_consequence_and_a_similar_field() -> None:
     """A create is strict: the server refuses what it does not know, and does not drop it."""
     manifest = changed(pytorchjob(), put(f"{CONTAINER}/imagePullPolice", "x"))

@@ -94,6 +94,12 @@ PLACES = {
     "Resources": "under the container's resources",
     "SecurityContext": "under the container's securityContext",
 }  #: types that a misplaced field may belong to, and a description of their place
+PLACES_WITH_RUNTIME = {
+    "TrainJobSpec": "under spec",
+    "Trainer": "under spec.trainer",
+    "PodPatchSpec": "in the pod's spec of a runtimePatches entry",
+    "ContainerPatch": "in a container of a runtimePatches entry",
+}  #: the same for jobs whose pod templates are in a runtime
 
 _SCALARS: dict[str, Schema] = {
     "s": {"type": "string"},
@@ -194,7 +200,7 @@ def _compare_mapping(value: dict[str, Any], schema: Schema, path: str, root: Sch
             and not schema.get("x-kubernetes-preserve-unknown-fields")
             and others is not True
         ):
-            yield Mismatch("unknown", join(path, key), "", "", _meant(key, properties))
+            yield Mismatch("unknown", join(path, key), "", "", _meant(key, properties, root))
     for key in schema.get("required") or ():
         if value.get(key) is None:
             yield Mismatch("missing", join(path, key), "nothing", _described(properties.get(key) or {}))
@@ -208,7 +214,8 @@ def _type_mismatch(value: Any, schema: Schema, path: str) -> Mismatch | None:
         fits, expected = _FITS.get(str(wanted), lambda _: True)(value), _described(schema)
     if fits:
         return None
-    return Mismatch("type", path, _shown(value), expected, _advice(value, schema))
+    found = repr(_shown(value)) if isinstance(value, str) else _shown(value)  # '2' is text, 2 is a number
+    return Mismatch("type", path, found, expected, _advice(value, schema))
 
 
 _FITS = {
@@ -266,14 +273,17 @@ def _duplicates(items: list[Any], schema: Schema, path: str) -> Iterator[Mismatc
         first.setdefault(identity, i)
 
 
-def _meant(key: str, properties: Mapping[str, Schema]) -> str:
+def _meant(key: str, properties: Mapping[str, Schema], root: Schema) -> str:
     if "/" in key and "limits" in properties:
         return "write an extended resource under resources.limits"
     near = next((p for p in properties if p.lower() == key.lower().replace("_", "").replace("-", "")), None)
     near = near or next(iter(difflib.get_close_matches(key, properties, n=1, cutoff=0.75)), None)
+    longer = [p for p in properties if p.startswith(key)]
+    near = near or (longer[0] if len(longer) == 1 else None)  # resources: resourcesPerNode
     if near:
         return f"did you mean `{near}`?"
-    places = [place for name, place in PLACES.items() if re.search(rf"(^| ){re.escape(key)}!?:", TYPES[name])]
+    known_places = PLACES_WITH_RUNTIME if "runtimeRef" in spec_fields(root) else PLACES
+    places = [place for name, place in known_places.items() if re.search(rf"(^| ){re.escape(key)}!?:", TYPES[name])]
     return f"`{key}` belongs {' or '.join(places)}" if places else ""
 
 
