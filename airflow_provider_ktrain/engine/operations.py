@@ -148,6 +148,10 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
 
 
 async def _pause(api: Api, ref: JobRef, job: Object) -> None:
+    """Pause the job by its Workload.
+
+    :raises KtrainError: the job has no Workload, or the right to read or to patch it is missing.
+    """
     try:
         await kueue.pause(api, ref, job)
     except kueue.NotPausableError as e:
