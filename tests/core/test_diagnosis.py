@@ -555,6 +555,21 @@ def test_known_messages_of_programs(line: str, code: int, category: Category) ->
     assert cause.summary.startswith("Worker 2")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: "
+        "environment variable RANK expected, but not set",
+        "KeyError: 'LOCAL_RANK'",
+    ],
+)
+def test_a_program_that_torchrun_did_not_start(line: str) -> None:
+    """The Trainer sets only PET_*, which torchrun reads (migrate-to-trainjob.md)."""
+    cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=line))
+    assert cause.summary == f"Worker 0 lacks the variables that torchrun sets: {line} (exit code 1)"
+    assert cause.resolution.startswith("Start the program by torchrun")
+
+
 def test_no_known_message_is_a_configuration_error() -> None:
     """Configuration errors are never retried, and a log message proves nothing."""
     tables = (

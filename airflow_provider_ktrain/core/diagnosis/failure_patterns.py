@@ -61,6 +61,13 @@ PROGRAM_ERRORS = (
         "Correct `args`. Remove arguments that the program does not define, such as --world-size.",
     ),
     FailurePattern(
+        r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|"
+        r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
+        USER_CODE,
+        "lacks the variables that torchrun sets",
+        "Start the program by torchrun: a TrainJob sets only PET_*, and a PyTorchJob sets no LOCAL_RANK.",
+    ),
+    FailurePattern(
         r"can't open file |No module named '?__main__|unable to launch the specified application as it could not",
         USER_CODE,
         "can't find its program",
