@@ -5,7 +5,7 @@ import os
 import pendulum
 from airflow.sdk import dag, task
 
-IMAGE = os.environ.get("KTRAIN_MPI_IMAGE", "mpi-pi")  # examples/mpi/Dockerfile: mpirun, python3, mpi4py
+IMAGE = os.environ.get("KTRAIN_MPI_IMAGE", "mpi-pi:latest")  # examples/mpi/Dockerfile: mpirun, python3, mpi4py
 
 
 @dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), doc_md=__doc__, tags=["ktrain"])

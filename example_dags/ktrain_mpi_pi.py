@@ -12,7 +12,7 @@ with DAG(
     "ktrain_mpi_pi",
     schedule=None,
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    params={"api": "v1", "image": "mpi-pi"},
+    params={"api": "v1", "image": "mpi-pi:latest"},
     doc_md=__doc__,
     tags=["ktrain", "guides"],
 ):
