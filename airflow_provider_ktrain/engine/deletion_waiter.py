@@ -4,6 +4,8 @@ A name is free only when the job that has it is gone, and a foreground deletion 
 has its grace period. A background deletion frees the name first (recording 58), so the pods are waited for. A suspended
 job is resumed only when its old pods are gone, because operators count a pod that is
 being deleted as failed.
+
+The delete itself is `jobs.delete_fenced`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Requests about one job and its pods that submit, release, follow and the operations share."""
+"""Requests about one job and its pods that submit, release, follow and the operations share.
+
+`delete_fenced` is the one way to delete a job: it can't hit a job that has changed since it was read.
+"""
 
 from __future__ import annotations
 

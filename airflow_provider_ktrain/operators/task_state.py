@@ -1,4 +1,7 @@
-"""What a task stores in Airflow's task state for later tries and resumes: see docs/reference/formats.md."""
+"""What a task stores in Airflow's task state for later tries and resumes: see docs/reference/formats.md.
+
+The place and number of the submission are stored by `submission.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Follows what Kueue does with a job: why it waits, when it is admitted, how often it is preempted.
 
 All jobs of a namespace share one watch of Workloads. Without the right to list them, the job is followed as without
-this, and the log names the missing right once.
+this, and the log names the missing right once. The reasons are read from a Workload in `core/state/queue.py`.
 """
 
 from __future__ import annotations

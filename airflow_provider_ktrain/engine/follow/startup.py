@@ -1,4 +1,8 @@
-"""Finds out whether a job that doesn't start can still start: looks at its events, ever less often."""
+"""Finds out whether a job that doesn't start can still start: looks at its events, less and less often.
+
+The rules, with their grace periods, are in `core/diagnosis/startup.py`; the time limits that the user sets, such as
+`startup_timeout`, are in `core/state/limits.py`.
+"""
 
 from __future__ import annotations
 
