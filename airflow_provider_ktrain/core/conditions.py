@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+FAILED_ANNOTATION = "ktrain.airflow/failed"  #: the condition Failed of a job that a release suspended
 
 
 @dataclass(frozen=True)
@@ -18,12 +21,34 @@ class Condition:
 
 
 def true_conditions(job: Mapping[str, Any]) -> dict[str, Condition]:
-    """The conditions whose status is True, by type."""
+    """The conditions whose status is True, by type, and the condition Failed that the job's annotation has kept."""
     conditions: Iterable[Any] = (job.get("status") or {}).get("conditions") or ()
-    return {
-        str(c["type"]): Condition(
-            str(c["type"]), c.get("reason") or "", c.get("message") or "", c.get("lastTransitionTime") or ""
-        )
-        for c in conditions
-        if isinstance(c, Mapping) and c.get("type") and str(c.get("status")) == "True"
-    }
+    found = [c for c in conditions if isinstance(c, Mapping) and c.get("type") and str(c.get("status")) == "True"]
+    return _kept_failure(job) | {str(c["type"]): _condition(str(c["type"]), c) for c in found}
+
+
+def failure_note(job: Mapping[str, Any]) -> str | None:
+    """The value of FAILED_ANNOTATION; None if the job has not failed.
+
+    A failed TrainJob loses its condition when its JobSet comes back, also while it is suspended (recording 60b).
+    """
+    failed = true_conditions(job).get("Failed")
+    if failed is None:
+        return None
+    return json.dumps({"reason": failed.reason, "message": failed.message, "lastTransitionTime": failed.since})
+
+
+def _kept_failure(job: Mapping[str, Any]) -> dict[str, Condition]:
+    note = ((job.get("metadata") or {}).get("annotations") or {}).get(FAILED_ANNOTATION)
+    if note is None:
+        return {}
+    try:
+        kept = json.loads(note)
+    except ValueError:
+        kept = None
+    return {"Failed": _condition("Failed", kept if isinstance(kept, Mapping) else {})}
+
+
+def _condition(type_: str, fields: Mapping[str, Any]) -> Condition:
+    texts = (str(fields.get(key) or "") for key in ("reason", "message", "lastTransitionTime"))
+    return Condition(type_, *texts)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note
 from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingError
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
@@ -207,7 +208,10 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
     patch = {
         "metadata": {
             "resourceVersion": job["metadata"]["resourceVersion"],
-            "annotations": {SUSPENDED_ANNOTATION: (by or None) if suspend else None},
+            "annotations": {
+                SUSPENDED_ANNOTATION: (by or None) if suspend else None,
+                FAILED_ANNOTATION: failure_note(job) if suspend else None,
+            },
         },
         "spec": kind_of(ref.kind).suspension(suspend),
     }

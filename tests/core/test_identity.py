@@ -13,16 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.adoption import Action, cleared, decide, differences, first_try_since_clear
+from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note, true_conditions
 from airflow_provider_ktrain.core.identity import (
     DEPLOYMENT_LABEL,
     OWNER_ANNOTATION,
     SUBMISSION_LABEL,
+    SUSPENDED_ANNOTATION,
     JobRef,
     Owner,
     Reattach,
     TaskKey,
     label_value,
 )
+from tests.core.trainjobs import trainjob
 
 KEY = TaskKey("prod", "mnist", "train", "manual__2026-11-21T10:00:00+00:00")
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -153,6 +156,26 @@ def test_what_is_done_with_an_earlier_tries_job(
 ) -> None:
     me = Owner(KEY, 3, "me")
     assert decide(job(Owner(KEY, owner_try, "before"), condition), me, first_try, changed=changed).action is action
+
+
+def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> None:
+    """Its JobSet came back while it was suspended (recording 60b): the next try must not resume it."""
+    failed = trainjob(2, ("Failed", "True", "DeadlineExceeded"))
+    found = trainjob(2, ("Suspended", "True", "Suspended"))
+    found["spec"]["suspend"] = True
+    found["metadata"]["annotations"] = {
+        OWNER_ANNOTATION: Owner(KEY, 1, "before").annotation(),
+        SUSPENDED_ANNOTATION: "before",
+        FAILED_ANNOTATION: failure_note(failed),
+    }
+    assert decide(found, Owner(KEY, 2, "me"), 1).action is Action.REPLACE
+    assert true_conditions(found)["Failed"] == true_conditions(failed)["Failed"]
+    assert failure_note(trainjob()) is None
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", "null"])
+def test_a_failure_that_cannot_be_read_is_a_failure(note: str) -> None:
+    assert "Failed" in true_conditions({"metadata": {"annotations": {FAILED_ANNOTATION: note}}})
 
 
 CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.core.identity import OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
@@ -121,7 +122,7 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
     ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 1})).ref
     first = await until(lambda: jobset(task))
     assert first is not None
-    outcome = await task.ended(ref, deleted=False, on_finish_action="keep_job")
+    outcome = await task.ended(ref, deleted=False, on_finish_action=OnFinishAction.KEEP_JOB)
     assert outcome.phase is Phase.FAILED
     job = await task.job()
     assert job is not None
@@ -134,6 +135,18 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
     await until(comes_back)
     assert wants_suspension(await jobset(task) or {})
     assert not await task.holding(ref)
+
+    async def has_lost_its_condition() -> bool:
+        conditions = ((await task.job() or {}).get("status") or {}).get("conditions") or ()
+        return not any((c["type"], c["status"]) == ("Failed", "True") for c in conditions)
+
+    await until(has_lost_its_condition)
+    again = await task.follow(ref, release=False)  # a triggerer that restarted
+    assert isinstance(again, Outcome)
+    assert again.phase is Phase.FAILED
+    retry = await task.submit(2)
+    assert retry.created
+    assert "it is the failed job of try 1. Replacing it." in str(task.log)
 
 
 async def test_failed_is_the_end_although_the_condition_vanishes(task: TrainTask, cluster: TestCluster) -> None:
