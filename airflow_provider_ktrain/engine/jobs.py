@@ -144,16 +144,34 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     :param pods: pods that `ref.pod_selector` selects.
     :return: empty if no owner had to be read, or if it doesn't exist or can't be read.
     """
-    if all(_certain_owner(pod, ref) is not None for pod in pods):
+    unknown = [pod for pod in pods if _certain_owner(pod, ref) is None]
+    if not unknown:
         return {}
     try:
         owner = await api.request("GET", paths.pod_owner(ref))
     except ApiStatusError as e:
         if e.status in (403, 404):
-            return {}
+            return await _owners_by_age(api, ref, unknown)
         raise
     ours = any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
     return {owner["metadata"]["uid"]: ours, "": ours}  # of pods of an earlier owner with this name nothing is known
+
+
+async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """`pod_owners` where what owns the pods can't be read: those of a later job of this name are as young as that job.
+
+    :return: empty if no other job has this name.
+    """
+    try:
+        job = await api.request("GET", paths.job(ref))
+    except ApiStatusError as e:
+        if e.status in (403, 404):
+            return {}
+        raise
+    if job["metadata"]["uid"] == ref.uid:
+        return {}
+    by_age = sorted((pod["metadata"]["creationTimestamp"], owner_of(pod, ref)) for pod in pods)
+    return {owner: created < job["metadata"]["creationTimestamp"] for created, owner in by_age}
 
 
 def _certain_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:

@@ -355,5 +355,38 @@ class EvictedApi(Api):
         return self.job or {}
 
 
+class NamesakeApi(Api):
+    """A TrainJob that is gone. The next try's has its name; pods have no label of ours, and JobSets can't be read.
+
+    :param created: of the pods, by their names.
+    """
+
+    ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "old", "ti-1", submission="first")
+
+    def __init__(self, **created: str) -> None:
+        super().__init__(EvictedApi._nobody)
+        labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
+        self.pods = [
+            {
+                "metadata": {
+                    "name": name, "uid": name, "creationTimestamp": at,
+                    "labels": {**labels, "jobset.sigs.k8s.io/jobset-uid": f"jobset-of-{name}"},
+                },
+                "status": {"phase": "Running"},
+            }
+            for name, at in created.items()
+        ]  # fmt: skip
+
+    async def request(self, method: str, path: str, **_: Any) -> Object:
+        plural, name = path.split("/")[-2:]
+        if plural == "jobsets":
+            raise ApiStatusError(403, "Forbidden")
+        if plural == "trainjobs":
+            return {"metadata": {"name": name, "uid": "new", "creationTimestamp": "2026-11-22T10:01:00Z"}}
+        if method == "DELETE":
+            self.pods = [pod for pod in self.pods if pod["metadata"]["name"] != name]
+        return {"items": list(self.pods)}
+
+
 def soon(seconds: float = 0.0) -> float:
     return time.monotonic() + seconds

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.engine.api import ApiUnavailable
 from airflow_provider_ktrain.engine.jobs import job_pods
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
-from tests.engine.tasks import EvictedApi, MeddledApi, Task, api_of, of_each_kind, until
+from tests.engine.tasks import EvictedApi, MeddledApi, NamesakeApi, Task, api_of, of_each_kind, until
 
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
 #: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
@@ -318,3 +318,11 @@ async def test_pods_of_a_job_without_our_labels_are_found(task: Task) -> None:
     await task.running(ref)
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)
     assert (await release(task.api, theirs)).gpus == 1
+
+
+async def test_pods_of_the_next_tries_job_are_not_deleted() -> None:
+    """Trainer before 2.2 can't label pods, and kubeflow-trainer-edit grants no right to read JobSets."""
+    api = NamesakeApi(before="2026-11-22T10:00:00Z", after="2026-11-22T10:01:00Z")
+    released = await release(api, api.ref, timeout=5)
+    assert released.pods == 1
+    assert [pod["metadata"]["name"] for pod in api.pods] == ["after"]
