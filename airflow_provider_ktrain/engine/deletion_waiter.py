@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef
@@ -22,9 +22,11 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.jobs import Log, is_terminating, job_pods, list_pods, read_job
 
 Object = dict[str, Any]
+T = TypeVar("T")
 #: time after the end of a pod's grace period from which messages suspect its node
 NODE_SUSPECTED_AFTER_SECONDS = 30.0
 
@@ -34,18 +36,19 @@ class DeletionWaiter:
 
     :param timeout: total time to wait, in seconds. Each tenth of it, the log says what is still there.
     :param log: where that is logged.
+    :param patience: how long to repeat each request to an unreachable or overloaded API server, in seconds.
     """
 
-    def __init__(self, timeout: float, log: Log) -> None:
-        self._timeout, self._log = timeout, log
+    def __init__(self, timeout: float, log: Log, *, patience: float) -> None:
+        self._timeout, self._log, self._patience = timeout, log, patience
         self._began_at: float | None = None  # a lost connection in between doesn't restart the timeout
         self._reported_at: float | None = None
 
     async def wait_for_job(self, api: Api, ref: JobRef) -> None:
         """Wait until the job is gone. At the timeout, raise a ClusterError that names what keeps it and what to do."""
-        while (job := await read_job(api, ref)) is not None:
+        while (job := await self._ask(lambda: read_job(api, ref))) is not None:
             if self._report_is_due():
-                pods = await job_pods(api, ref)
+                pods = await self._ask(lambda: job_pods(api, ref))
                 self._report(
                     ref, "being deleted", "; ".join(map(_describe_terminating, pods)) or _describe_finalizers(job), pods
                 )
@@ -53,7 +56,7 @@ class DeletionWaiter:
 
     async def wait_for_pods(self, api: Api, ref: JobRef) -> None:
         """Wait until no pod of the job is terminating. At the timeout, raise a ClusterError that names the pods."""
-        while pods := [pod for pod in await job_pods(api, ref) if is_terminating(pod)]:
+        while pods := [pod for pod in await self._ask(lambda: job_pods(api, ref)) if is_terminating(pod)]:
             if self._report_is_due():
                 self._report(ref, "being suspended", "; ".join(map(_describe_terminating, pods)), pods)
             await asyncio.sleep(0.5)
@@ -64,14 +67,17 @@ class DeletionWaiter:
         :param ref: the job that is to be created; it has no uid.
         :return: False if a job has this name now.
         """
-        while pods := await list_pods(api, ref.namespace, ref.pod_selector):
-            if await _exists(api, paths.job(ref)):
+        while pods := await self._ask(lambda: list_pods(api, ref.namespace, ref.pod_selector)):
+            if await self._ask(lambda: _exists(api, paths.job(ref))):
                 return False
             if self._report_is_due():
                 held = "; ".join(map(_describe_terminating, pods))
                 self._report(ref, "waiting for pods of an earlier job of this name", held, pods)
             await asyncio.sleep(0.5)
         return True
+
+    async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await retry_transient(ask, time.monotonic() + self._patience)
 
     def _report_is_due(self) -> bool:
         """Whether to log the progress, or to give up."""

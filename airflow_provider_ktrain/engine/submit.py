@@ -134,7 +134,7 @@ async def submit(
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
     claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
-    waiter = DeletionWaiter(deletion_patience, log)
+    waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     look_first = me.try_number > 1
     while True:
         if look_first and (
@@ -175,7 +175,7 @@ async def adopt(
     claim = _Claim(
         kind, version, {"metadata": metadata}, me, first_try, reattach, invalid=str(invalid), changed=invalid.final
     )
-    waiter = DeletionWaiter(deletion_patience, log)
+    waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     while await _retry("get", lambda: _find(api, claim), claim, patience, log) is not None:
         if taken := await _retry("patch", lambda: _take_existing(api, claim, waiter, log), claim, patience, log):
             return taken
@@ -183,8 +183,12 @@ async def adopt(
 
 
 async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, patience: float, log: Log) -> T:
-    """Result of `ask`, repeated for `patience` seconds while the API server is unreachable or overloaded."""
-    end, delay = time.monotonic() + patience, 0.5
+    """Result of `ask`, repeated for `patience` seconds while the API server is unreachable or overloaded.
+
+    They count from the first failure, because `ask` may wait for minutes until pods have stopped.
+    """
+    failing_since: float | None = None
+    delay = 0.5
     while True:
         try:
             return await ask()
@@ -192,7 +196,9 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
             again = is_transient(e) or (
                 isinstance(e, ApiStatusError) and e.conflict
             )  # a quota was updated at the same time
-            if not again or time.monotonic() + delay > end:
+            now = time.monotonic()
+            failing_since = failing_since or now
+            if not again or now + delay > failing_since + patience:
                 raise explain(e, verb, f"{claim.kind.plural}.{claim.kind.group}", claim.namespace) from None
             log.warning(f"The API server can't process the request for {claim} now. Trying again.\n{e}")
             # the API server may have created the job although its response was lost: the next create then gets 409

@@ -21,14 +21,14 @@ from airflow_provider_ktrain.core.errors import (
     UnreachableError,
 )
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.errors import explain
 from airflow_provider_ktrain.engine.jobs import served_version
 from airflow_provider_ktrain.engine.release import Mode, release
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, TrainTask, api_of, of_each_kind, until
 
 
 @of_each_kind
@@ -496,3 +496,38 @@ async def test_invalid_manifest_creates_no_job(task: Task) -> None:
     with pytest.raises(ManifestError, match="two Masters"):
         await take_over(task, "always", ManifestError("two Masters"))
     assert await task.job() is None
+
+
+class EndingPodsApi(Api):
+    """No job has the name, but pods of an earlier one for 1.5 s. Then a connection is lost once."""
+
+    def __init__(self) -> None:
+        super().__init__(self._nobody)
+        pod = {"metadata": {"name": "train-node-0-0-abcde", "uid": "p"}}
+        self.answers: list[Any] = [[pod], [pod], [pod], ApiUnavailable("reset"), [pod], ApiUnavailable("reset"), []]
+
+    @staticmethod
+    async def _nobody() -> Any:
+        raise ApiUnavailable("there is no server")
+
+    async def cluster(self) -> str:
+        return "here"
+
+    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        if method == "POST":
+            return {"metadata": {**how["body"]["metadata"], "uid": "u"}}
+        if not path.endswith("/pods"):
+            raise ApiStatusError(404, "NotFound")
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"items": answer}
+
+
+async def test_the_wait_for_earlier_pods_does_not_use_up_the_patience() -> None:
+    task = TrainTask(EndingPodsApi(), "ns")
+    manifest = task.manifest(1, "s", "true", {}, 1, "Never")
+    submitted = await submit(
+        task.api, TRAINJOB, "v1alpha1", lambda _: manifest, task.owner(1), 1, patience=0.8, log=task.log
+    )
+    assert submitted.created
