@@ -80,6 +80,16 @@ def test_phase_without_conditions(job: Any, pods: list[Any], phase: Phase) -> No
     assert phase_of(job, pods) is phase
 
 
+def test_an_mpi_job_runs_when_its_launcher_does() -> None:
+    """Its nodes run an SSH server 12 s before (recording 57)."""
+    job = trainjob(jobsStatus=jobs_status(node={"ready": 1, "active": 1}, launcher={}))
+    assert phase_of(job) is Phase.PENDING
+    assert phase_of(job, [pod()]) is Phase.STARTING
+    assert phase_of(job, [pod(), pod("launcher", phase="Pending")]) is Phase.PENDING
+    assert phase_of(job, [pod(), pod("launcher")]) is Phase.RUNNING
+    assert phase_of(trainjob(), [pod("launcher")]) is Phase.RUNNING  # Trainer 2.0 has no jobsStatus
+
+
 def test_a_queued_job_has_no_conditions_at_first() -> None:
     job = trainjob()
     job["spec"]["suspend"] = True

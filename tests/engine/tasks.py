@@ -366,7 +366,7 @@ class NamesakeApi(Api):
     def __init__(self, **created: str) -> None:
         super().__init__(EvictedApi._nobody)
         labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
-        self.pods = [
+        self.pods: list[Object] = [
             {
                 "metadata": {
                     "name": name, "uid": name, "creationTimestamp": at,

@@ -102,17 +102,21 @@ class TrainJob(TrainJobManifest):
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether a pod of the trainer runs or has run. There is no condition for it.
+        """Whether a pod that runs the program runs or has run: of the launcher if there is one. No condition tells it.
 
-        `jobsStatus` counts Jobs: `ready` is 1 only while all pods of one are ready. It decides where no pods are given.
+        The nodes of an MPI runtime run an SSH server before (recording 57). `jobsStatus` counts Jobs: `ready` is 1 only
+        while all pods of one are ready. It decides where no pods are given.
         """
-        known = list(pods)
+        known, by_launcher = list(pods), LAUNCHER in self._roles(job)
+
+        def starts(role: str) -> bool:
+            return role == LAUNCHER if by_launcher else role not in INITIALIZERS
+
         if not known:
-            training = [entry for entry in _jobs_status(job) if entry.get("name") not in INITIALIZERS]
-            return any(entry.get("ready") for entry in training)
+            return any(entry.get("ready") for entry in _jobs_status(job) if starts(str(entry.get("name"))))
         return any(
             (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
-            and self.pod_role((pod.get("metadata") or {}).get("labels") or {})[0] not in INITIALIZERS
+            and starts(self.pod_role((pod.get("metadata") or {}).get("labels") or {})[0])
             for pod in known
         )
 
