@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
-from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.kinds import TRAINJOB
+from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.engine import operations, paths
-from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Outcome
+from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.jobs import job_pods, list_pods
 from airflow_provider_ktrain.engine.release import Mode, release
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, MeddledApi, TrainTask, api_of, until
+from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
+from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, until
 
 Object = dict[str, Any]
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
@@ -69,6 +74,41 @@ async def test_pods_of_a_jobset_of_somebody_else_are_not_the_jobs(task: TrainTas
     assert await list_pods(task.api, ref.namespace, ref.pod_selector)
     assert await job_pods(task.api, namesake) == []
     assert ours["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] == ref.name
+
+
+class LogRequests(Api):
+    """Has no logs, and keeps which were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(EvictedApi._nobody)
+        self.asked: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, **_: Any) -> AsyncIterator[Any]:
+        self.asked.append(path.split("/")[-2])
+        if self.asked:
+            raise ApiStatusError(404, "NotFound")
+        yield
+
+
+async def test_the_launcher_is_the_primary_although_the_job_had_no_status_at_first() -> None:
+    """The runtime decides that there is a launcher. Its log has the result."""
+    api, log, launcher = LogRequests(), Lines(), pod("launcher")
+    launcher["status"]["containerStatuses"] = [
+        {"name": "node", "restartCount": 0, "state": {"running": {"startedAt": CREATED}}}
+    ]
+    launcher["metadata"]["namespace"] = "ns"
+    launcher["spec"] = {"containers": [{"name": "node"}]}
+    state = JobState(JobRef("TrainJob", "v1alpha1", "ns", "train", "j"), Handover())
+    output = JobOutput(api, state, "primary", Cursor(), Handover(), log)
+    output.observe(trainjob(), {}, ())
+    output.observe(trainjob(jobsStatus=jobs_status(node={}, launcher={})), {"l": launcher}, ())
+
+    async def asked() -> bool:
+        return launcher["metadata"]["name"] in api.asked
+
+    await until(asked, 5)
+    await output.close()
 
 
 # ---- restarts
