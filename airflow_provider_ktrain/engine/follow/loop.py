@@ -169,7 +169,7 @@ class _Loop:
         if state.phase.ended:
             self._pods_behind = await self._observer.pods_are_behind()
             return None if self._pods_behind else await finisher.ended()
-        cause = await self._passed_limit() or await self._crash_loop() or self._queue.find_failure()
+        cause = await self._passed_limit() or await self._crash_loop() or await self._queue.find_failure()
         cause = cause or await self._startup.find_failure()
         return None if cause is None else await finisher.failed(cause)
 

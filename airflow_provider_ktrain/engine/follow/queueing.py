@@ -47,6 +47,7 @@ class QueueFollower:
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
         self._phase_since = 0.0
+        self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
         self._evictions: set[tuple[str, str]] = set()  # that were logged
         self._handed_over = state.metrics.get("queue.evictions", 0)  # that the previous process has logged
@@ -73,12 +74,13 @@ class QueueFollower:
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
-        job = self._state.job
-        if job is None or not self._state.ref.uid or not kueue.queue_of(job):
-            return
-        await self._subscribe()
-        workload = workload_of(self._workloads.objects.values(), self._state.ref.uid) if self._workloads else None
+        job, workload = self._state.job, None
+        if job is not None and self._state.ref.uid and kueue.queue_of(job):
+            await self._subscribe()
+            if self._workloads is not None:
+                workload = workload_of(self._workloads.objects.values(), self._state.ref.uid)
         if workload is None:
+            self.status = None  # what an earlier Workload showed proves nothing about the job now
             return
         status = queue_status(workload)
         if self.status is None or status.phase is not self.status.phase:
@@ -148,9 +150,11 @@ class QueueFollower:
 
     @property
     def due(self) -> float | None:
-        """When the task fails if the queue's state doesn't change, by `time.monotonic`; None if it doesn't."""
+        """When the task may fail if the queue's state doesn't change, by `time.monotonic`; None if it doesn't."""
         seconds = self.status.fails_after_seconds if self.status is not None else None
-        return None if seconds is None else self._phase_since + seconds
+        if seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+            return None
+        return max(self._phase_since + seconds, self._confirm_at)
 
     def explain(self, cause: Cause) -> Cause:
         """The cause of a job that was queued for too long, with what it waited for."""
@@ -158,10 +162,21 @@ class QueueFollower:
             return cause
         return replace(cause, summary=f"{cause.summary}: {self.status.why}").with_short_summary()
 
-    def find_failure(self) -> Cause | None:
-        """Why the job will never be admitted; None if it may be."""
+    async def find_failure(self) -> Cause | None:
+        """Why the job will never be admitted, confirmed by the API server; None if it may be."""
         if self.status is None or self.due is None or time.monotonic() < self.due:
             return None
-        status = self.status
+        status = await self._read_status()
+        if status is None or status.phase is not self.status.phase:
+            self._confirm_at = time.monotonic() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
+            return None
         summary = f"{self._state.ref} can't run: {status.why}"
         return Cause(Category.QUEUE, summary, status.line, _RESOLUTIONS[status.phase])
+
+    async def _read_status(self) -> QueueStatus | None:
+        """What the API server knows; None if there is no Workload, or it can't be read."""
+        try:
+            workload = await kueue.find_workload(self._api, self._state.ref)
+        except (ApiStatusError, ApiUnavailable):
+            return None
+        return None if workload is None else queue_status(workload)
