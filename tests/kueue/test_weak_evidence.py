@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from tests.clusters import TestCluster
 from tests.engine.tasks import MERGE_PATCH, TRAINS, MeddledApi, Task, api_of, until
 
@@ -95,6 +95,17 @@ async def test_the_workload_of_a_job_that_left_its_queue_is_ignored(queued: Task
         await follower.update()
         assert (follower.status, follower.due) == (None, None)
         assert follower.phase(Phase.SUSPENDED) is Phase.SUSPENDED
+
+
+async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not_fail(queued: Task) -> None:
+    await write_workload(queued.api, await queued.job() or {}, [NEVER_FITS])
+    state = await _state(queued)
+    async with _follower(queued, state) as follower:
+        await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
+        assert follower.due is not None
+        meta = {"name": "p", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
+        state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, utc_now())
+        assert follower.due is None
 
 
 def _follower(task: Task, state: JobState) -> QueueFollower:

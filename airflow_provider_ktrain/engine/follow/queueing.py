@@ -154,6 +154,8 @@ class QueueFollower:
         seconds = self.status.fails_after_seconds if self.status is not None else None
         if seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
             return None
+        if self.status is not None and self.status.phase is QueuePhase.NEVER_FITS and self._state.pods.all:
+            return None  # it was admitted, by a Workload that was replaced since
         return max(self._phase_since + seconds, self._confirm_at)
 
     def explain(self, cause: Cause) -> Cause:
