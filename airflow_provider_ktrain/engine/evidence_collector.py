@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -13,6 +14,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.jobs import Log
@@ -108,7 +110,8 @@ class EvidenceCollector:
 
     async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
         """Add the events of the job, its pods and what is between to `found`."""
-        path, began = paths.core(ref.namespace, "events"), str((job.get("metadata") or {}).get("creationTimestamp"))
+        path = paths.core(ref.namespace, "events")
+        began = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp")) or 0.0
         between = [
             f"involvedObject.kind={kind},involvedObject.name={name}"
             for kind, name in self._kind.objects_with_events(job)
@@ -158,9 +161,10 @@ class EvidenceCollector:
             self._log.info(format_line(line, self._kind, role, index), role=role, index=index, pod=name)
 
 
-def _time_of(event: Mapping[str, Any]) -> str:
-    """When the event was last seen, as RFC 3339 text."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp"))
+def _time_of(event: Mapping[str, Any]) -> float:
+    """When the event was last seen, in epoch seconds. JobSet's events have fractions of a second, the job has not."""
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return next((seconds for time in times if (seconds := epoch_seconds(time)) is not None), math.inf)
 
 
 def _failed_at(container_status: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube
     with watching(kube) as pods:
         run_id = airflow.trigger(dag)
         airflow.wait_state(dag, run_id, "train", "success")
-    for task, said in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Workers")):
+    for task, said in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Worker")):
         airflow.wait_state(dag, run_id, task, "success")
         assert said in airflow.xcom(dag, run_id, task)
     counts = pods.running("worker")

@@ -63,5 +63,5 @@ async def test_log_of_a_deleted_launcher_is_kept(jobs_v2: Jobs) -> None:
 
 
 def test_manifest_for_the_other_operator_has_a_remedy(jobs_v2: Jobs) -> None:
-    with pytest.raises(ManifestError, match=r"does not serve kubeflow.org/v1 of MPIJob.*mpi-operator"):
+    with pytest.raises(ManifestError, match=r"(?s)does not serve kubeflow.org/v1 of MPIJob.*mpi-operator"):
         fit(jobs_v2.build("MPIJob", "v1", workers=1), "kubeflow.org/v2beta1")

@@ -45,4 +45,4 @@ def test_a_template_that_asks_for_what_there_is_not(
     with caplog.at_level(logging.WARNING):
         assert url_of(JOB) == ""
     assert template in caplog.text
-    assert "expected {kind} {plural}" in caplog.text
+    assert "Its placeholders are {kind} {plural}" in caplog.text

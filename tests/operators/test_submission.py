@@ -180,7 +180,7 @@ def test_another_airflow_with_the_same_deployment_id_is_refused(instance: Instan
     instance.execute()
     (theirs,) = instance.jobs()
     instance.store = Store()
-    with pytest.raises(TrainingClusterError, match=r"another Airflow's with the same \[ktrain\] deployment_id"):
+    with pytest.raises(TrainingClusterError, match=r"Another Airflow has the same \[ktrain\] deployment_id"):
         instance.execute()
     (job,) = instance.jobs()
     assert job["metadata"]["uid"] == theirs["metadata"]["uid"]
