@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
-from airflow_provider_ktrain.core.state.queue import workload_of
+from airflow_provider_ktrain.core.state.kueue_status import workload_of
 from airflow_provider_ktrain.engine import paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.jobs import MERGE_PATCH

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.queue import QueuePhase, queue_status
+from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue, paths

@@ -11,8 +11,8 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.storable import storable_outputs
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
+from airflow_provider_ktrain.core.xcom_values import storable_outputs
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.state.queue import QueuePhase, queue_status
+from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal

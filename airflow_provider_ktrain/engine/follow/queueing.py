@@ -1,7 +1,7 @@
 """Follows what Kueue does with a job: why it waits, when it is admitted, how often it is preempted.
 
 All jobs of a namespace share one watch of Workloads. Without the right to list them, the job is followed as without
-this, and the log names the missing right once. The reasons are read from a Workload in `core/state/queue.py`.
+this, and the log names the missing right once. The reasons are read from a Workload in `core/state/kueue_status.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.state.queue import QueuePhase, QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.state.queue import Eviction, QueuePhase, QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.kueue_status import Eviction, QueuePhase, QueueStatus, queue_status, workload_of
 
 RECORDINGS = Path(__file__).parents[1] / "kueue/recordings"
 PREFIX = "couldn't assign flavors to pod set worker: "

@@ -271,14 +271,14 @@ def _never_fits(reason: str, message: str, above: list[re.Match[str]]) -> bool:
 
 def _above_maximum(above: list[re.Match[str]]) -> str:
     """How much is asked for, and how much there is at most."""
-    told = []
+    limits = []
     for found in above:
         before = found["before"] or "0"
         request = found["request"] or found["old_request"]
         asked = request if before == "0" else f"{before} + {request}"
         capacity = found["capacity"] or found["old_capacity"]
-        told.append(f"{asked} {found['resource']} of at most {capacity} in flavor {found['flavor']}")
-    details = f" ({'; '.join(told)})" if told else ""
+        limits.append(f"{asked} {found['resource']} of at most {capacity} in flavor {found['flavor']}")
+    details = f" ({'; '.join(limits)})" if limits else ""
     return f"asks for more than the whole quota{details}: it can never run here"
 
 
