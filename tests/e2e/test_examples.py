@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -82,7 +83,8 @@ def test_mnist_with_nccl_and_gpus_is_here_gloo_and_pretended_gpus(airflow: Airfl
     assert any(line.startswith("[Worker 0] rank 1 of 2") for line in log)
     accuracy = [float(line.partition("=")[2]) for line in log if line.startswith("[Master 0] accuracy=")]
     assert accuracy[-1] > 0.8
-    assert any("2 pods had ended, no GPUs were left to release" in line for line in log)
+    # the Worker may still end when the Master has succeeded
+    assert any(re.search(r"deleted\. (2 pods had ended|\d GPUs? released)", line) for line in log)
     assert {p.metadata.annotations["sidecar.istio.io/inject"] for p in pods.states} == {"false"}
     assert not kube.pods()
 
