@@ -1,4 +1,4 @@
-"""What may enter the store: open namespaces, valid objects, and what the training-operator's webhook lets through."""
+"""Admission of writes: namespace state, object validation, and the webhooks of the training operators."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ REPLICA_TYPES = ("Master", "Worker")
 MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
 
 
-#: rules (CEL) in the schemas of custom resources, looked at unless the schema has other objections
+#: CEL rules in the schemas of custom resources. They are evaluated only if the rest of the schema is valid.
 RULES = {r.TRAINJOB: trainjobs.rules}
-#: validating webhooks, which see what the schema has let through
+#: validating webhooks, called for objects that match the schema
 VALIDATORS: dict[Resource, Callable[[Store, Obj, Obj | None], None]] = {
     r.TRAINJOB: trainjobs.validate,
     r.JOBSET: lambda _, obj, old: jobsets.validate(obj, old),
 }
-#: defaulting webhooks, which complete what is created or replaces the old object
+#: defaulting webhooks, called for each create and update
 DEFAULTERS: dict[Resource, Callable[[Obj, Obj | None], None]] = {
     r.TRAINJOB: trainjobs.complete,
     r.JOBSET: lambda obj, _: jobsets.complete(obj),
@@ -40,13 +40,13 @@ DEFAULTERS: dict[Resource, Callable[[Obj, Obj | None], None]] = {
 
 
 def complete(resource: Resource, obj: Obj, old: Obj | None) -> None:
-    """Let the defaulting webhook of the resource, if any, complete an object that is created or replaces `old`."""
+    """Call the defaulting webhook of the resource, if it has one, for an object that is created or replaces `old`."""
     if defaulter := DEFAULTERS.get(resource):
         defaulter(obj, old)
 
 
 def namespace_open(store: Store, resource: Resource, namespace: str, name: str) -> None:
-    """ApiError 404 where the namespace is not there, 403 where it is being deleted."""
+    """Raise ApiError 404 if the namespace doesn't exist, 403 if it is being deleted."""
     if not resource.namespaced or "deletionTimestamp" not in store.get(r.NAMESPACE, None, namespace)["metadata"]:
         return
     told = f"namespace {namespace} is being terminated"
@@ -60,7 +60,11 @@ def namespace_open(store: Store, resource: Resource, namespace: str, name: str) 
 
 
 def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> list[str]:
-    """Look at an object that is created, or replaces `old`; warnings for the client. ApiError 403 or 422."""
+    """Validate an object that is created or replaces `old`.
+
+    :return: warnings for the client.
+    :raises ApiError: 403 if a webhook or the admission denies the object, 422 if the object is invalid.
+    """
     name = obj["metadata"].get("name", "")
     problems = [*_metadata(resource, obj["metadata"]), *_updated(resource, obj, old or obj)]
     problems += _built_in(resource, obj, new=old is None)
@@ -103,7 +107,7 @@ def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
 
 
 def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
-    """What may not change."""
+    """Yield a problem for each change of an immutable field."""
     meta, was = obj["metadata"], old["metadata"]
     problems = [
         wrong(f"metadata.{key}", meta[key], "field is immutable")
@@ -115,13 +119,13 @@ def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
         told = ", ".join(f'"{f}"' for f in added)
         why = "no new finalizers can be added if the object is being deleted, found new finalizers"
         problems.append(("FieldValueForbidden", f"Forbidden: {why} []string{{{told}}}", "metadata.finalizers"))
-    yield from problems * (2 if resource.custom else 1)  # custom resources are looked at by two validators
+    yield from problems * (2 if resource.custom else 1)  # two validators check custom resources
     if resource == r.POD and _fixed(obj.get("spec") or {}) != _fixed(old.get("spec") or {}):
         yield "FieldValueForbidden", POD_UPDATES, "spec"
 
 
 def _fixed(spec: Obj) -> Obj:
-    """A pod's spec without the few fields that may change."""
+    """Return a pod's spec without the mutable fields."""
     kept = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations")}
     for key in ("initContainers", "containers"):
         kept[key] = [{k: v for k, v in c.items() if k != "image"} for c in spec.get(key) or ()]
@@ -129,7 +133,7 @@ def _fixed(spec: Obj) -> Obj:
 
 
 def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
-    """Problems of the built-in types that people write by hand."""
+    """Validate the built-in types that users create directly."""
     if resource == r.POD and new:
         yield from podspecs.problems(obj.get("spec", podspecs.NO_CONTAINERS), "spec", podspecs.RESTART_POLICIES)
     elif resource == r.BATCH_JOB and new:
@@ -141,7 +145,7 @@ def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
 
 
 def webhook(job: Obj) -> Iterator[str]:
-    """What the training-operator's validating webhook has against a PyTorchJob (pkg/webhooks/pytorch, 1.9)."""
+    """Validate a PyTorchJob as the training-operator's webhook does (pkg/webhooks/pytorch, 1.9)."""
     name, spec = job["metadata"].get("name"), job.get("spec") or {}
     breaches = list(names.DNS_1035.breaches(name)) if name else []
     if breaches:

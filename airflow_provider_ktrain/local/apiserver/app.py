@@ -1,4 +1,4 @@
-"""The HTTP face of the embedded cluster: who is let in, which handler a request goes to, errors as Status objects."""
+"""The HTTP server of the embedded cluster: access control, routing to handlers, and errors as Status objects."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ log = logging.getLogger(__name__)
 
 HEALTH = ("/healthz", "/livez", "/readyz")
 FAULTS_PATH = "/ktrain/faults"
-#: a request for the fault switches, from its body and its connection to the answer
+#: handles a request to the fault switches: takes its body and its connection, returns the response body
 FaultSwitch = Callable[[Obj, asyncio.Transport | None], Awaitable[Obj]]
-VIEWS = ("", "status", "scale")  # what is read and written like the object itself
+VIEWS = ("", "status", "scale")  # subresources with the read and write verbs of the object
 
 
 class ApiServer:
-    """Serves a store over HTTP. `app` is the aiohttp application."""
+    """Serve a store over HTTP. `app` is the aiohttp application."""
 
     def __init__(
         self, store: Store, resources: Iterable[Resource], *, admin_token: str, address: str, root: Path,
         faults: Faults, switch: FaultSwitch,
     ) -> None:  # fmt: skip
         """
-        :param address: host:port where it is served; requests for another host are refused.
-        :param root: directory whose `pods/` holds the logs of containers.
-        :param switch: carries out a request to the fault switches.
+        :param address: host:port of the server. Requests with another Host header get a 403 error.
+        :param root: directory whose subdirectory `pods/` contains the container logs.
+        :param switch: handles a request to the fault switches.
         """
         self._store = store
         self._resources = {(x.group, x.version, x.plural): x for x in resources}
@@ -68,19 +68,19 @@ class ApiServer:
         self.app.router.add_route("*", "/{path:(?s:.*)}", self._handle)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer any request: an ApiError as its Status, anything unforeseen as an InternalError."""
+        """Handle a request. Return an ApiError as its Status, and any other exception as an InternalError."""
         try:
             return await self._admit(request)
         except ApiError as e:
             return _failed(e)
         except ConnectionError:
-            return web.Response(status=503)  # nobody is there to read it
+            return web.Response(status=503)  # the client has disconnected
         except Exception as e:
             log.exception("%s %s", request.method, request.rel_url)
             return _failed(ApiError(500, f"Internal error occurred: {e!r}", details={"causes": [{"message": repr(e)}]}))
 
     async def _admit(self, request: web.Request) -> web.StreamResponse:
-        """The request, if it comes from a client that may come, and no fault switch has it fail."""
+        """Check the Host and Origin headers, the fault switches and the user's permissions, then route the request."""
         if request.host not in self._hosts:
             raise ApiError(403, f"Host {request.host!r} is refused: this cluster is for this machine only", details={})
         if "Origin" in request.headers:
@@ -95,7 +95,7 @@ class ApiServer:
         return await (self._resource(request, info, user) if info.plural else self._path(request, info))
 
     async def _path(self, request: web.Request, info: RequestInfo) -> web.StreamResponse:
-        """Paths that name no resource: health, discovery, fault switches."""
+        """Handle requests to non-resource paths: health, discovery, fault switches."""
         if info.path == FAULTS_PATH and info.verb == "create":
             return negotiation.answer(await self._switch(await _map(request), request.transport))
         path = f"/{info.path.strip('/')}"
@@ -106,7 +106,7 @@ class ApiServer:
         return negotiation.page_not_found()
 
     async def _resource(self, request: web.Request, info: RequestInfo, user: User) -> web.StreamResponse:
-        """Requests about resources."""
+        """Handle requests to resources."""
         served = (info.group, info.version, info.plural)
         if info.verb == "create" and served in self._reviews.kinds:
             return negotiation.answer(self._reviews.answer(user, info, await _map(request)), 201)
@@ -147,7 +147,7 @@ class ApiServer:
         wanted = listing.options(view.resource, request.query, watch=True)
         watch = Watch(self._store, view, namespace, wanted, delay)
         response = web.StreamResponse(headers=negotiation.HEADERS)
-        with contextlib.suppress(ConnectionError):  # a client that goes is how most watches end
+        with contextlib.suppress(ConnectionError):  # most watches end when the client disconnects
             await watch.serve(request, response)
         return response
 
@@ -172,7 +172,7 @@ class ApiServer:
 
 
 def _scoped(resource: Resource, info: RequestInfo) -> bool:
-    """Whether the path has a namespace where the resource has one."""
+    """Whether the path has a namespace if, and only if, the resource needs one."""
     if resource == r.NAMESPACE:
         return not info.namespace or info.namespace == info.name
     if not resource.namespaced:
@@ -181,7 +181,7 @@ def _scoped(resource: Resource, info: RequestInfo) -> bool:
 
 
 async def _map(request: web.Request) -> Obj:
-    """The body of a request that is no object of a resource; {} where it is empty."""
+    """Return the body of a request whose kind is not a stored resource, {} if the body is empty."""
     body = await negotiation.read_body(request)
     media = negotiation.media_type(request.headers.get("Content-Type", negotiation.JSON))
     return decoding.load_map(body, media) if body else {}
@@ -195,7 +195,7 @@ def _failed(e: ApiError) -> web.Response:
 
 
 def _abort(request: web.Request) -> None:
-    """Cut the connection without a word."""
+    """Abort the connection without a response."""
     if request.transport is not None:
         request.transport.abort()
     raise ConnectionResetError("cut by a fault switch")

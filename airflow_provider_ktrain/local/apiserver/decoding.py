@@ -1,4 +1,4 @@
-"""From the body of a request to an object of the resource: syntax, kind and version, and the fields it may have."""
+"""Decode a request body into an object of a resource: check the syntax, kind, version and fields."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from airflow_provider_ktrain.local.objects.store import Obj, at
 GO_HEAD = 'struct { APIVersion string "json:\\"apiVersion,omitempty\\""; Kind string "json:\\"kind,omitempty\\"" }'
 JSON_TYPES = {list: "array", str: "string", bool: "bool", int: "number", float: "number"}
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-MAX_DEPTH = 200  # levels of nesting; a real one takes 10,000, which nothing that it serves has
+MAX_DEPTH = 200  # levels of nesting. A real API server accepts 10,000; the served types don't need that many.
 
 
 def options(kind: str, query: Mapping[str, str]) -> str:
-    """Checks fieldValidation and dryRun of a write and returns the former; ApiError 422 as `kind` is refused."""
+    """Validate the parameters fieldValidation and dryRun of a write.
+
+    :param kind: the kind of the options in the error message, such as CreateOptions.
+    :return: the value of fieldValidation, "Warn" if it isn't set.
+    :raises ApiError: 422 if a value is not supported.
+    """
     problems = []
     dry_run, validation = query.get("dryRun", ""), query.get("fieldValidation", "")
     if dry_run not in ("", "All"):
@@ -37,7 +42,11 @@ def options(kind: str, query: Mapping[str, str]) -> str:
 
 
 def decode(resource: Resource, body: bytes, media: str, validation: str) -> tuple[Obj, list[str]]:
-    """The object of a body without the fields that its type has not, and warnings about them. ApiError 400, 422."""
+    """Decode a body.
+
+    :return: the object without unknown fields, and warnings about these fields.
+    :raises ApiError: 400 or 422 if the body is not a valid object of the resource.
+    """
     try:
         value, notes = _map(body, media)
     except ValueError as e:
@@ -54,7 +63,7 @@ def decode(resource: Resource, body: bytes, media: str, validation: str) -> tupl
 
 
 def load_map(body: bytes, media: str = negotiation.JSON) -> Obj:
-    """The map of a body that is no resource of its own, such as DeleteOptions. ApiError 400."""
+    """Decode a body whose kind is not a stored resource, such as DeleteOptions. Raise ApiError 400 if it is invalid."""
     try:
         return _map(body, media)[0]
     except ValueError as e:
@@ -79,7 +88,7 @@ def _unfit(resource: Resource, kind: Any, why: str = "") -> ApiError:
 def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
     kind, version = value.get("kind"), value.get("apiVersion")
     if not kind and not version and not resource.custom:
-        return  # a built-in type goes without saying
+        return  # optional for built-in types
     for key, found in (("Kind", kind), ("apiVersion", version)):
         if not isinstance(found, str):
             text = body.decode(errors="replace")
@@ -103,7 +112,11 @@ def _unrecognized(resource: Resource, why: str, body: bytes) -> ApiError:
 
 
 def load(body: bytes, media: str = negotiation.JSON) -> tuple[Any, list[str]]:
-    """The value of a body and what a strict decoder objects to. ValueError says what is wrong with the syntax."""
+    """Parse a body.
+
+    :return: the value, and the problems that a strict decoder reports.
+    :raises ValueError: if the syntax is invalid.
+    """
     if media == protobuf.MEDIA:
         return protobuf.load(body), []
     content, notes = body.decode(errors="replace"), list[str]()
@@ -116,18 +129,18 @@ def load(body: bytes, media: str = negotiation.JSON) -> tuple[Any, list[str]]:
         raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as e:
         raise ValueError(_go_message(content, e)) from None
-    except (yaml.YAMLError, TypeError) as e:  # TypeError: a value, or a key, that JSON has not
+    except (yaml.YAMLError, TypeError) as e:  # TypeError: JSON can't represent a value or a key
         raise ValueError(f"yaml: {' '.join(str(e).split())}") from None
     if _deeper(value, MAX_DEPTH):
         raise ValueError("exceeded max depth")
-    if SURROGATE.search(content):  # half a character: Go reads the replacement character
+    if SURROGATE.search(content):  # Go replaces a lone surrogate with the replacement character
         half = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
         value = json.loads(half.decode("utf-16", "replace"))
     return value, notes
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it (times stay text), noting keys that are given twice; without aliases."""
+    """Load YAML as Kubernetes does: timestamps stay strings, and duplicate keys are noted. Aliases are an error."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -157,7 +170,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _go_message(content: str, e: json.JSONDecodeError) -> str:
-    """The message of Go's encoding/json where it is easily told."""
+    """Return the error message of Go's encoding/json for the common errors."""
     if e.pos >= len(content.rstrip()):
         return "unexpected end of JSON input"
     where = "object key string" if "property name" in e.msg else "value"
@@ -165,7 +178,7 @@ def _go_message(content: str, e: json.JSONDecodeError) -> str:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels of nesting than that."""
+    """Whether a value has more than `levels` levels of nesting."""
     if not isinstance(value, (dict, list)):
         return False
     return not levels or any(_deeper(v, levels - 1) for v in (value.values() if isinstance(value, dict) else value))

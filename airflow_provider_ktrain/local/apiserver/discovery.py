@@ -1,4 +1,4 @@
-"""What the cluster says it serves: groups, versions and resources, and as much OpenAPI as kubectl asks for."""
+"""Discovery documents: groups, versions and resources, and the part of OpenAPI that kubectl requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = {
 }  # fmt: skip
 
 READ_WRITE = ["get", "patch", "update"]
-#: subresource: its verbs, and its kind with group and version where they are not the resource's own
+#: verbs of each subresource, and its kind, group and version if they differ from the resource's
 SUBRESOURCES: dict[str, Obj] = {
     "status": {"verbs": READ_WRITE},
     "scale": {"verbs": READ_WRITE, "kind": "Scale", "group": "autoscaling", "version": "v1"},
@@ -27,7 +27,7 @@ SUBRESOURCES: dict[str, Obj] = {
 
 
 def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
-    """Discovery documents by path; `address` is host:port of the server."""
+    """Return the discovery documents by path. `address` is host:port of the server."""
     listed: dict[str, list[Obj]] = {}
     schemas: dict[str, Obj] = {}
     for resource in resources:
@@ -73,7 +73,10 @@ def _schema(resource: Resource) -> Obj:
 
 
 def _openapi(prefix: str, group: str, version: str, entries: list[Obj], schemas: Obj) -> Obj:
-    """Which paths validate fields, and the schemas of custom resources. Built-in types are not described."""
+    """Return an OpenAPI document: paths that support field validation, and the schemas of custom resources.
+
+    The document doesn't contain the schemas of built-in types.
+    """
     validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}
     paths = {
         f"/{prefix}/{entry['name']}": {

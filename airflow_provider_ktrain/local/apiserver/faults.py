@@ -1,4 +1,4 @@
-"""Fault switches for tests: what goes wrong, where and for how long. Set by an authenticated request or by the CLI."""
+"""Fault switches for tests: which requests fail, how and for how long. The CLI or authenticated requests set them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ MESSAGES = {401: "Unauthorized", 429: "the server has received too many requests
 
 @dataclass
 class Fault:
-    """One thing that goes wrong until `until` (loop time), for requests that match `verb` and the pattern `path`.
+    """A fault that applies until `until` (loop time) to requests that match `verb` and the pattern `path`.
 
-    `kind` is one of KINDS; `status` is the code of an error answer, `amount` the bytes after which a log stream is cut
-    or the seconds that watch events are held back, `count` how many requests it still meets.
+    `kind` is one of KINDS. `status` is the HTTP code of the error response. `amount` is the number of bytes after which
+    a log stream is cut, or the seconds by which watch events are delayed. `count` is the number of requests to which
+    the fault still applies.
     """
 
     kind: Any
@@ -37,13 +38,13 @@ class Fault:
 
 
 class Faults:
-    """The faults in force."""
+    """The active faults."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
 
     def set(self, wanted: dict[str, Any]) -> Fault:
-        """Add a fault; ApiError 400 says what is wrong with the wish."""
+        """Add a fault. Raise ApiError 400 if a parameter is invalid."""
         kind, path, verb = wanted.get("fault"), wanted.get("path", ""), str(wanted.get("verb", ""))
         seconds, count = wanted.get("seconds", math.inf), wanted.get("count", math.inf)
         status, amount = wanted.get("status", 0), wanted.get("bytes", wanted.get("delay", 0))
@@ -63,11 +64,11 @@ class Faults:
         return self._faults[-1]
 
     def clear(self) -> None:
-        """Everything works again (a refused port opens when its time is over)."""
+        """Remove all faults. A port that refuses connections opens when the fault's time is over."""
         self._faults.clear()
 
     def found(self, kind: str, verb: str, path: str) -> Fault | None:
-        """The fault of this kind in force for a request; counted faults are used up by it."""
+        """Return the active fault of this kind for a request, and decrement the fault's count."""
         self._faults = [f for f in self._faults if f.until > _now() and f.count > 0]
         fault = next((f for f in self._faults if f.meets(kind, verb, path)), None)
         if fault:
@@ -75,7 +76,7 @@ class Faults:
         return fault
 
     def check(self, verb: str, path: str) -> None:
-        """ApiError where requests like this one are to be answered with an error."""
+        """Raise ApiError if a `status` fault applies to the request."""
         fault = self.found("status", verb, path)
         if fault:
             code = fault.status

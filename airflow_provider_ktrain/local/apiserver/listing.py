@@ -1,4 +1,4 @@
-"""Lists: options of the query string, consistent pages by continue token, and how a list is wrapped."""
+"""Lists: options of the query string, and consistent pages with continue tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.selectors import EVERYTHING, Selector
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
-FUTURE_WAIT, LOOK = 3.0, 0.05  # seconds that a list waits for a resource version of the future, looking now and then
+FUTURE_WAIT, LOOK = 3.0, 0.05  # seconds that a list waits for a future resource version, and between checks
 
 
 @dataclass(frozen=True)
 class ListOptions:
-    """Options of a list or watch. Versions are None where not given; times are seconds."""
+    """Options of a list or watch. `version` is None if it isn't set. Times are in seconds."""
 
     selector: Selector = EVERYTHING
     version: int | None = None
@@ -33,7 +33,11 @@ class ListOptions:
 
 
 def options(resource: Resource, query: Mapping[str, str], *, watch: bool) -> ListOptions:
-    """The ListOptions of a query; ApiError 400, 422 (or 500: a watch from no number) as the API server refuses them."""
+    """Return the ListOptions of a query.
+
+    :raises ApiError: 400 or 422 with the API server's message if an option is invalid; 500 if the resourceVersion of
+        a watch is not a number.
+    """
     version = _version(query.get("resourceVersion", ""), watch)
     match = query.get("resourceVersionMatch", "")
     initial = flag(query, "sendInitialEvents") if "sendInitialEvents" in query else None
@@ -76,7 +80,11 @@ def _problems(version: int | None, match: str, initial: bool | None, *, watch: b
 
 
 async def page(store: Store, resource: Resource, namespace: str | None, wanted: ListOptions) -> tuple[list[Obj], Obj]:
-    """Objects and metadata of the list that is asked for. ApiError 400, 410 for the token, 504 for a future version."""
+    """Return the objects and the metadata of a page of a list.
+
+    :raises ApiError: 400 if the continue token is invalid, 410 if the token or the version has expired, 504 if the
+        store doesn't reach a future version in time.
+    """
     version, start = _place(store, wanted)
     if version > store.version:
         await _reached(store, version)
@@ -88,14 +96,14 @@ async def page(store: Store, resource: Resource, namespace: str | None, wanted: 
     metadata: Obj = {"resourceVersion": str(version if exact else store.version)}
     if 0 < wanted.limit < len(found):
         metadata["continue"] = _token(int(metadata["resourceVersion"]), _key(found[wanted.limit - 1]) + "\0")
-        if not wanted.selector:  # which hides how many are left
+        if not wanted.selector:  # the API server omits the remaining count if there is a selector
             metadata["remainingItemCount"] = len(found) - wanted.limit
         found = found[: wanted.limit]
     return found, metadata
 
 
 def _place(store: Store, wanted: ListOptions) -> tuple[int, str]:
-    """The version to list at (0: any) and the key to go on from."""
+    """Return the version to list at (0 is any version) and the key to continue from."""
     if not wanted.continue_:
         return wanted.version or 0, ""
     if wanted.version is not None:
@@ -114,7 +122,7 @@ def _token(version: int, start: str) -> str:
 
 
 def _expired(start: str) -> ApiError:
-    """410 with a token that goes on from the same place in the present state."""
+    """Return the error 410 with a token that continues from the same key at the latest version."""
     return ApiError(
         410,
         "The provided continue parameter is too old to display a consistent list result. You can start a new list "
@@ -126,7 +134,7 @@ def _expired(start: str) -> ApiError:
 
 
 async def _reached(store: Store, version: int) -> None:
-    """Wait until the store has come to `version`; ApiError 504 after some seconds."""
+    """Wait until the store reaches `version`. Raise ApiError 504 after FUTURE_WAIT seconds."""
     for _ in range(int(FUTURE_WAIT / LOOK)):
         if store.version >= version:
             return

@@ -1,4 +1,4 @@
-"""pods/log: the files that containers' parents write (CRI format), read as a kubelet reads them."""
+"""pods/log: read the log files of containers (CRI format) as a kubelet does. The container's parent writes them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.store import Obj, Store, at
 
-POLL = 0.1  # seconds between looks at a file that is followed
-#: reasons of a container that waits, where its log tells them in other words
+POLL = 0.1  # seconds between reads of a followed file
+#: text of a waiting reason in the error message of a log request, if it differs from the reason
 WAITING = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
-BLOCK = 1 << 16  # bytes read at once
+BLOCK = 1 << 16  # bytes per read
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """PodLogOptions. `since` is RFC 3339 in UTC without Z, comparable as text with a record's time."""
+    """PodLogOptions. `since` is an RFC 3339 time in UTC without Z, so that it can be compared with a record's time."""
 
     container: str = ""
     follow: bool = False
@@ -38,7 +38,7 @@ class LogOptions:
 
 
 def options(pod: str, query: Mapping[str, str]) -> LogOptions:
-    """The LogOptions of a query; ApiError 400 and 422 as the API server refuses them."""
+    """Return the LogOptions of a query. Raise ApiError 400 or 422 with the API server's message if one is invalid."""
     seconds, tail, limit = (integer(query, name) for name in ("sinceSeconds", "tailLines", "limitBytes"))
     since = _time(query["sinceTime"]) if query.get("sinceTime") else None
     told: list[tuple[str, str]] = []
@@ -64,7 +64,7 @@ def options(pod: str, query: Mapping[str, str]) -> LogOptions:
 
 
 def _time(text: str) -> datetime.datetime:
-    """An RFC 3339 time, in whole seconds as it travels to the kubelet."""
+    """Parse an RFC 3339 time. The result has whole seconds, as in the API server's request to the kubelet."""
     try:
         time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
         if time.tzinfo is None or "T" not in text:
@@ -77,7 +77,7 @@ def _time(text: str) -> datetime.datetime:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one container, and the file it writes."""
+    """One run of a container, and its log file."""
 
     pod: Obj
     container: str
@@ -86,7 +86,10 @@ class Run:
 
 
 def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
-    """The run whose log is wanted, None where the pod has no node yet. ApiError 400 says why there can be none."""
+    """Return the run whose log is requested, None if the pod isn't bound to a node yet.
+
+    :raises ApiError: 400 if the container's name is missing or invalid, or if the container has no such run.
+    """
     name, spec = pod["metadata"]["name"], pod["spec"]
     containers = [c["name"] for key in ("initContainers", "containers") for c in spec.get(key) or ()]
     container = wanted.container or (containers[-1] if len(spec["containers"]) == 1 else "")
@@ -102,13 +105,13 @@ def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
 
 
 def container_status(pod: Obj, container: str) -> Obj:
-    """The status of a container or init container; {} if the kubelet has not reported one."""
+    """Return the status of a container or init container, {} if the kubelet hasn't reported one."""
     found = (*at(pod, "status.initContainerStatuses", ()), *at(pod, "status.containerStatuses", ()))
     return next((c for c in found if c.get("name") == container), {})
 
 
 def _restart(pod: Obj, container: str, previous: bool) -> int:
-    """The number of the run that a kubelet would choose; ApiError 400 where no run has begun."""
+    """Return the restart number of the run that a kubelet would choose. Raise ApiError 400 if no run has started."""
     status, name = container_status(pod, container), pod["metadata"]["name"]
     restart, last = int(status.get("restartCount", 0)), at(status, "lastState.terminated.containerID")
     started = bool(at(status, "state.running") or at(status, "state.terminated.containerID"))
@@ -123,7 +126,7 @@ def _restart(pod: Obj, container: str, previous: bool) -> int:
 
 
 async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[bytes]:
-    """The bytes of a log. With follow: until the run has ended, or the pod is gone, and all is read."""
+    """Yield the bytes of a log. With follow, stop at the end of the log after the run has ended or the pod is gone."""
     file = _open(run.path)
     if file is None and (not wanted.follow or _ended(store, run)):
         identity = container_status(run.pod, run.container).get("containerID", "containerd://")
@@ -160,14 +163,14 @@ async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[byte
 
 
 def _open(path: Path) -> BinaryIO | None:
-    """The file, None where it is not there."""
+    """Open the file. Return None if it doesn't exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.open("rb")
     return None
 
 
 def _successor(file: BinaryIO, path: Path) -> BinaryIO | None:
-    """The file that took the place of this one when the log was rotated; nothing more is written to this one then."""
+    """Return the new log file if the log was rotated. After a rotation, the old file doesn't change any more."""
     with contextlib.suppress(FileNotFoundError):
         if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return _open(path)
@@ -175,7 +178,7 @@ def _successor(file: BinaryIO, path: Path) -> BinaryIO | None:
 
 
 def _ended(store: Store, run: Run) -> bool:
-    """Whether nothing more will be written to the run's log."""
+    """Whether the run's log is complete."""
     meta = run.pod["metadata"]
     pod = store.find(r.POD, meta["namespace"], meta["name"])
     if pod is None or pod["metadata"]["uid"] != meta["uid"]:
@@ -185,7 +188,7 @@ def _ended(store: Store, run: Run) -> bool:
 
 
 class Shown:
-    """Turns blocks of a CRI log into what a reader sees of them."""
+    """Convert blocks of a CRI log to the lines that the client receives."""
 
     def __init__(self, wanted: LogOptions) -> None:
         self._wanted = wanted
@@ -199,7 +202,7 @@ class Shown:
         return self._left <= 0
 
     def lines(self, block: bytes) -> Iterator[bytes]:
-        """What whole records of the block show; the rest waits for the next block."""
+        """Yield the lines of the complete records. An incomplete record is kept for the next block."""
         *records, self._rest = (self._rest + block).split(b"\n")
         for record in records:
             time, _, tag, content = (*record.split(b" ", 3), b"", b"", b"")[:4]
@@ -216,12 +219,12 @@ class Shown:
 
 
 def tail_offset(file: BinaryIO, count: int) -> int:
-    """Where the last `count` records of a file begin."""
+    """Return the offset of the last `count` records of a file."""
     at = size = file.seek(0, os.SEEK_END)
     if not count or not size:
         return size
     with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as records:
-        for _ in range(count + 1):  # the newline that ends the last record does not begin another
+        for _ in range(count + 1):  # + 1 for the newline at the end of the last record
             if (at := records.rfind(b"\n", 0, at)) < 0:
                 return 0
     return at + 1
