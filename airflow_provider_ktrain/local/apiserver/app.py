@@ -172,7 +172,7 @@ class ApiServer:
 
 
 def _scoped(resource: Resource, info: RequestInfo) -> bool:
-    """Whether the path has a namespace if, and only if, the resource needs one."""
+    """Whether the scope of the path, a namespace or the whole cluster, is valid for the resource."""
     if resource == r.NAMESPACE:
         return not info.namespace or info.namespace == info.name
     if not resource.namespaced:

@@ -1,4 +1,4 @@
-"""Bodies in and answers out: media types, sizes, headers, and the form (Table, metadata only) that is asked for."""
+"""Content negotiation: media types, body sizes, headers, and the requested form (Table, metadata only)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from airflow_provider_ktrain.local.objects.errors import ApiError
 JSON = "application/json"
 YAML = "application/yaml"
 READ = (JSON, YAML, protobuf.MEDIA)
-SERVED = ", ".join(READ)  # as a real server tells it; answers are JSON here
+SERVED = ", ".join(READ)  # the list in a real server's error message. Responses are always JSON here.
 FORMS = ("", "Table", "PartialObjectMetadata", "PartialObjectMetadataList")
-MAX_BODY = 3 * 1024 * 1024  # bytes, as an API server's default
+MAX_BODY = 3 * 1024 * 1024  # bytes: the default of the API server
 HEADERS = {"Cache-Control": "no-cache, private"}
 
 
 def accepted(request: web.Request) -> str:
-    """The form that is asked for, of FORMS; "" is the object itself. ApiError 406 where none is served."""
+    """Return the requested form, one of FORMS; "" is the object itself. Raise ApiError 406 if it isn't supported."""
     for part in (request.headers.get("Accept") or "*/*").split(","):
         media, *parameters = (p.strip() for p in part.split(";"))
         form = dict(p.split("=", 1) for p in parameters if "=" in p).get("as", "")
@@ -31,7 +31,7 @@ def accepted(request: web.Request) -> str:
 
 
 def media_type(content_type: str, accepted: tuple[str, ...] = READ) -> str:
-    """The media type of a body; ApiError 415 where it is not among those accepted."""
+    """Return the media type of a body. Raise ApiError 415 if it is not in `accepted`."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in accepted:
         told = ", ".join(accepted)
@@ -40,7 +40,7 @@ def media_type(content_type: str, accepted: tuple[str, ...] = READ) -> str:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body; ApiError 413 where it is longer than an API server takes."""
+    """Read the body. Raise ApiError 413 if it is larger than the API server's limit."""
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
@@ -48,12 +48,12 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """Compact JSON."""
+    """Encode a value as compact JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def answer(value: Any, status: int = 200, warnings: Iterable[str] = ()) -> web.Response:
-    """A whole answer as JSON; each warning once, as kubectl prints it."""
+    """Return a JSON response. Each distinct warning is sent once, in a header that kubectl prints."""
     response = web.Response(status=status, body=encode(value), content_type=JSON, headers=HEADERS)
     for warning in dict.fromkeys(warnings):
         printable = "".join(c for c in warning.replace("\n", " ") if c.isprintable())
@@ -63,10 +63,10 @@ def answer(value: Any, status: int = 200, warnings: Iterable[str] = ()) -> web.R
 
 
 def text(value: str, status: int = 200) -> web.Response:
-    """A response in plain text."""
+    """Return a plain text response."""
     return web.Response(status=status, text=value, headers=HEADERS)
 
 
 def page_not_found() -> web.Response:
-    """What any path that nothing serves answers."""
+    """Return the response for an unknown path."""
     return text("404 page not found\n", 404)

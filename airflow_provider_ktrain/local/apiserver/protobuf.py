@@ -1,7 +1,7 @@
-"""Kubernetes' protobuf, read as far as kubectl writes it: the kinds that its typed commands create, and its questions.
+"""Decode the protobuf messages that kubectl sends: the kinds that its typed commands create, and its reviews.
 
-`kubectl create namespace` and the like send nothing else; answers may be JSON. The numbers are those of the
-`generated.proto` files of k8s.io/api.
+Commands such as `kubectl create namespace` send only protobuf, but accept JSON responses. The field numbers are from
+the `generated.proto` files of k8s.io/api.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 MEDIA = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\0"
 
-#: message: field number -> name and type; types are str, int, bool, bytes, map, bytesmap, or a message; [] is repeated
+#: fields of a message: number -> name and type. A type is str, int, bool, bytes, map, bytesmap or a message's name.
+#: The prefix [] means a repeated field.
 Fields = dict[int, tuple[str, str]]
 META: Fields = {
     1: ("name", "str"), 2: ("generateName", "str"), 3: ("namespace", "str"), 5: ("uid", "str"),
@@ -61,11 +62,11 @@ MESSAGES: dict[str, Fields] = {
     },
     "Preconditions": {1: ("uid", "str"), 2: ("resourceVersion", "str")},
 }  # fmt: skip
-BARE = ("DeleteOptions", "SelfSubjectReview")  # kinds whose metadata, if any, says nothing
+BARE = ("DeleteOptions", "SelfSubjectReview")  # kinds without metadata, or whose metadata isn't used
 
 
 def load(body: bytes) -> dict[str, Any]:
-    """The object of a protobuf body. ValueError where it is none, or of a kind that is not read here."""
+    """Decode a protobuf body. Raise ValueError if it is invalid or its kind is not supported."""
     if not body.startswith(MAGIC):
         raise ValueError("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
     envelope = _message("Unknown", body[len(MAGIC) :])
@@ -95,7 +96,7 @@ def _fields(known: Fields, data: bytes) -> dict[str, Any]:
             shown = content.decode() if type_ == "map" else base64.b64encode(content).decode()
             made.setdefault(name, {})[_bytes(entry.get(1, b"")).decode()] = shown
         elif (read := _value(type_, value)) not in ("", {}):
-            made[name] = read  # what is empty was not set
+            made[name] = read  # an empty value means an unset field
     return made
 
 
@@ -115,7 +116,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _wire(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and raw values of a message."""
+    """Yield the field numbers and raw values of a message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

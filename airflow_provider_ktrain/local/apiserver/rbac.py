@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: bearer tokens, Roles and ClusterRoles, reviews that tell callers of themselves."""
+"""Authentication and authorization: bearer tokens, Roles and ClusterRoles, and the self-subject reviews."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from airflow_provider_ktrain.local.objects.errors import ApiError, invalid
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
-DEFAULT_LIFETIME = 3600  # seconds a token of a service account is good for
+DEFAULT_LIFETIME = 3600  # seconds that a token of a service account is valid
 AUDIENCE = "https://kubernetes.default.svc"  # of tokens for the API server
-POD_LIFETIME = 365 * 86400  # seconds: tokens in pods are not rotated here
+POD_LIFETIME = 365 * 86400  # seconds: the embedded cluster doesn't rotate tokens in pods
 
-#: the rules that no binding gives, by the group that has them: as those of the system's own ClusterRoles
+#: rules by group that apply without a binding, as in the default ClusterRoles of Kubernetes
 SYSTEM_RULES: dict[str, list[Obj]] = {
     "system:masters": [
         {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
@@ -42,7 +42,7 @@ SYSTEM_RULES: dict[str, list[Obj]] = {
 
 @dataclass(frozen=True)
 class User:
-    """Who asks; `credential` is the id of a service account's token."""
+    """The user of a request. `credential` is the id of a service account's token."""
 
     name: str
     groups: tuple[str, ...]
@@ -55,16 +55,19 @@ ADMIN = User("kubernetes-admin", ("system:masters", "system:authenticated"))
 
 
 class Authenticator:
-    """Bearer tokens: the admin's, and those given to service accounts, good while the account is the same one."""
+    """Authenticate bearer tokens of the admin and of service accounts.
+
+    A service account's token is valid while the account has the same uid.
+    """
 
     def __init__(self, store: Store, admin_token: str) -> None:
         self._store = store
         self._admin_token = admin_token
-        #: by token: whose it is, when it expires, and what it is good for
+        #: by token: its user, its expiry (Unix time) and its audiences
         self._issued: dict[str, tuple[User, float, tuple[str, ...]]] = {}
 
     def user(self, authorization: str | None) -> User:
-        """The user of an Authorization header; ApiError 401 where the token is no good."""
+        """Return the user of an Authorization header. Raise ApiError 401 if the token is invalid."""
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -76,7 +79,7 @@ class Authenticator:
         return self._issued[token][0]
 
     def valid(self, token: str, audience: str) -> bool:
-        """Whether a service account's token is good for an audience, and the account still the same one."""
+        """Whether a service account's token is valid for an audience. The account must still have the same uid."""
         user, expiry, audiences = self._issued.get(token, (ANONYMOUS, 0.0, ()))
         namespace, name = user.name.split(":")[-2:]
         account = self._store.find(r.SERVICE_ACCOUNT, namespace, name)
@@ -84,13 +87,16 @@ class Authenticator:
         return same and expiry >= time.time() and audience in audiences
 
     def account_token(self, namespace: str, name: str, audience: str = "") -> str:
-        """A token for a pod of that service account; `audience` is "" for the API server."""
+        """Issue a token for a pod of that service account. `audience` is "" for the API server."""
         account = self._store.get(r.SERVICE_ACCOUNT, namespace, name)
         spec = {"expirationSeconds": POD_LIFETIME, **({"audiences": [audience]} if audience else {})}
         return str(self.issue(account, {"spec": spec})["status"]["token"])
 
     def issue(self, account: Obj, request: Obj) -> Obj:
-        """The answer to a TokenRequest for a service account. ApiError 400, 422."""
+        """Return the response to a TokenRequest for a service account.
+
+        :raises ApiError: 400 or 422 if the request is invalid.
+        """
         request, _ = schema.decode(TOKEN_REQUEST, request)
         namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
         spec = request.get("spec") or {}
@@ -119,22 +125,22 @@ class Authenticator:
 
 
 class Authorizer:
-    """Rules of Roles and ClusterRoles, as bound in the store."""
+    """Authorize requests with the Roles, ClusterRoles and bindings in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def check(self, user: User, info: RequestInfo) -> None:
-        """ApiError 403 where the user may not do that."""
+        """Raise ApiError 403 if the user isn't allowed to send the request."""
         if not self.allows(user, info):
             raise forbidden(user, info)
 
     def allows(self, user: User, info: RequestInfo) -> bool:
-        """Whether a rule of one of the user's roles covers the request."""
+        """Whether a rule of one of the user's roles allows the request."""
         return any(covers(rule, info) for rule in self.rules(user, info.namespace))
 
     def rules(self, user: User, namespace: str) -> Iterator[Obj]:
-        """The rules that hold for a user in a namespace, or "" for the whole cluster."""
+        """Yield the rules that apply to a user in a namespace, or in the whole cluster if `namespace` is ""."""
         for group, rules in SYSTEM_RULES.items():
             if group in user.groups:
                 yield from rules
@@ -147,7 +153,7 @@ class Authorizer:
 
 
 def _is(user: User, subject: Obj, namespace: str) -> bool:
-    """Whether a subject of a binding in that namespace is the user, or one of its groups."""
+    """Whether a subject of a binding in that namespace is the user or one of the user's groups."""
     kind, name = subject.get("kind"), subject.get("name")
     if kind == "ServiceAccount":
         name = f"system:serviceaccount:{subject.get('namespace', namespace)}:{name}"
@@ -155,7 +161,7 @@ def _is(user: User, subject: Obj, namespace: str) -> bool:
 
 
 def covers(rule: Obj, info: RequestInfo) -> bool:
-    """Whether one rule of a role allows a request."""
+    """Whether a rule of a role allows a request."""
     if not _among(info.verb, rule.get("verbs")):
         return False
     if not info.plural:
@@ -173,7 +179,7 @@ def _among(value: str, allowed: Iterable[str] | None) -> bool:
 
 
 def forbidden(user: User, info: RequestInfo) -> ApiError:
-    """403 as worded for a path or for a resource."""
+    """Return the API server's error 403 for a request to a path or a resource."""
     if not info.plural:
         return ApiError(403, f'forbidden: User "{user.name}" cannot {info.verb} path "{info.path}"', details={})
     what = f"{info.plural}.{info.group}" if info.group else info.plural
@@ -188,7 +194,7 @@ def forbidden(user: User, info: RequestInfo) -> ApiError:
     )
 
 
-#: resources that exist only as a question and its answer
+#: resources that are not stored: the response to a create request contains the result
 ACCESS_REVIEW, RULES_REVIEW, SUBJECT_REVIEW, TOKEN_REQUEST = (
     Resource(f"{group}.k8s.io", "v1", kind, f"{kind.lower()}s", namespaced=False, verbs=("create",))
     for group, kind in (
@@ -199,7 +205,7 @@ ACCESS_REVIEW, RULES_REVIEW, SUBJECT_REVIEW, TOKEN_REQUEST = (
 
 
 class Reviews:
-    """Tells callers of themselves."""
+    """Answer the reviews of the user who sends the request: SelfSubjectAccessReview and similar kinds."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
@@ -207,7 +213,7 @@ class Reviews:
         self.kinds = {(x.group, x.version, x.plural): (x, answer) for x, answer in answers.items()}
 
     def answer(self, user: User, info: RequestInfo, question: Obj) -> Obj:
-        """The answered review. ApiError 400."""
+        """Return the review with its status. Raise ApiError 400 if the review is invalid."""
         resource, answer = self.kinds[info.group, info.version, info.plural]
         review, _ = schema.decode(resource, question)
         return {**review, "metadata": {}, **answer(user, review.get("spec") or {})}

@@ -1,4 +1,4 @@
-"""What a request asks for, read from its method and path as Kubernetes' RequestInfo resolver reads it."""
+"""Parse the method and path of a request as Kubernetes' RequestInfo resolver does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH"
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """One request in Kubernetes' terms. A path that names no resource has no `plural`, and the verb of its method."""
+    """The attributes of a request. For a non-resource path, `plural` is "" and `verb` follows from the HTTP method."""
 
     verb: str
     path: str
@@ -23,22 +23,22 @@ class RequestInfo:
     plural: str = ""
     name: str = ""
     subresource: str = ""
-    #: parts after the subresource: nothing that is served
+    #: path segments after the subresource. No served path has any.
     rest: tuple[str, ...] = ()
 
     @property
     def resource_path(self) -> str:
-        """`pods`, `pods/log`: how rules of a Role name it."""
+        """The resource as in the rules of a Role: `pods`, `pods/log`."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
-    """A boolean of the query string: everything but "", "0" and "false" is true."""
+    """Return a boolean of the query string: every value except "", "0" and "false" is true."""
     return query.get(name, "false").lower() not in ("", "0", "false")
 
 
 def integer(query: Mapping[str, str], name: str) -> int | None:
-    """An integer of the query string; ApiError 400 where it is none."""
+    """Return an integer of the query string, None if it isn't set. Raise ApiError 400 if it isn't an integer."""
     value = query.get(name, "")
     if not value:
         return None
@@ -49,7 +49,7 @@ def integer(query: Mapping[str, str], name: str) -> int | None:
 
 
 def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
-    """The RequestInfo of a method, a decoded path and the query's parameters."""
+    """Return the RequestInfo of a method, a decoded path and the query's parameters."""
     verb = VERBS.get(method, method.lower())
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) >= 3:
@@ -63,7 +63,7 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
     namespace = ""
     if parts[0] == "namespaces" and len(parts) > 1:
         namespace = parts[1]
-        # /namespaces/x and its status are about the namespace itself
+        # /namespaces/x and /namespaces/x/status refer to the namespace itself
         if len(parts) > 2 and parts[2] != "status":
             parts = parts[2:]
     plural, name, subresource, *rest = (*parts, "", "")[: max(len(parts), 3)]
@@ -72,7 +72,7 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo:
     if watching or (verb == "list" and flag(query, "watch")):
         verb = "watch"
     if verb in ("list", "watch") and not name:
-        # a selector for one name is a request about that name: rules with resourceNames allow it
+        # a field selector for one name sets the name, so that rules with resourceNames allow the request
         field, _, value = query.get("fieldSelector", "").partition("=")
         name = value.lstrip("=") if field == "metadata.name" and "," not in value else ""
     return RequestInfo(verb, path, group, version, namespace, plural, name, subresource, tuple(rest))

@@ -1,4 +1,4 @@
-"""The Table that `kubectl get` prints: columns and cells per resource, as the API server's printers make them."""
+"""Tables for `kubectl get`: columns and cells per resource, as in the API server's printers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME_TEXT = (
 )
 META = "meta.k8s.io/v1"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-#: ages below so many seconds are told in this unit, and in a smaller one
+#: units of an age that is less than this number of seconds: the unit, and a smaller unit for the rest
 AGES = [
     (120, "s", ""), (600, "m", "s"), (3 * 3600, "m", ""), (8 * 3600, "h", "m"), (48 * 3600, "h", ""),
     (8 * 86400, "d", "h"), (math.inf, "d", ""),
@@ -29,7 +29,7 @@ AGES = [
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `value` is a dotted path or a function; `wide` ones show with `-o wide` only."""
+    """A column. `value` is a dotted path or a function. kubectl shows a `wide` column only with `-o wide`."""
 
     name: str
     value: Callable[[Obj], Any] | str
@@ -39,11 +39,11 @@ class Column:
     description: str = ""
 
     def cell(self, obj: Obj) -> Any:
-        """The value of this column in the row of an object."""
+        """Return the value of this column in the row of an object."""
         return at(obj, self.value, "<none>") if isinstance(self.value, str) else self.value(obj)
 
     def definition(self) -> Obj:
-        """The column as a Table describes it; columns of priority 1 are those of `-o wide`."""
+        """Return the column's definition in a Table. kubectl shows columns of priority 1 only with `-o wide`."""
         return {
             "name": self.name, "type": self.type, "format": self.format,
             "description": self.description, "priority": 1 if self.wide else 0,
@@ -52,10 +52,10 @@ class Column:
 
 @dataclass(frozen=True)
 class View:
-    """How a client asked to be shown objects of a resource: whole, as rows of a Table, or their metadata alone.
+    """The form in which a client requested objects: complete, as rows of a Table, or only the metadata.
 
-    :param form: of negotiation.FORMS.
-    :param whole_rows: rows of a Table bring the whole object, not only its metadata.
+    :param form: one of negotiation.FORMS.
+    :param whole_rows: include the whole object in each row of a Table, not only its metadata.
     """
 
     resource: Resource
@@ -63,9 +63,9 @@ class View:
     whole_rows: bool = False
 
     def one(self, obj: Obj, *, head: bool = True) -> Obj:
-        """One object; what is no object of the resource, such as a Status, as it is.
+        """Return one object in the requested form. Objects of another kind, such as a Status, are not changed.
 
-        :param head: with the definitions of columns, as a watch sends them once.
+        :param head: include the column definitions. A watch sends them only once.
         """
         if not self.form or obj["kind"] != self.resource.kind:
             return obj
@@ -74,7 +74,7 @@ class View:
         return _metadata_only(obj)
 
     def all(self, objects: list[Obj], metadata: Obj) -> Obj:
-        """A list of objects. Only items of custom resources say their kind."""
+        """Return a list of objects. Only items of custom resources include kind and apiVersion."""
         if self.form == "Table":
             return self._table(objects, metadata)
         if self.form:
@@ -105,7 +105,7 @@ def _metadata_only(obj: Obj) -> Obj:
 
 
 def age(timestamp: str | None) -> str:
-    """How long ago, in the short form of kubectl: 5s, 3m20s, 2h, 4d."""
+    """Return the age of a timestamp in the short form of kubectl: 5s, 3m20s, 2h, 4d."""
     if not timestamp:
         return "<unknown>"
     then = datetime.datetime.fromisoformat(timestamp)
@@ -116,7 +116,7 @@ def age(timestamp: str | None) -> str:
 
 
 def _pod_status(pod: Obj) -> str:
-    """Pod status as kubectl words it: the reason of the container that keeps the pod from running well."""
+    """Return the pod status that kubectl prints: the reason of the first container that isn't running, or the phase."""
     if at(pod, "metadata.deletionTimestamp"):
         return "Unknown" if at(pod, "status.reason") == "NodeLost" else "Terminating"
     inits = at(pod, "status.initContainerStatuses", [])
@@ -128,7 +128,7 @@ def _pod_status(pod: Obj) -> str:
 
 
 def _reason(container: Obj, but: str = "") -> str:
-    """Why a container does not run, "" where it does or where it is for the reason `but`."""
+    """Return the reason why a container isn't running, "" if it is running or if the reason is `but`."""
     if ended := at(container, "state.terminated"):
         return str(ended.get("reason") or f"ExitCode:{ended.get('exitCode')}")
     reason = str(at(container, "state.waiting.reason", ""))
@@ -209,11 +209,11 @@ def _condition_status(name: str) -> Callable[[Obj], str | None]:
 
 
 def _field(path: str) -> Callable[[Obj], Any]:
-    """A field that is empty where it is missing, as in the columns of custom resources."""
+    """Return a function for a field whose cell is empty if the field is missing, as for custom resources."""
     return lambda obj: at(obj, path)
 
 
-#: columns by resource; the others show their name and age
+#: columns by resource. Other resources have the columns Name and Age.
 COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.PYTORCHJOB: (NAME, STATE, CUSTOM_AGE),
     r.MPIJOB_V1: (NAME, CUSTOM_AGE, STATE),

@@ -1,4 +1,4 @@
-"""Watches: initial state, changes through a selector, bookmarks, and the end after timeoutSeconds."""
+"""Watches: initial events, changes that match a selector, bookmarks, and the timeout."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.selectors import Selector
 from airflow_provider_ktrain.local.objects.store import Change, Obj, Store
 
-DEFAULT_TIMEOUT = 1800  # seconds; a watch without timeoutSeconds ends after one to two times this
+DEFAULT_TIMEOUT = 1800  # seconds. A watch without timeoutSeconds ends after one to two times this value.
 BOOKMARK_PERIOD = 60.0  # seconds
 BOOKMARK_BEFORE_END = 2.0  # seconds
-BACKLOG = 50_000  # changes; a client that reads more slowly than that is cut off
-CHUNK = 256  # events a write
-HELD_BACK_LOOK = 0.05  # seconds between looks at events that are held back
+BACKLOG = 50_000  # changes. The watch of a client with more unread changes is closed.
+CHUNK = 256  # events per write
+HELD_BACK_LOOK = 0.05  # seconds between checks of delayed events
 
 
 class Watch:
-    """One watch of one resource, as a stream of JSON lines."""
+    """A watch of a resource: a stream of JSON lines."""
 
     def __init__(
         self, store: Store, view: View, namespace: str | None, wanted: ListOptions, delay: Callable[[], float]
     ) -> None:
-        """:param delay: seconds that events are held back (a fault switch)."""
+        """:param delay: returns the seconds by which events are delayed (a fault switch)."""
         self._store, self._view, self._namespace, self._wanted, self._delay = store, view, namespace, wanted, delay
         self._resource = view.resource
         self._backlog: deque[tuple[float, Change]] = deque()
         self._awake = asyncio.Event()
         self._overflown = False
-        self._seen = store.version  # what the client knows when all before is sent
-        self._head = True  # columns of a Table are told once
+        self._seen = store.version  # the version up to which the client has received all changes
+        self._head = True  # the column definitions of a Table are sent once
 
     async def serve(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Write the stream as the answer to the request, to its end. ConnectionError where the client has gone."""
+        """Write the whole stream to the response. Raise ConnectionError if the client has disconnected."""
         response.content_type = "application/json"
         response.enable_chunked_encoding()
         loop = asyncio.get_running_loop()
@@ -50,7 +50,7 @@ class Watch:
         end = loop.time() + max(timeout, 0)
         stop = self._store.subscribe(self._resource, self._take)
         try:
-            first = list(self._initial())  # before anything is awaited: no change falls between it and the subscription
+            first = list(self._initial())  # before the first await, so that no change is lost
             await response.prepare(request)
             for at in range(0, len(first), CHUNK):
                 await response.write(b"".join(first[at : at + CHUNK]))
@@ -66,7 +66,7 @@ class Watch:
         self._awake.set()
 
     def _initial(self) -> Iterator[bytes]:
-        """Events for what is there already, or happened since the version that the client knows."""
+        """Yield events for the existing objects, or for the changes since the requested version."""
         wanted = self._wanted
         if wanted.initial_events or (wanted.initial_events is None and not wanted.version):
             for change in self._store.latest(self._resource, self._namespace):
@@ -85,7 +85,7 @@ class Watch:
 
     async def _follow(self, response: web.StreamResponse, end: float) -> None:
         loop = asyncio.get_running_loop()
-        # a bookmark shortly before the end, and about once a minute
+        # send a bookmark shortly before the end, and about once a minute
         marks = [end - BOOKMARK_BEFORE_END, loop.time() + BOOKMARK_PERIOD] if self._wanted.bookmarks else []
         while not self._overflown:
             now, delay = loop.time(), self._delay()
@@ -103,7 +103,7 @@ class Watch:
                 continue
             if now >= end:
                 return
-            # a delay may be taken back: look again soon
+            # check again soon: the fault with the delay may be removed
             due = [end, *marks, *([now + HELD_BACK_LOOK] if self._backlog else [])]
             self._awake.clear()
             with contextlib.suppress(TimeoutError):
@@ -111,7 +111,10 @@ class Watch:
                     await self._awake.wait()
 
     def _lines(self, change: Change) -> Iterator[bytes]:
-        """The event of a change for this watch: what enters the selection is added, what leaves it deleted."""
+        """Yield the event of a change for this watch, if any.
+
+        An object that starts to match the selector is ADDED. An object that no longer matches is DELETED.
+        """
         if self._namespace is not None and change.object["metadata"].get("namespace") != self._namespace:
             return
         if self._wanted.version and change.version <= self._wanted.version:
@@ -133,7 +136,7 @@ class Watch:
 
 
 def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
-    """What a change is for a watch with this selector; the type is "" where it is nothing."""
+    """Return the type and object of a change's event for a watch with this selector. The type is "" for no event."""
     if not selector:
         return change.type, change.object
     previous = change.previous if change.previous is not None and selector.matches(change.previous) else None
@@ -146,5 +149,5 @@ def seen_as(change: Change, selector: Selector) -> tuple[str, Obj]:
 
 
 def line(kind: str, obj: bytes) -> bytes:
-    """A watch event as a line of the stream."""
+    """Return a watch event as a line of the stream."""
     return b'{"type":%s,"object":%s}\n' % (json.dumps(kind).encode(), obj)

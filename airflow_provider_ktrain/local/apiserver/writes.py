@@ -1,4 +1,4 @@
-"""Create, update, patch and delete: what happens to an object between the body of a request and the store."""
+"""Create, update, patch and delete: process the body of a request and write the object to the store."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DELETE_OPTIONS = {
     "gracePeriodSeconds": int, "propagationPolicy": str, "orphanDependents": bool, "preconditions": dict,
     "preconditions.uid": str, "preconditions.resourceVersion": str,
 }  # fmt: skip
-RETURNS_DELETED = (r.POD, r.SERVICE, r.SERVICE_ACCOUNT)  # the others answer a Status
+RETURNS_DELETED = (r.POD, r.SERVICE, r.SERVICE_ACCOUNT)  # a delete of other resources returns a Status
 
 
 @dataclass(frozen=True)
 class Write:
-    """A request that writes, with its body. `namespace` is "" for what has none."""
+    """A write request with its body. `namespace` is "" for cluster-scoped resources."""
 
     info: RequestInfo
     resource: Resource
@@ -38,13 +38,13 @@ class Write:
 
     @property
     def dry_run(self) -> bool:
-        """Whether the request has `dryRun=All`: it is checked, and nothing is stored."""
+        """Whether the request has `dryRun=All`: the object is validated but not stored."""
         return bool(self.query.get("dryRun"))
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a write answers: the object, a status code, and warnings for the client."""
+    """The response to a write: the object, the HTTP status code, and warnings for the client."""
 
     obj: Obj
     code: int = 200
@@ -52,9 +52,9 @@ class Written:
 
 
 class Writes:
-    """The writing verbs on one store.
+    """Handle the write verbs for a store.
 
-    :param kueue: whether Kueue's webhooks are there.
+    :param kueue: whether Kueue's webhooks are installed.
     """
 
     def __init__(self, store: Store, *, kueue: bool = False) -> None:
@@ -62,7 +62,7 @@ class Writes:
         self._kueue = kueue
 
     def write(self, asked: Write) -> Written:
-        """Do what is asked. ApiError says why not; 405 where the verb is not one for this path."""
+        """Handle a write request. Raise ApiError if it fails: 405 if the path doesn't support the verb."""
         info, resource = asked.info, asked.resource
         match info.verb:
             case "create" if not info.subresource and (resource.custom or not info.name):
@@ -144,14 +144,14 @@ class Writes:
         with _told(warnings):
             if version and version != old["metadata"]["resourceVersion"]:
                 raise conflict(resource, old["metadata"]["name"])
-            if status:  # the rest of what was sent does not count
+            if status:  # only the status of the sent object is used
                 obj = {**old, "status": obj.get("status", {})}
             warnings = [*warnings, *self._admit(resource, obj, old, status=status)]
             updated = self._store.update(resource, obj, status=status, dry_run=asked.dry_run)
         return Written(updated, 200, tuple(warnings))
 
     def _admit(self, resource: Resource, obj: Obj, old: Obj | None, *, status: bool = False) -> list[str]:
-        """Let webhooks complete an object, and look at it; warnings for the client. ApiError 403 or 422."""
+        """Call the webhooks and validate the object. Return warnings for the client. Raise ApiError 403 or 422."""
         if not status:
             admission.complete(resource, obj, old)
         if self._kueue and not status:
@@ -173,7 +173,7 @@ class Writes:
         return Written(scale_of(resource, self._replace(asked, old, new, []).obj))
 
     def _delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Written:
-        """Delete one object, or begin to, as DeleteOptions say."""
+        """Delete an object, or start its deletion, according to the DeleteOptions."""
         obj = self._store.get(resource, namespace, name)
         kept = at(obj, "metadata.finalizers", ())
         policy = "Foreground" if "foregroundDeletion" in kept else "Orphan" if "orphan" in kept else "Background"
@@ -202,7 +202,7 @@ class Writes:
 
 @contextmanager
 def _told(warnings: list[str]) -> Iterator[None]:
-    """Errors take the warnings so far with them."""
+    """Add the warnings to an ApiError."""
     try:
         yield
     except ApiError as e:
@@ -211,7 +211,7 @@ def _told(warnings: list[str]) -> Iterator[None]:
 
 
 def _place(asked: Write, obj: Obj) -> Obj:
-    """The object's metadata, with the namespace of the request; ApiError 400 where it names another."""
+    """Set the object's namespace to the request's and return the metadata. Raise ApiError 400 if they differ."""
     resource, meta = asked.resource, obj.setdefault("metadata", {})
     if not isinstance(meta, dict):
         version = f'{resource.kind} in version "{resource.version}"'
@@ -224,7 +224,7 @@ def _place(asked: Write, obj: Obj) -> Obj:
 
 
 def scale_of(resource: Resource, obj: Obj) -> Obj:
-    """The Scale of a job: its Worker replicas. ApiError 500 where it has none, as the API server answers."""
+    """Return the Scale of a job: its Worker replicas. Raise ApiError 500, as the API server does, if it has none."""
     replicas = at(obj, "spec.pytorchReplicaSpecs.Worker.replicas")
     if replicas is None:
         why = 'the spec replicas field ".spec.pytorchReplicaSpecs.Worker.replicas" does not exist'
@@ -242,7 +242,10 @@ def scale_of(resource: Resource, obj: Obj) -> Obj:
 
 
 def delete_options(asked: Write) -> Obj:
-    """The DeleteOptions of a body or, where there is none, of the query. ApiError 400, 415, 422."""
+    """Return the DeleteOptions of the body, or of the query if the body is empty.
+
+    :raises ApiError: 400, 415 or 422 if the options are invalid.
+    """
     query = asked.query
     given: Obj = {"gracePeriodSeconds": integer(query, "gracePeriodSeconds")}
     given["propagationPolicy"] = query.get("propagationPolicy")
