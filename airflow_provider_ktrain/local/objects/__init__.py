@@ -1,1 +1,1 @@
-"""Kubernetes objects as data: resources, schemas, names, patches, quantities, and the store that holds them."""
+"""Kubernetes objects as data: resources, schemas, names, patches, quantities, and the store."""

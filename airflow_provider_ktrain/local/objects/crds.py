@@ -1,7 +1,7 @@
-"""The types of the Kubeflow operators: training-operator 1.9 (PyTorchJob, MPIJob v1), mpi-operator 0.8 (v2beta1).
+"""The types of training-operator 1.9 (PyTorchJob, MPIJob v1) and mpi-operator 0.8 (MPIJob v2beta1).
 
-Fields, defaults and enumerations are those of the CustomResourceDefinitions that the operators install. Those of the
-Kubeflow Trainer and of JobSet are in `crds_trainer.py`, those of Kueue in `crds_kueue.py`.
+Fields, defaults and enums are from the CustomResourceDefinitions that the operators install. The types of the Kubeflow
+Trainer and of JobSet are in `crds_trainer.py`, the types of Kueue in `crds_kueue.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The types of Kueue 0.18: queues, flavors, and the Workload that stands for a job in a queue."""
+"""The types of Kueue 0.18: queues, flavors, and the Workload that represents a job in a queue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The types of the Kubeflow Trainer 2.3 (TrainJob and its runtimes) and of JobSet 0.12.
+"""The types of Kubeflow Trainer 2.3 (TrainJob and its runtimes) and JobSet 0.12.
 
-Trainer 2.0 and 2.1 serve other overrides under the same API version, and no activeDeadlineSeconds.
+In the same API version, Trainer 2.0 and 2.1 have different override fields and don't have activeDeadlineSeconds.
 """
 
 from __future__ import annotations

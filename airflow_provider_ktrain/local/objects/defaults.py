@@ -1,4 +1,4 @@
-"""What the API server fills in where a manifest says nothing."""
+"""The default values that the API server sets for missing fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_EXECUTE: list[Obj] = [
     {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
     for taint in ("not-ready", "unreachable")
 ]
-MODE = 0o644  # of files in volumes
+MODE = 0o644  # file mode in volumes
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 NAMESPACE_FILE: Obj = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
 TOKEN: Obj = {
@@ -45,7 +45,7 @@ JOB_SPEC: Obj = {
 
 
 def apply(resource: Resource, obj: Obj) -> Obj:
-    """The object with the defaults of its type, as it first enters the store; changes and returns `obj`."""
+    """Set the defaults of the object's type when it is created. Change and return `obj`."""
     if fill := BY_RESOURCE.get(resource):
         fill(obj)
     return obj
@@ -56,13 +56,13 @@ def _fill(target: Obj, defaults: Obj) -> None:
 
 
 def containers(spec: Obj) -> Iterator[Obj]:
-    """All containers of a pod's spec, init containers first."""
+    """Yield all containers of a pod's spec, init containers first."""
     for key in ("initContainers", "containers"):
         yield from spec.get(key, ())
 
 
 def pod_spec(spec: Obj) -> None:
-    """Defaults of a pod, and of the template of one."""
+    """Set the defaults of a pod spec, also in pod templates."""
     _fill(spec, POD_SPEC)
     if account := spec.get("serviceAccountName"):
         spec.setdefault("serviceAccount", account)
@@ -77,7 +77,7 @@ def pod_spec(spec: Obj) -> None:
             if field := variable.get("valueFrom", {}).get("fieldRef"):
                 field.setdefault("apiVersion", "v1")
         amounts = container["resources"]
-        if limits := amounts.get("limits"):  # what is limited and not requested is requested to the limit
+        if limits := amounts.get("limits"):  # a missing request defaults to the limit
             amounts["requests"] = {**limits, **amounts.get("requests", {})}
     for volume in spec.get("volumes", ()):
         if not volume.keys() - {"name"}:
@@ -106,7 +106,7 @@ def _pod(pod: Obj) -> None:
 
 
 def _mount_token(spec: Obj) -> None:
-    """The volume with the token of the service account, for each container that mounts nothing there."""
+    """Mount the service account's token into each container that mounts nothing else at its path."""
     name = f"kube-api-access-{random_suffix()}"
     mount = {"name": name, "readOnly": True, "mountPath": TOKEN_PATH}
     without = [c for c in containers(spec) if all(m["mountPath"] != TOKEN_PATH for m in c.get("volumeMounts", ()))]
@@ -125,7 +125,7 @@ def _service(service: Obj) -> None:
 
 
 def _job(job: Obj) -> None:
-    """Defaults of a Job, and the labels by which it knows its pods."""
+    """Set the defaults of a Job, and the labels by which the Job selects its pods."""
     spec, uid, name = job["spec"], job["metadata"]["uid"], job["metadata"]["name"]
     _fill(spec, JOB_SPEC)
     template = spec["template"]

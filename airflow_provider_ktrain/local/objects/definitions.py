@@ -9,7 +9,7 @@ from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 
 def definition(resource: Resource) -> Obj:
-    """The CustomResourceDefinition of a resource, with the schema by which the server checks objects."""
+    """Return the CustomResourceDefinition of a resource, with the schema that the server uses for validation."""
     names = {
         "kind": resource.kind, "listKind": f"{resource.kind}List",
         "plural": resource.plural, "singular": resource.singular,
@@ -36,7 +36,7 @@ def definition(resource: Resource) -> Obj:
 
 
 def install(store: Store, resources: tuple[Resource, ...]) -> None:
-    """Add the definitions of all custom resources."""
+    """Create the CustomResourceDefinitions of all custom resources in the store."""
     for resource in resources:
         if resource.custom:
             store.create(r.CRD, definition(resource))

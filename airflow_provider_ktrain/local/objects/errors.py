@@ -1,11 +1,11 @@
-"""API errors as a Kubernetes API server words them: one exception that is a Status object."""
+"""API errors with the messages of a Kubernetes API server: an exception that is returned as a Status object."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-Problem = tuple[str, str, str]  # reason, message and field, as causes of a Status name them
+Problem = tuple[str, str, str]  # reason, message and field of a cause in a Status
 
 REASONS = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
@@ -16,7 +16,7 @@ REASONS = {
 
 
 class ApiError(Exception):
-    """A request that fails: `code` and `reason` go into the Status object of the answer, `warnings` beside it."""
+    """The error of a request. The response has a Status object with `code` and `reason`, and `warnings` as headers."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ApiError(Exception):
         self.warnings: list[str] = []
 
     def status(self) -> dict[str, Any]:
-        """The Status object of this error."""
+        """Return the Status object of this error."""
         status = {
             "kind": "Status", "apiVersion": "v1", "metadata": self.metadata, "status": "Failure",
             "message": self.message, "reason": self.reason or None, "details": self.details, "code": self.code,
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def invalid(kind: str, problems: Sequence[Problem], name: str = "", group: str = "meta.k8s.io") -> ApiError:
-    """422 for options or an object."""
+    """Return the error 422 for invalid options or an invalid object."""
     told = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
     what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
     return ApiError(

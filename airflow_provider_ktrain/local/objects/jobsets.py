@@ -1,4 +1,4 @@
-"""JobSet: what its webhooks (0.12) fill in and refuse."""
+"""The defaulting and validating webhooks of JobSet 0.12."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, inva
 Obj = dict[str, Any]
 
 WEBHOOK = "vjobset.kb.io"
-LONGEST = 63  # characters of the name of a Job or a pod
-SUFFIX = "-xxxxx"  # what generateName adds to a pod's name, after the completion index
+LONGEST = 63  # characters in the name of a Job or a pod
+SUFFIX = "-xxxxx"  # the suffix that generateName adds to a pod's name, after the completion index
 MUTABLE_METADATA = ("labels", "annotations")
-MUTABLE_SPEC = ("nodeSelector", "tolerations", "schedulingGates")  # of a suspended JobSet's pod templates
+MUTABLE_SPEC = ("nodeSelector", "tolerations", "schedulingGates")  # fields in the pod templates of a suspended JobSet
 
 
 def complete(jobset: Obj) -> None:
-    """Fill in what JobSet's defaulting webhook does."""
+    """Set the defaults of JobSet's defaulting webhook."""
     spec = jobset.setdefault("spec", {})
     spec.setdefault("successPolicy", {"operator": "All"})
     spec.setdefault("startupPolicy", {"startupPolicyOrder": "AnyOrder"})
@@ -37,7 +37,10 @@ def complete(jobset: Obj) -> None:
 
 
 def validate(jobset: Obj, old: Obj | None) -> None:
-    """ApiError 422 or 403 where the schema or the validating webhook of JobSet refuses it."""
+    """Validate a JobSet that is created or replaces `old`.
+
+    :raises ApiError: 422 if the schema doesn't allow it, 403 if the validating webhook denies it.
+    """
     name = jobset["metadata"]["name"]
     missing = list(_missing_containers(jobset))
     if missing:
@@ -59,7 +62,7 @@ def _missing_containers(jobset: Obj) -> Iterator[Problem]:
 
 
 def _names(jobset: Obj) -> Iterator[Problem]:
-    """Names of Jobs and pods that would be too long."""
+    """Yield a problem for each generated Job or pod name that would be too long."""
     for i, replicated in enumerate(jobset["spec"].get("replicatedJobs") or ()):
         field = f"spec.replicatedJobs[{i}].name"
         last = max(int(replicated.get("replicas", 1)) - 1, 0)
@@ -77,7 +80,7 @@ def _too_long(field: str, name: str, what: str) -> Problem:
 
 
 def _changed(jobset: Obj, old: Obj) -> Iterator[Problem]:
-    """Fields that may not change; of a suspended JobSet parts of the pod templates may."""
+    """Yield a problem if an immutable field changes. Parts of a suspended JobSet's pod templates are mutable."""
     suspended = bool(jobset["spec"].get("suspend") or old["spec"].get("suspend"))
     before, after = (_fixed(spec, suspended) for spec in (old["spec"], jobset["spec"]))
     if before != after:

@@ -1,4 +1,4 @@
-"""What Kueue's webhooks do to jobs (recordings 70 to 74e). There is no queue controller: nothing admits a job."""
+"""The webhooks of Kueue for jobs (recordings 70 to 74e). The cluster has no queue controller and admits no job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Obj = dict[str, Any]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
-#: where the jobs of Kueue's integrations have `suspend`
+#: path of the object that contains `suspend`, by resource that Kueue integrates
 SUSPENDED_BY: dict[Resource, tuple[str, ...]] = {
     r.PYTORCHJOB: ("spec", "runPolicy"), r.MPIJOB_V2BETA1: ("spec", "runPolicy"), r.TRAINJOB: ("spec",),
 }  # fmt: skip
 
 
 def complete(resource: Resource, obj: Obj, old: Obj | None) -> None:
-    """Suspend a new job that names a queue, and give each new TrainJob a place for Kueue's own changes of its pods."""
+    """Suspend a new job that has a queue label. Add an empty runtime patch of Kueue to each new TrainJob."""
     if resource not in SUSPENDED_BY or old is not None:
         return
     if _queue(obj):
@@ -35,7 +35,7 @@ def complete(resource: Resource, obj: Obj, old: Obj | None) -> None:
 
 
 def validate(resource: Resource, obj: Obj, old: Obj | None) -> None:
-    """ApiError 403 where the queue of a job that isn't suspended changes."""
+    """Raise ApiError 403 if the queue of a job changes while the job isn't suspended."""
     if resource not in SUSPENDED_BY or old is None or _queue(obj) == _queue(old):
         return
     if not (_suspended(resource, obj) or _suspended(resource, old)):

@@ -1,4 +1,4 @@
-"""Names: what Kubernetes makes up after generateName, and the rules that names and labels keep, in its words."""
+"""Suffixes for generateName, and the validation rules and messages of Kubernetes for names and labels."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the one of generateName
+SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the alphabet of generateName
 
 
 def random_suffix(length: int = 5) -> str:
-    """A random suffix as of generateName, without vowels and characters that are easily confused."""
+    """Return a random suffix as generateName does, without vowels and easily confused characters."""
     return "".join(random.choices(SUFFIX_ALPHABET, k=length))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern with a greatest length, and how a breach of it is told."""
+    """A pattern, the maximum length, and the message for values that don't match the pattern."""
 
     pattern: str
     longest: int
     told: str
 
     def breaches(self, value: str) -> Iterator[str]:
-        """What is wrong with a value, in Kubernetes' words."""
+        """Yield Kubernetes' message for each violation of the rule."""
         if len(value) > self.longest:
             yield f"must be no more than {self.longest} characters"
         if not re.fullmatch(self.pattern, value):
@@ -60,7 +60,7 @@ LABEL_VALUE = Rule(
 
 
 def qualified(key: str) -> Iterator[str]:
-    """What is wrong with the key of a label or annotation: a name, perhaps with a domain before a slash."""
+    """Validate the key of a label or annotation: a name with an optional domain prefix and a slash."""
     prefix, slash, name = key.rpartition("/")
     if slash:
         yield from (f"prefix part {why}" for why in SUBDOMAIN.breaches(prefix))

@@ -1,4 +1,4 @@
-"""OpenAPI v3 schemas of custom resources, made from the structs by which the server checks them."""
+"""OpenAPI v3 schemas of custom resources, generated from the structs that the server uses for validation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PLAIN: dict[str, Obj] = {
 
 
 def schema_of(resource: Resource) -> Obj:
-    """The schema of a resource's objects. The built-in types within are not described further."""
+    """Return the schema of a resource's objects. It doesn't contain the fields of built-in types."""
     described = _schema(type_of(resource))
     return {**described, "properties": {**described["properties"], "metadata": {"type": "object"}}}
 
 
 def component(resource: Resource) -> str:
-    """The name of a resource's schema in an OpenAPI document: org.kubeflow.trainer.v1alpha1.TrainJob."""
+    """Return the name of a resource's schema in an OpenAPI document: org.kubeflow.trainer.v1alpha1.TrainJob."""
     return ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind])
 
 

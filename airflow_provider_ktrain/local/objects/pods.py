@@ -1,4 +1,4 @@
-"""What the spec and the status of a pod show, for the API server, the scheduler, controllers and kubelets."""
+"""Properties derived from a pod's spec and status, for the API server, the scheduler, controllers and kubelets."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 Obj = dict[str, Any]
 
-TERMINAL = ("Succeeded", "Failed")  # phases that a pod does not leave
+TERMINAL = ("Succeeded", "Failed")  # final phases
 
 
 def has_ended(pod: Obj) -> bool:
-    """Whether the pod's phase is one that it does not leave."""
+    """Whether the pod's phase is final."""
     return pod.get("status", {}).get("phase") in TERMINAL
 
 
 def qos_class(pod: Obj) -> str:
-    """Guaranteed, Burstable or BestEffort, from cpu and memory of all containers."""
+    """Return Guaranteed, Burstable or BestEffort, according to the cpu and memory of all containers."""
     seen: list[tuple[Any, Any]] = []
     for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
         resources = container.get("resources") or {}

@@ -1,4 +1,4 @@
-"""What the API server has against the specs of pods and of batch Jobs."""
+"""The API server's validation of pod specs and batch Jobs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NO_CONTAINERS: Obj = {"containers": []}
 
 
 def wrong(field: str, value: object, why: str) -> Problem:
-    """A problem: the value of a field is invalid, and why."""
+    """Return the problem of an invalid value, with the reason `why`."""
     return "FieldValueInvalid", f'Invalid value: "{value}": {why}', field
 
 
 def unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
-    """A problem: the value of a field is not one of the supported ones."""
+    """Return the problem of an unsupported value."""
     told = ", ".join(f'"{s}"' for s in supported)
     return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
 
 
 def job_problems(job: Obj) -> Iterator[Problem]:
-    """What is wrong with a new batch Job."""
+    """Validate a new batch Job."""
     spec = job.get("spec", {})
     for key in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
         if (number := spec.get(key)) is not None and number < 0:
@@ -43,7 +43,7 @@ def job_problems(job: Obj) -> Iterator[Problem]:
 
 
 def problems(spec: Obj, path: str, policies: tuple[str, ...]) -> Iterator[Problem]:
-    """What is wrong with a pod's spec, found at `path`, of which the restart policy must be one of `policies`."""
+    """Validate the pod spec at `path`. The restart policy must be one of `policies`."""
     if spec.get("containers") == []:
         yield "FieldValueRequired", "Required value", f"{path}.containers"
     if (policy := spec.get("restartPolicy", "Always")) not in policies:

@@ -12,7 +12,7 @@ SUFFIXES = {
 
 
 def parse(quantity: str | int | float) -> Decimal:
-    """The number that a quantity means; ValueError where it is none."""
+    """Return the number of a quantity. Raise ValueError if it isn't a quantity."""
     text = str(quantity).strip()
     suffix = next((s for s in (text[-2:], text[-1:]) if s in SUFFIXES), "")
     try:

@@ -1,4 +1,4 @@
-"""The resource types that the embedded cluster serves: one table, read by routes, discovery and controllers."""
+"""The resource types that the embedded cluster serves. The API server, discovery and the controllers use this table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "up
 
 @dataclass(frozen=True)
 class Resource:
-    """One served resource type, as a discovery document describes it."""
+    """A served resource type, with the attributes of a discovery document."""
 
     group: str
     version: str
@@ -18,17 +18,17 @@ class Resource:
     namespaced: bool = True
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    #: subresources beside the object itself, e.g. ("status", "scale")
+    #: names of the subresources, such as ("status", "scale")
     subresources: tuple[str, ...] = ()
-    #: True for custom resources: no strategic merge patch, metadata.generation follows spec
+    #: whether this is a custom resource: no strategic merge patch, and each change of spec increments the generation
     custom: bool = False
     verbs: tuple[str, ...] = ALL_VERBS
-    #: the release of the operator whose schema is served, "" for the newest: fields differ within one API version
+    #: the operator's release whose schema is served, "" for the latest. Releases with one API version differ in fields.
     release: str = field(default="", compare=False)
 
     @property
     def api_version(self) -> str:
-        """The `apiVersion` of its objects: `v1`, `batch/v1`."""
+        """The `apiVersion` of the objects: `v1`, `batch/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
@@ -38,12 +38,12 @@ class Resource:
 
     @property
     def group_resource(self) -> str:
-        """How error messages name it: `pods`, `pytorchjobs.kubeflow.org`."""
+        """The plural name and the group, as in error messages: `pods`, `pytorchjobs.kubeflow.org`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def group_kind(self) -> str:
-        """`Pod`, `PyTorchJob.kubeflow.org`."""
+        """The kind and the group, as in error messages: `Pod`, `PyTorchJob.kubeflow.org`."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
     def __str__(self) -> str:
@@ -120,11 +120,11 @@ BUILT_IN = (
 
 
 def served(mpi_api: str = "v1", trainer: str = "", *, kueue: bool = False) -> tuple[Resource, ...]:
-    """All resource types of a cluster.
+    """Return all resource types of a cluster.
 
-    :param mpi_api: in which version MPIJob is served: v1 or v2beta1, one of them, as on a real cluster.
-    :param trainer: the release of the Trainer whose schema TrainJob has: 2.0, 2.1, or "" for 2.3.
-    :param kueue: serve the resources of Kueue.
+    :param mpi_api: the only served version of MPIJob: v1 or v2beta1. A real cluster also serves only one of them.
+    :param trainer: the Trainer release whose TrainJob schema is served: 2.0, 2.1, or "" for 2.3.
+    :param kueue: whether to serve the resources of Kueue.
     """
     mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
     trainjob = replace(TRAINJOB, release=trainer)

@@ -1,4 +1,4 @@
-"""Label and field selectors: what a list or watch lets through. Errors are worded as the API server words them."""
+"""Label and field selectors of lists and watches, with the error messages of the API server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, at
 
 WORD = r"[^\s=!(),]++"
-#: one requirement on a label, with the comma or the end behind it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`
+#: one label requirement and the comma or end of text that follows it: `a`, `!a`, `a=b`, `a!=b`, `a in (b,c)`
 LABEL_TERM = re.compile(
     rf"\s*+(?P<absent>!\s*+)?(?P<key>{WORD})\s*+"
     rf"(?(absent)|(?:(?P<is>==?|!=)\s*+(?P<value>(?:{WORD})?)|(?P<set>(?:not)?in)\s*+\((?P<values>[^=!()]*)\))?)"
@@ -21,7 +21,7 @@ LABEL_TERM = re.compile(
 )
 MISPLACED = re.compile(r"\s*(==|!=|[=(),])")
 
-#: fields that may be selected beside metadata.name and metadata.namespace
+#: supported fields in field selectors, in addition to metadata.name and metadata.namespace
 FIELDS: dict[Resource, tuple[str, ...]] = {
     r.POD: ("spec.nodeName", "status.phase"),
     r.EVENT: ("type", "reason", *(f"involvedObject.{f}" for f in ("kind", "namespace", "name", "uid", "fieldPath"))),
@@ -30,20 +30,20 @@ FIELDS: dict[Resource, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """One condition on one label or field: its value, None where there is none, is or is not among `values`."""
+    """A condition on a label or field: its value must be in `values`, or must not if `negated`. None is unset."""
 
     key: str
     negated: bool
     values: frozenset[str | None]
 
     def holds(self, value: str | None) -> bool:
-        """Whether a value satisfies this requirement; None if the key is not set."""
+        """Whether a value satisfies this requirement. The value is None if the key is not set."""
         return (value in self.values) is not self.negated
 
 
 @dataclass(frozen=True)
 class Selector:
-    """All requirements on labels and fields of one list or watch."""
+    """The label and field requirements of a list or watch."""
 
     labels: tuple[Requirement, ...] = ()
     fields: tuple[Requirement, ...] = ()
@@ -63,12 +63,12 @@ EVERYTHING = Selector()
 
 
 def parse(resource: Resource, labels: str, fields: str) -> Selector:
-    """The selector of `labelSelector` and `fieldSelector`; ApiError 400 where they mean nothing or are unsupported."""
+    """Parse `labelSelector` and `fieldSelector`. Raise ApiError 400 if one is invalid or not supported."""
     return Selector(tuple(parse_labels(labels)), tuple(parse_fields(resource, fields)))
 
 
 def parse_labels(text: str) -> Iterator[Requirement]:
-    """`a=b,c!=d,e in (f,g),!h`; ApiError 400 where it does not parse."""
+    """Parse a label selector such as `a=b,c!=d,e in (f,g),!h`. Raise ApiError 400 if it is invalid."""
     text, at = text.strip(), 0
     while at < len(text):
         if symbol := MISPLACED.match(text, at):
@@ -84,13 +84,16 @@ def parse_labels(text: str) -> Iterator[Requirement]:
             raise ApiError(400, f'unable to parse requirement: <nil>: Invalid value: "{value}": {why}')
         if operator:
             yield Requirement(key, operator in ("!=", "notin"), frozenset(values))
-        else:  # it is there, or with `!` it is not
+        else:  # the key exists or, with `!`, doesn't exist
             yield Requirement(key, not found["absent"], frozenset([None]))
         at = found.end()
 
 
 def parse_fields(resource: Resource, text: str) -> Iterator[Requirement]:
-    """`metadata.name=a,status.phase!=Running`; ApiError 400 for a field that the resource does not select by."""
+    """Parse a field selector such as `metadata.name=a,status.phase!=Running`.
+
+    :raises ApiError: 400 if the selector is invalid, or if the resource doesn't support a field.
+    """
     known = ("metadata.name", *(("metadata.namespace",) if resource.namespaced else ()), *FIELDS.get(resource, ()))
     for term in filter(None, text.split(",")):
         found = re.fullmatch(r"([^=!]*)(!=|==?)(.*)", term, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The notation in which the types of custom resources are written."""
+"""The notation for the types of custom resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Struct:
-    """A JSON object with known fields: the type of each, which must be there, defaults, and values that are allowed."""
+    """The type of a JSON object: its fields and their types, required fields, defaults, enums and minimums."""
 
     fields: Mapping[str, str]
     required: frozenset[str] = frozenset()
@@ -20,5 +20,8 @@ class Struct:
 
 
 def struct_of(fields: str, required: str = "", **more: Any) -> Struct:
-    """The struct of `name:type` pairs; `required` names those of its fields that must be there."""
+    """Return the struct with the fields in `fields`: `name:type` pairs, separated by spaces.
+
+    :param required: the names of the required fields, separated by spaces.
+    """
     return Struct(dict(pair.split(":") for pair in fields.split()), frozenset(required.split()), **more)

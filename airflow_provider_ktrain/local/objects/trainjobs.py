@@ -1,4 +1,4 @@
-"""TrainJob: the rules of its schema, and what its webhooks (Trainer 2.3) fill in and refuse."""
+"""TrainJob: the CEL rules of its schema, and the defaulting and validating webhooks of Trainer 2.3."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from airflow_provider_ktrain.local.objects.crds_trainer import MANAGERS
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem
 from airflow_provider_ktrain.local.objects.resources import Resource
 
-if TYPE_CHECKING:  # the store's defaults use this module
+if TYPE_CHECKING:  # only the type hints need it
     from airflow_provider_ktrain.local.objects.store import Store
 
 Obj = dict[str, Any]
 
 WEBHOOK = "validator.trainjob.trainer.kubeflow.org"
 RUNTIMES = {x.kind: x for x in (r.CLUSTER_TRAINING_RUNTIME, r.TRAINING_RUNTIME)}
-ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: which step of a TrainJob it is
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: the step of the TrainJob
 INITIALIZERS = {"dataset": "dataset-initializer", "model": "model-initializer"}
 WITHOUT_PATCHED_ENV = ("dataset-initializer", "model-initializer", "node")
-RESERVED = {  # environment variables that a policy sets itself
+RESERVED = {  # environment variables that are set by a policy
     "torch": ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     "mpi": (
         "OMPI_MCA_orte_default_hostfile", "OMPI_MCA_orte_keep_fqdn_hostnames", "OMPI_MCA_orte_set_default_slots",
@@ -36,7 +36,7 @@ URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://.+")
 
 
 def complete(job: Obj, old: Obj | None) -> None:
-    """Note in each runtime patch that is new, or has changed, when that was."""
+    """Set the time of each new or changed runtime patch to the current time."""
     from airflow_provider_ktrain.local.objects.store import now
 
     known = {p["manager"]: p for p in ((old or {}).get("spec") or {}).get("runtimePatches") or () if "manager" in p}
@@ -47,12 +47,12 @@ def complete(job: Obj, old: Obj | None) -> None:
             same = {**before, "time": None} == {**patch, "time": None}
             changes = patch.pop("trainingRuntimeSpec", None)
             patch["time"] = before.get("time") if same and before.get("time") else now()
-            if changes is not None:  # last, as in the Go struct, whose order messages show
+            if changes is not None:  # the last field of the Go struct; messages show fields in this order
                 patch["trainingRuntimeSpec"] = changes
 
 
 def rules(job: Obj, old: Obj | None) -> list[Problem]:
-    """What the schema's rules have against a TrainJob that is created or replaces `old`."""
+    """Return the violations of the schema's CEL rules by a TrainJob that is created or replaces `old`."""
     return [*_name(job["metadata"].get("name") or ""), *_spec(job["spec"]), *_immutable(job, old or job)]
 
 
@@ -84,13 +84,13 @@ def _immutable(job: Obj, old: Obj) -> Iterator[Problem]:
 
 
 def runtime_of(job: Obj) -> Resource | None:
-    """The resource of the runtime that a TrainJob refers to; None where there is no such kind of runtime."""
+    """Return the resource of the runtime that a TrainJob refers to, None if the kind of runtime doesn't exist."""
     ref = job["spec"]["runtimeRef"]
     return RUNTIMES.get(ref["kind"]) if ref["apiGroup"] == r.TRAINER else None
 
 
 def validate(store: Store, job: Obj, old: Obj | None) -> None:
-    """ApiError 403 where the validating webhook of the Trainer refuses the TrainJob."""
+    """Raise ApiError 403 if the Trainer's validating webhook denies the TrainJob."""
     if "deletionTimestamp" in job["metadata"]:
         return
     ref, kind = job["spec"]["runtimeRef"], runtime_of(job)
@@ -99,7 +99,7 @@ def validate(store: Store, job: Obj, old: Obj | None) -> None:
     shown = _go({key: ref[key] for key in ("name", "apiGroup", "kind")})
     runtime = store.find(kind, job["metadata"]["namespace"] if kind.namespaced else None, ref["name"])
     if runtime is None and old is not None:
-        return  # the controller goes on with its snapshot
+        return  # the controller continues to use its snapshot of the runtime
     if runtime is None:
         field = "spec.runtimeRef" if kind.namespaced else "spec.RuntimeRef"
         what = f"{kind.kind[0].lower()}{kind.kind[1:]}"
