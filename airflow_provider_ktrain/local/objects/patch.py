@@ -1,4 +1,4 @@
-"""Patches: JSON merge patch, JSON patch, and for built-in types as much of strategic merge as kubectl apply sends."""
+"""Patches: JSON merge patch, JSON patch, and the part of strategic merge patch that kubectl apply uses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DOES_NOT_FIT = (
     TypeError, AttributeError, KeyError, ValueError, jsonpatch.JsonPatchException, jsonpointer.JsonPointerException,
 )  # fmt: skip
 
-#: lists that a strategic merge patch merges, by field name: the key of their items, "" for lists of plain values.
-#: The same name means the same list wherever it occurs, but for ports.
+#: merge keys of the lists that a strategic merge patch merges, by field name; "" for lists of primitive values.
+#: A field name has the same merge key in all types, except `ports`.
 MERGE_KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "secrets": "name",
@@ -30,12 +30,15 @@ MERGE_KEYS = {
 
 
 def media_types(resource: Resource) -> tuple[str, ...]:
-    """The patches that a resource takes: strategic merge is not for custom resources."""
+    """Return the supported media types of patches. Custom resources don't support strategic merge patches."""
     return (JSON_PATCH, MERGE) if resource.custom else (JSON_PATCH, MERGE, STRATEGIC)
 
 
 def apply(media: str, obj: Obj, patch: Any) -> Obj:
-    """The patched object, a new one. ApiError 400 or 422 where the patch means nothing or does not fit."""
+    """Apply a patch and return a new object.
+
+    :raises ApiError: 400 if the patch has the wrong type, 413 if it has too many operations, 422 if it doesn't apply.
+    """
     wanted, go = ("array", "jsonpatch.Patch") if media == JSON_PATCH else ("object", "map[string]interface {}")
     found = VALUES[type(patch)][1]
     if found != wanted:
@@ -55,7 +58,7 @@ def apply(media: str, obj: Obj, patch: Any) -> Obj:
 
 
 def merge(target: Any, patch: Obj) -> Obj:
-    """RFC 7386: a new map."""
+    """Apply a JSON merge patch (RFC 7386) and return a new map."""
     merged = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -66,7 +69,7 @@ def merge(target: Any, patch: Obj) -> Obj:
 
 
 def strategic(target: Any, patch: Obj, keys: Mapping[str, str]) -> Obj:
-    """A strategic merge patch of one map, a new one; `keys` are as MERGE_KEYS."""
+    """Apply a strategic merge patch to a map and return a new map. `keys` has the format of MERGE_KEYS."""
     merged = dict(target) if isinstance(target, dict) and "$patch" not in patch else {}
     if "$retainKeys" in patch:
         merged = {k: v for k, v in merged.items() if k in patch["$retainKeys"]}
@@ -92,9 +95,9 @@ def strategic(target: Any, patch: Obj, keys: Mapping[str, str]) -> Obj:
 
 
 def _merged(items: Any, patch: list[Any], key: str, keys: Mapping[str, str]) -> list[Any]:
-    """Items of a list with those of a patch merged in by `key`, or added as they are where that is "".
+    """Merge the items of a patch into a list by the merge key `key`.
 
-    New items come first, as Kubernetes puts them there.
+    New items come first, as in Kubernetes. If `key` is "", new values are appended.
     """
     if not key:
         return [*items, *(v for v in patch if v not in items)]
@@ -110,6 +113,6 @@ def _merged(items: Any, patch: list[Any], key: str, keys: Mapping[str, str]) -> 
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
-    """Items in the order that the patch gives; what it does not name comes at the end."""
+    """Sort items in the order of the patch. Items that the patch doesn't list come last."""
     places = {o[key] if key else o: place for place, o in enumerate(order)}
     return sorted(items, key=lambda item: places.get(item[key] if key else item, len(places)))

@@ -1,8 +1,8 @@
-"""Types of objects: one walk along a type decodes a value and says what is wrong with it.
+"""Types of objects: decode and validate a value in one traversal of its type.
 
-Built-in types are read from the models of the official Python client, which is made from Kubernetes' own description;
-what the operators define is written down in `crds.py` in the same words: `str`, `int`, `bool`, `float`, `object`
-(anything), `quantity`, `list[X]`, `dict[str,X]`, or the name of a struct.
+Built-in types are read from the models of the official Python client, which are generated from the OpenAPI document of
+Kubernetes. The operators' types are defined in `crds.py` in the same notation: `str`, `int`, `bool`, `float`, `object`
+(any value), `quantity`, `list[X]`, `dict[str,X]`, or the name of a struct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_provider_ktrain.local.objects.structs import Struct
 
 Obj = dict[str, Any]
 
-#: models by kind; the others are V1 and their kind
+#: names of the client's models by kind. For other kinds, the name is V1 and the kind.
 MODELS = {
     "Event": "CoreV1Event", "HorizontalPodAutoscaler": "V2HorizontalPodAutoscaler",
     "TokenRequest": "AuthenticationV1TokenRequest",
@@ -30,13 +30,13 @@ MODELS = {
 QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-#: fields that the client's models call strings
+#: quantity fields. The client's models declare them as strings.
 QUANTITIES = {
     "V1EmptyDirVolumeSource": ("size_limit",), "V1ResourceFieldSelector": ("divisor",),
     "V2MetricTarget": ("value", "average_value"), "V1ResourceRequirements": ("limits", "requests"),
     "V1PodSpec": ("overhead",), "V1NodeStatus": ("allocatable", "capacity"),
 }  # fmt: skip
-#: what a list of this name must not have twice
+#: fields whose combined values must be unique among the items of a list, by the list's name
 LIST_KEYS = {
     "containers": ("name",), "initContainers": ("name",), "env": ("name",), "ports": ("containerPort", "protocol"),
     "volumeMounts": ("mountPath",), "volumeDevices": ("devicePath",), "volumes": ("name",),
@@ -44,13 +44,13 @@ LIST_KEYS = {
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"), "runtimePatches": ("manager",),
     "replicatedJobs": ("name",),
 }  # fmt: skip
-GENERATED_DEFAULTS: dict[str, Obj] = {"V1ContainerPort": {"protocol": "TCP"}}  # of the schemas of custom resources
-#: plain types: what JSON and Go call them
+GENERATED_DEFAULTS: dict[str, Obj] = {"V1ContainerPort": {"protocol": "TCP"}}  # for custom resources
+#: primitive types: their names in JSON and Go
 PLAIN = {
     "str": ("string", "string"), "int": ("integer", "int32"), "bool": ("boolean", "bool"),
     "float": ("number", "float64"), "datetime": ("string", "string"), "int64": ("integer", "int64"),
 }  # fmt: skip
-#: what JSON and Go's decoder call the values that Python's decoder makes
+#: Python types of decoded JSON values: their names in JSON and in the messages of Go's decoder
 VALUES: dict[type, tuple[str, str]] = {
     bool: ("boolean", "bool"), int: ("integer", "number"), float: ("number", "number"), str: ("string", "string"),
     list: ("array", "array"), dict: ("object", "object"), type(None): ("null", "null"),
@@ -61,9 +61,10 @@ INCOMPLETE: Problem = (
     "errors to complete validation",
     "<nil>",
 )
-#: resources whose schema has rules (CEL) that are not looked at while it has other objections, and these objections
+#: resources whose schema has CEL rules. The API server doesn't evaluate these rules if an object has a problem whose
+#: reason is in BLOCKING.
 CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1, r.TRAINJOB, r.JOBSET)
-#: resources whose defaulting webhook decodes them, and objects to wrong types, before the schema is looked at
+#: resources whose defaulting webhook decodes the object, and rejects wrong types, before the schema validation
 DEFAULTERS = {r.TRAINJOB: "defaulter.trainjob.trainer.kubeflow.org"}
 WEBHOOK_QUANTITY = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInvalid", "FieldValueDuplicate")
@@ -71,7 +72,7 @@ BLOCKING = ("FieldValueNotSupported", "FieldValueRequired", "FieldValueTypeInval
 
 @cache
 def struct(name: str) -> Struct:
-    """The struct of a name: of an operator's, or of a model of the client."""
+    """Return the struct of an operator's type or of a model of the client."""
     return crds.STRUCTS.get(name) or _of_model(name)
 
 
@@ -79,7 +80,7 @@ def _of_model(name: str) -> Struct:
     model = getattr(models, name)
     fields = {}
     for attribute, type_ in model.openapi_types.items():
-        type_ = re.sub(r"^dict\((.*)\)$", r"dict[\1]", type_)  # client 35 writes dict(str, str)
+        type_ = re.sub(r"^dict\((.*)\)$", r"dict[\1]", type_)  # version 35 of the client has dict(str, str)
         if attribute in QUANTITIES.get(name, ()):
             type_ = "dict[str, quantity]" if type_.startswith("dict") else "quantity"
         fields[model.attribute_map[attribute]] = type_
@@ -88,24 +89,25 @@ def _of_model(name: str) -> Struct:
     for attribute, key in model.attribute_map.items():
         try:
             setattr(blank, attribute, None)
-        except ValueError:  # so the setter of a required field says
+        except ValueError:  # the setter of a required field rejects None
             required.add(key)
     go_name = re.sub(r"^[A-Za-z]*?V\d+", "", name)
     return Struct(fields, frozenset(required), GENERATED_DEFAULTS.get(name, {}), go_name=go_name)
 
 
 def type_of(resource: Resource) -> str:
-    """The type of a resource's objects."""
+    """Return the type of a resource's objects."""
     if resource.custom:
         return f"{resource.kind}/{resource.version}" + (f"/{resource.release}" if resource.release else "")
     return MODELS.get(resource.kind, f"V1{resource.kind}")
 
 
 def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
-    """The object without unknown fields and nulls (a new one), and a note for each unknown field.
+    """Decode an object.
 
-    ApiError 400 where a field of a built-in type, or of metadata, is of another type; `problems` checks the rest of
-    custom resources.
+    :return: a new object without unknown fields and nulls, and a note for each unknown field.
+    :raises ApiError: 400 if a field of a built-in type or of metadata has the wrong type. `problems` checks the other
+        fields of custom resources.
     """
     walk = _Walk(resource)
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
@@ -114,10 +116,13 @@ def decode(resource: Resource, value: Obj) -> tuple[Obj, list[str]]:
 
 
 def problems(resource: Resource, obj: Obj) -> list[Problem]:
-    """What an object lacks, and all else that a custom resource's schema has against it, as causes of a Status."""
+    """Validate an object: required fields, and all other constraints in the schema of a custom resource.
+
+    :return: the problems, as the causes of a Status.
+    """
     walk = _Walk(resource)
     walk.value(type_of(resource), obj, (), "")
-    found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # these are looked for last
+    found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # checked last
     blocking = BLOCKING[:-1] if resource in DEFAULTERS else BLOCKING
     if resource in CHECKED_FURTHER and any(reason in blocking for reason, _, _ in found):
         found.append(INCOMPLETE)
@@ -125,20 +130,20 @@ def problems(resource: Resource, obj: Obj) -> list[Problem]:
 
 
 class _Key(str):
-    """A key of a map in a place, where other text is a field."""
+    """A map key in a Place. A plain str in a Place is a field."""
 
 
-Place = tuple[str | int, ...]  # fields, keys and indexes that lead to a value
+Place = tuple[str | int, ...]  # the path to a value: fields, map keys and indexes
 
 
 def _path(place: Place, key: str = ".{}") -> str:
-    """A place as it is told: spec.containers[0].name; keys of maps as `key` has it."""
+    """Format a place for messages: spec.containers[0].name. `key` is the format of map keys."""
     forms = {str: ".{}", int: "[{}]", _Key: key}
     return "".join(forms[type(part)].format(part) for part in place)[1:]
 
 
 class _Walk:
-    """Along a type through a value; collects what is to be said of it."""
+    """Traverse a value and its type. Collect the notes and problems."""
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
@@ -146,7 +151,7 @@ class _Walk:
         self.problems: list[Problem] = []
 
     def value(self, type_: str, value: Any, place: Place, owner: str) -> Any:
-        """The value as its type has it; `owner` is what Go calls the struct around it."""
+        """Decode a value of this type. `owner` is the Go name of the enclosing struct."""
         if type_ == "object":
             return value
         if type_ == "quantity":
@@ -154,7 +159,7 @@ class _Walk:
         container, inner = parts(type_)
         wanted = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
         if value is None and not self._has_schema(place):
-            return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # as Go decodes a null
+            return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # Go's value for null
         if not _fits(wanted, value):
             return self._misfit(wanted, type_, value, place, owner)
         if container == "list":
@@ -166,7 +171,7 @@ class _Walk:
 
     def _struct(self, known: Struct, value: Obj, place: Place) -> Obj:
         made: Obj = {}
-        empty = () if self._resource.custom else ("",)  # which Go cannot tell from none
+        empty = () if self._resource.custom else ("",)  # Go doesn't distinguish "" from a missing field
         for key in sorted(known.required - {k for k, v in value.items() if v not in empty}):
             self.problems.append(("FieldValueRequired", "Required value", _path((*place, key))))
         for key, inner in value.items():
@@ -225,7 +230,7 @@ class _Walk:
         raise self._refused(unfit)
 
     def _has_schema(self, place: Place) -> bool:
-        """Whether a schema tells of mistakes here, and not the decoder."""
+        """Whether the schema validates this place, and not the decoder."""
         return self._resource.custom and place[:1] != ("metadata",)
 
     def _object_to(self, reason: str, why: str, place: Place) -> None:
@@ -241,7 +246,7 @@ class _Walk:
 
 
 def _fits(wanted: str, value: Any) -> bool:
-    """Whether a value is of a type of JSON: a number without a fraction is an integer, and an integer a number."""
+    """Whether a value has a JSON type. An integer is also a number, and a number without a fraction is an integer."""
     found = VALUES[type(value)][0]
     if wanted == "integer" and found == "number":
         return bool(value.is_integer())
@@ -249,7 +254,7 @@ def _fits(wanted: str, value: Any) -> bool:
 
 
 def parts(type_: str) -> tuple[str, str]:
-    """`list` or `dict` and the type of what it holds; nothing and the type itself where it is neither."""
+    """Return `list` or `dict` and the type of its items, or "" and the type itself for other types."""
     container, bracket, inner = type_.partition("[")
     return (container, inner[:-1].removeprefix("str,").strip()) if bracket else ("", type_)
 

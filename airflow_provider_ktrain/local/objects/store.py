@@ -1,7 +1,7 @@
 """The cluster's state: objects with resource versions, a bounded history of changes, and the rules of deletion.
 
-Everything runs on one event loop and every call is synchronous, so a read and the write that follows it
-are atomic as long as nothing is awaited between them. Objects that come out are shared: copy before changing one.
+All code runs on one event loop and all calls are synchronous. A read and a subsequent write are atomic if there is no
+await between them. Returned objects are shared: copy an object before you change it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from airflow_provider_ktrain.local.objects.names import random_suffix
 from airflow_provider_ktrain.local.objects.resources import Resource
 
 Obj = dict[str, Any]
-Key = tuple[str, str]  # namespace ("" for what has none) and name
+Key = tuple[str, str]  # namespace ("" for cluster-scoped objects) and name
 Objects = list[Obj]  # inside Store, `list` is a method
 T = TypeVar("T")
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
-HISTORY = 20_000  # changes kept for watches that resume
-FIRST = 1000  # the version of an empty store: what came before has been compacted, as on any real cluster
-GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types that count generations, as custom resources do
+HISTORY = 20_000  # number of changes that are kept for resumed watches
+FIRST = 1000  # version of an empty store. Earlier versions count as compacted, as on a real cluster.
+GENERATIONS = (r.POD, r.BATCH_JOB, r.CRD)  # built-in types with metadata.generation. Custom resources always have it.
 
 
 def now(later: int = 0) -> str:
-    """The time, or some seconds later, in the form of metadata.creationTimestamp: RFC 3339, whole seconds."""
+    """Return the time `later` seconds from now in the format of creationTimestamp: RFC 3339 with whole seconds."""
     time = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=later)
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def at(obj: Any, path: str, default: Any = None) -> Any:
-    """The value at a dotted path, `default` where it, or anything on the way, is missing or null."""
+    """Return the value at a dotted path, or `default` if any part of the path is missing or null."""
     for part in path.split("."):
         obj = obj.get(part) if isinstance(obj, dict) else None
     return default if obj is None else obj
@@ -47,7 +47,7 @@ def at(obj: Any, path: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One change of one object. `previous` lets a watch with a selector see objects enter and leave it."""
+    """A change of an object. Watches use `previous` to detect that an object starts or stops matching a selector."""
 
     version: int
     type: ChangeType
@@ -57,12 +57,12 @@ class Change:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The object as JSON, encoded once however many watches send it."""
+        """The object as JSON. It is encoded only once for all watches."""
         return json.dumps(self.object, separators=(",", ":"), ensure_ascii=False).encode()
 
     @property
     def key(self) -> Key:
-        """Namespace, empty for cluster-scoped objects, and name."""
+        """The object's namespace ("" for cluster-scoped objects) and name."""
         meta = self.object["metadata"]
         return meta.get("namespace") or "", meta["name"]
 
@@ -71,10 +71,10 @@ class Store:
     """All objects of the cluster, by resource, namespace and name."""
 
     def __init__(self) -> None:
-        self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # what made each object what it is
+        self._latest: defaultdict[Resource, dict[Key, Change]] = defaultdict(dict)  # each object's latest change
         self._version = FIRST
         self._history: deque[Change] = deque(maxlen=HISTORY)
-        self._oldest = FIRST  # watches from before this version get 410
+        self._oldest = FIRST  # watches from an older version fail with 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
         self._untold: deque[Change] = deque()
         self._telling = False
@@ -83,44 +83,44 @@ class Store:
 
     @property
     def version(self) -> int:
-        """The newest resource version of the whole store."""
+        """The latest resource version of the store."""
         return self._version
 
     @property
     def oldest(self) -> int:
-        """A watch or continued list from a version before this one has expired."""
+        """The oldest version from which a watch or a list can continue. Earlier versions have expired."""
         dropped = self._history[0].version - 1 if len(self._history) == HISTORY else 0
         return max(self._oldest, dropped)
 
     def expire(self) -> None:
-        """Forget the history: what resumes from an older version gets 410 Expired, as after etcd's compaction."""
+        """Clear the history. Watches and lists from older versions get 410 Expired, as after a compaction of etcd."""
         self._history.clear()
         self._oldest = self._version
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Obj:
-        """The object; ApiError 404 where there is none."""
+        """Return the object. Raise ApiError 404 if it doesn't exist."""
         found = self.find(resource, namespace, name)
         if found is None:
             raise not_found(resource, name)
         return found
 
     def find(self, resource: Resource, namespace: str | None, name: str) -> Obj | None:
-        """The object, or None."""
+        """Return the object, None if it doesn't exist."""
         found = self._latest[resource].get((namespace or "", name))
         return found.object if found else None
 
     def list(self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None) -> Objects:
-        """Objects in order of namespace and name; `labels` must all be equal."""
+        """Return the objects with all of `labels`, in order of namespace and name."""
         wanted = (labels or {}).items()
         found = (change.object for change in self.latest(resource, namespace))
         return [o for o in found if not wanted or wanted <= at(o, "metadata.labels", {}).items()]
 
     def latest(self, resource: Resource, namespace: str | None = None) -> Sequence[Change]:
-        """The change that made each object what it is now, in order of namespace and name."""
+        """Return the latest change of each object, in order of namespace and name."""
         return _of(self._latest[resource], namespace)
 
     def list_at(self, resource: Resource, namespace: str | None, version: int) -> Objects:
-        """The list as it was at a version that history still reaches."""
+        """Return the objects at an earlier version. The version must not be older than `oldest`."""
         then: dict[Key, Obj | None] = {key: change.object for key, change in self._latest[resource].items()}
         for change in reversed(self._history):
             if change.version <= version:
@@ -130,7 +130,7 @@ class Store:
         return [obj for obj in _of(then, namespace) if obj is not None]
 
     def owned(self, resource: Resource, owner: Obj) -> Objects:
-        """Objects of the owner's namespace whose ownerReferences name the owner's uid."""
+        """Return the objects in the owner's namespace that have the owner's uid in their ownerReferences."""
         uid = owner["metadata"]["uid"]
         return [
             o for o in self.list(resource, owner["metadata"].get("namespace"))
@@ -140,9 +140,10 @@ class Store:
     # writing
 
     def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
-        """Add an object: name from generateName, uid, creationTimestamp, generation. ApiError 409: the name is taken.
+        """Add an object. Set its name from generateName, its uid, creationTimestamp, generation and defaults.
 
-        :param dry_run: make the object and leave the store as it is.
+        :param dry_run: return the object without storing it.
+        :raises ApiError: 409 if an object with this name exists.
         """
         obj = copy.deepcopy(obj)
         meta = obj.setdefault("metadata", {})
@@ -162,10 +163,14 @@ class Store:
         return obj if dry_run else self._commit("ADDED", resource, obj, None)
 
     def update(self, resource: Resource, obj: Obj, *, status: bool = False, dry_run: bool = False) -> Obj:
-        """Replace an object, or with `status` only its status. ApiError 404; 409 where obj's resourceVersion is stale.
+        """Replace an object, or only its status.
 
-        A write that changes nothing keeps the resource version. Removing the last finalizer of an object that is being
-        deleted removes the object.
+        A write that changes nothing keeps the resource version. If an object is being deleted and the write removes its
+        last finalizer, the object is removed.
+
+        :param status: replace only the status.
+        :param dry_run: return the object without storing it.
+        :raises ApiError: 404 if the object doesn't exist, 409 if its resourceVersion or uid has changed.
         """
         meta = obj["metadata"]
         old = self.get(resource, meta.get("namespace"), meta["name"])
@@ -192,19 +197,23 @@ class Store:
         return self._commit("MODIFIED", resource, new, old)
 
     def update_status(self, resource: Resource, obj: Obj, new_status: Obj) -> Obj:
-        """Set the status of an object that was read: 409 where it changed since."""
+        """Set the status of an object. Raise ApiError 409 if the object has changed since it was read."""
         return self.update(resource, {**obj, "status": new_status}, status=True)
 
     def delete(
         self, resource: Resource, namespace: str | None, name: str, *,
         grace: int | None = None, propagation: str = "Background", uid: str | None = None, version: str | None = None,
     ) -> Obj:  # fmt: skip
-        """Delete, or begin to: pods that a kubelet runs keep a grace period, finalizers hold an object back.
+        """Delete an object. If it has finalizers or a grace period, only set its deletionTimestamp.
 
-        :param grace: seconds; None is the pod's own period. Other resources ignore it.
-        :param propagation: Background, Foreground or Orphan; the garbage collector does the rest.
-        :param uid, version: preconditions; ApiError 409 where they do not hold.
-        :return: the object as last seen; it still exists where it has a deletionTimestamp.
+        Only pods that are bound to a node and have not ended have a grace period.
+
+        :param grace: grace period in seconds, None for the pod's own period. Ignored for other resources.
+        :param propagation: Background, Foreground or Orphan. The garbage collector handles the dependents.
+        :param uid: precondition, None for any uid.
+        :param version: precondition, None for any resource version.
+        :return: the object in its last state. Use `find` to check whether it still exists.
+        :raises ApiError: 404 if the object doesn't exist, 409 if a precondition fails.
         """
         old = self.get(resource, namespace, name)
         meta = old["metadata"]
@@ -237,14 +246,14 @@ class Store:
         if finalizers:
             new_meta["finalizers"] = finalizers
         marked = self._commit("MODIFIED", resource, {**old, "metadata": new_meta}, old)
-        current = self.find(resource, namespace, name)  # a watcher, told within the commit, may have removed it already
+        current = self.find(resource, namespace, name)  # a watcher, called during the commit, may have removed it
         if held or period or current is None or current["metadata"]["uid"] != meta["uid"]:
             return marked
         return self._remove(resource, current)
 
     @staticmethod
     def _grace(resource: Resource, obj: Obj, grace: int | None) -> int:
-        """Seconds that a deletion has to wait for the kubelet: none for what no kubelet runs, or what has ended."""
+        """Return the grace period in seconds: 0 for objects without a kubelet and for pods that have ended."""
         ended = at(obj, "status.phase") in ("Succeeded", "Failed")
         if resource != r.POD or ended or not at(obj, "spec.nodeName"):
             return 0
@@ -268,7 +277,11 @@ class Store:
         return obj
 
     def _tell(self) -> None:
-        """Tell watchers of changes in their order: what one of them changes when told, all hear of after that."""
+        """Notify the watchers of all changes in order.
+
+        If a watcher writes to the store, its change is added to the queue, so that all watchers receive the changes in
+        the same order.
+        """
         self._telling = True
         try:
             while self._untold:
@@ -281,45 +294,45 @@ class Store:
     # watching
 
     def changes_since(self, resource: Resource, version: int) -> Sequence[Change]:
-        """Changes after `version` that history holds. ApiError 410 where it holds them no longer."""
+        """Return the changes after `version`. Raise ApiError 410 if the history no longer contains them all."""
         if version < self.oldest:
             raise ApiError(410, f"too old resource version: {version} ({self.oldest})")
         return [c for c in self._history if c.version > version and c.resource == resource]
 
     def subscribe(self, resource: Resource, tell: Callable[[Change], None]) -> Callable[[], None]:
-        """Call `tell` with every change from now on, in the loop that makes it; returns what ends that."""
+        """Call `tell` with each subsequent change, synchronously. Return a function that ends the subscription."""
         self._watchers[resource].add(tell)
         return lambda: self._watchers[resource].discard(tell)
 
 
 def _of(found: dict[Key, T], namespace: str | None) -> list[T]:
-    """What is in a namespace, or in all of them, in order of namespace and name."""
+    """Return the values in a namespace, or in all namespaces, in order of namespace and name."""
     return [found[key] for key in sorted(found) if namespace is None or key[0] == namespace]
 
 
 def _finalizers(resource: Resource, obj: Obj) -> list[str]:
-    """What holds an object back; of a namespace also `spec.finalizers`, which its controller empties with it."""
+    """Return the object's finalizers. For a namespace, include `spec.finalizers`, which its controller removes."""
     own = at(obj, "spec.finalizers", ()) if resource == r.NAMESPACE else ()
     return [*at(obj, "metadata.finalizers", ()), *own]
 
 
 def _wanted(obj: Obj) -> Obj:
-    """What counts as another generation: the spec, but for the node that a pod is bound to."""
+    """Return the fields whose change increments the generation: the spec without the node of a pod."""
     return {k: v for k, v in at(obj, "spec", {}).items() if k != "nodeName"}
 
 
 def details(resource: Resource, name: str) -> Obj:
-    """`details` of a Status about one object."""
+    """Return the `details` of a Status for an object."""
     return {"name": name, **({"group": resource.group} if resource.group else {}), "kind": resource.plural}
 
 
 def not_found(resource: Resource, name: str) -> ApiError:
-    """The API server's error 404 for an object."""
+    """Return the API server's error 404 for an object."""
     return ApiError(404, f'{resource.group_resource} "{name}" not found', details=details(resource, name))
 
 
 def conflict(resource: Resource, name: str) -> ApiError:
-    """The API server's error 409 for a write with an old resourceVersion."""
+    """Return the API server's error 409 for a write with an old resourceVersion."""
     return ApiError(
         409,
         f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the object has been modified; please '
