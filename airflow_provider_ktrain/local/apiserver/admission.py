@@ -11,7 +11,7 @@ from airflow_provider_ktrain.local.objects.podspecs import unsupported, wrong
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, details
 
-NAME_RULES = {  # the others are subdomains
+NAME_RULES = {  # names of other resources are DNS subdomains
     r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035,
     **dict.fromkeys((r.ROLE, r.ROLE_BINDING, r.CLUSTER_ROLE, r.CLUSTER_ROLE_BINDING), names.PATH_SEGMENT),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
 DEFAULT_LIFETIME = 3600  # seconds that a token of a service account is valid
-AUDIENCE = "https://kubernetes.default.svc"  # of tokens for the API server
+AUDIENCE = "https://kubernetes.default.svc"  # audience of tokens for the API server
 POD_LIFETIME = 365 * 86400  # seconds: the embedded cluster doesn't rotate tokens in pods
 
 #: rules by group that apply without a binding, as in the default ClusterRoles of Kubernetes

@@ -30,7 +30,7 @@ FIELDS: dict[Resource, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition on a label or field: its value must be in `values`, or must not if `negated`. None is unset."""
+    """A condition on a label or field: its value is in `values`, or not if `negated`. The value None means unset."""
 
     key: str
     negated: bool
