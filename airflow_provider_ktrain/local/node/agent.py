@@ -1,8 +1,12 @@
-"""The tools that a pod finds in its PATH: `python -I -S agent.py TOOL ROOT SOCKET NAMESPACE [argument]...`.
+"""The tools in a pod's PATH: `python -I -S agent.py TOOL ROOT SOCKET NAMESPACE [argument]...`.
 
-Standard library only. `nslookup` asks the kubelet whether a name resolves; `ssh` and `kubectl exec` run a command in
-another pod, below that pod's shim, with this process's own standard input, output and error; `mpirun` is the real one,
-and tells of lost hosts; `deliver-kubectl` is what the launcher's init container does in an MPIJob v1.
+This module uses the standard library only.
+
+- `nslookup` asks the kubelet whether a name resolves.
+- `ssh` and `kubectl exec` run a command in another pod. The command is a child of that pod's shim and uses the
+  standard input, output and error of this process.
+- `mpirun` runs the real mpirun and also fails if a host was lost.
+- `deliver-kubectl` does what the launcher's init container does in an MPIJob v1.
 """
 
 from __future__ import annotations
@@ -19,15 +23,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-KILLED = 137  # the exit code of what was killed
-LOST_PATIENCE = 10.0  # seconds that mpirun's remote commands have to end after it
+KILLED = 137  # the exit code of a killed process
+LOST_PATIENCE = 10.0  # seconds to wait for mpirun's remote commands after mpirun has ended
 SSH_WITH_VALUE = set("BbcDEeFIiJLlmOopQRSWw")  # options of ssh that take a value
 TOOLS, _, OTHERS = os.environ.get("PATH", "").partition(":")  # the directory of these tools, and the rest of PATH
-UNDERWAY = Path(TOOLS, "underway")  # a file for each command in another pod, by the process that waits for it
+UNDERWAY = Path(TOOLS, "underway")  # a file for each command in another pod; its name is the id of the waiting process
 
 
 class Agent:
-    """`root` and `address`: where the kubelet listens, and as what; `namespace`: the pod's own."""
+    """Runs the tools of a pod.
+
+    :param root: the directory of the kubelet's socket.
+    :param address: the name of the socket in that directory.
+    :param namespace: the namespace of the pod.
+    """
 
     def __init__(self, root: str, address: str, namespace: str) -> None:
         self._root = root
@@ -35,7 +44,7 @@ class Agent:
         self._namespace = namespace
 
     def ask(self, how: str, name: str, container: str = "") -> dict[str, Any]:
-        """What the kubelet knows of a name: ip, phase and directory of the pod, or {}. `how` is dns or pod."""
+        """Return ip, phase and directory of a pod, or {} if the kubelet doesn't find it. `how` is dns or pod."""
         question = {"namespace": self._namespace, "name": name, "how": how, "container": container}
         with connect(self._root, self._address) as kubelet:
             kubelet.sendall(json.dumps(question).encode() + b"\n")
@@ -43,7 +52,7 @@ class Agent:
         return answer
 
     def nslookup(self, name: str) -> int:
-        """Print the address of a pod or service, as nslookup does; exit code 1 if it has none."""
+        """Print the address of a pod or service, as nslookup does. The exit code is 1 if it doesn't resolve."""
         found = self.ask("dns", name)
         if not found:
             say(f"** server can't find {name}: NXDOMAIN", sys.stdout)
@@ -52,7 +61,7 @@ class Agent:
         return 0
 
     def ssh(self, *arguments: str) -> int:
-        """Run a command in the Worker of this host name, instead of a real sshd."""
+        """Run a command in the Worker with this host name. There is no real sshd."""
         rest = list(arguments)
         while rest and rest[0].startswith("-"):
             option = rest.pop(0)
@@ -69,7 +78,7 @@ class Agent:
         return execute(found["directory"], ["/bin/sh", "-c", " ".join(rest)])
 
     def kubectl(self, *arguments: str) -> int:
-        """Run a command in a pod; `exec` is the only command of kubectl that mpirun uses."""
+        """Run a command in a pod. `exec` is the only kubectl command that mpirun uses."""
         match list(arguments):
             case ["exec", pod, "--", *argv]:
                 container = ""
@@ -91,7 +100,7 @@ class Agent:
         return code
 
     def mpirun(self, *arguments: str) -> int:
-        """The real mpirun, but for one thing: Open MPI 5 ends with 0 when a host is lost, where 4 ended with 1."""
+        """Run the real mpirun. If a host is lost, return 1 as Open MPI 4 does; Open MPI 5 returns 0."""
         shutil.rmtree(UNDERWAY, ignore_errors=True)
         process = subprocess.Popen([shutil.which("mpirun", path=OTHERS) or "mpirun", *arguments])
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -100,7 +109,7 @@ class Agent:
         return 128 - code if code < 0 else code or int(lost_any())
 
     def deliver_kubectl(self, hostfile: str) -> int:
-        """Put kubectl where the launcher looks for it, then wait until all hosts of the hostfile run, or have run."""
+        """Copy kubectl to the launcher's directory, then wait until all pods of the hostfile have started."""
         shutil.copy(Path(TOOLS, "kubectl-exec"), Path(os.environ["TARGET_DIR"], "kubectl"))
         for host in filter(None, (line.partition(" ")[0] for line in Path(hostfile).read_text().splitlines())):
             while self.ask("pod", host).get("phase", "Pending") == "Pending":
@@ -109,7 +118,7 @@ class Agent:
 
 
 def execute(directory: str, argv: list[str]) -> int:
-    """Run a command in the container whose shim listens in `directory`; its exit code."""
+    """Run a command in the container whose shim listens in `directory`, and return its exit code."""
     mark = UNDERWAY / str(os.getpid())
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
@@ -118,13 +127,13 @@ def execute(directory: str, argv: list[str]) -> int:
         sent = socket.send_fds(shim, [request], [0, 1, 2])
         shim.sendall(request[sent:])
         code: int = json.loads(shim.makefile("rb").readline() or b'{"exit": 137}')["exit"]
-    if code != KILLED:  # what was killed leaves its mark
+    if code != KILLED:  # the file of a killed command remains
         mark.unlink(missing_ok=True)
     return code
 
 
 def lost_any() -> bool:
-    """Whether a command in another pod did not come to its end, once all that wait for one have ended."""
+    """Whether a command in another pod was killed. Waits until the local processes of all commands have ended."""
     until = time.monotonic() + LOST_PATIENCE
     marks = list(UNDERWAY.glob("*"))
     while any(alive(int(mark.name)) for mark in marks) and time.monotonic() < until:
@@ -133,7 +142,7 @@ def lost_any() -> bool:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this id exists."""
+    """Whether a process with this id exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
         return True
@@ -141,7 +150,7 @@ def alive(pid: int) -> bool:
 
 
 def connect(directory: str, name: str) -> socket.socket:
-    """A connection to a socket whose path may be longer than an address: by way of its directory."""
+    """Connect to a socket. Changes to its directory first, because a full path can be too long for an address."""
     os.chdir(directory)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(name)
@@ -149,7 +158,7 @@ def connect(directory: str, name: str) -> socket.socket:
 
 
 def say(text: str, file: Any = None) -> None:
-    """Print a line, also if nobody reads it any more."""
+    """Print a line, and ignore a closed pipe."""
     with contextlib.suppress(BrokenPipeError):
         print(text, file=file or sys.stderr, flush=True)
 

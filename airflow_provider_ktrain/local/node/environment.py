@@ -1,11 +1,11 @@
-"""What a container's process gets to see: its environment, its paths, its command.
+"""The environment, paths and command of a container's process.
 
-A process has no root directory, network or host name of its own. So what differs from a real container is rewritten at
-exec, and only there; the API object keeps what the user wrote:
+A process here doesn't have its own root directory, network or host name. The differences from a real container are
+rewritten when the process is executed. The API object isn't changed. These values are rewritten:
 
-- paths: mounted volumes, the image's directory and the termination log, in command, args and environment;
-- rendezvous: MASTER_ADDR, MASTER_PORT and their like point to loopback and to a port of the job's own;
-- services of the cluster that this process serves itself: their host and port.
+- paths of mounted volumes, the image's directory and the termination log, in command, args and environment
+- rendezvous: MASTER_ADDR, MASTER_PORT and similar variables contain loopback and a port that is unique to the job
+- services of the cluster that this process serves: their host and port
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from airflow_provider_ktrain.local.objects import quantity
 from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
-PORTS = range(10_000, 32_000)  # below the ports that the kernel gives to clients
+PORTS = range(10_000, 32_000)  # below the kernel's range of ephemeral ports
 REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 PATH = re.compile(r"(?<![\w./$}~-])/(?!/)[^\s\"'`$;|&<>(){}\[\],:=*?!\\]+")
 RENDEZVOUS = {
     "MASTER_ADDR": "{0}", "PET_MASTER_ADDR": "{0}", "MASTER_PORT": "{1}", "PET_MASTER_PORT": "{1}",
     "PET_RDZV_ENDPOINT": "{0}:{1}",
 }  # fmt: skip
-PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # of the cluster's own environment
+PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # variables copied from the environment of the cluster's process
 
 
 class ConfigError(Exception):
-    """A container that cannot be created as configured, mostly for want of a ConfigMap, Secret or key."""
+    """The container cannot be created as configured. Usually a ConfigMap, a Secret or a key is missing."""
 
     def __init__(self, message: str, reason: str = "CreateContainerConfigError") -> None:
         super().__init__(message)
@@ -44,13 +44,13 @@ class ConfigError(Exception):
 
 
 class Ports:
-    """One port a job, the same for all its pods, so that two jobs on port 23456 do not meet on loopback."""
+    """Assigns one port to each job, shared by its pods. Two jobs that use port 23456 don't conflict on loopback."""
 
     def __init__(self) -> None:
         self._by_owner: dict[str, int] = {}
 
     def of(self, pod: Obj) -> int:
-        """The port of the pod's job: of its controller, or of the pod itself where it has none."""
+        """The port of the pod's controller, or of the pod itself if it doesn't have a controller."""
         owners = [o["uid"] for o in pod["metadata"].get("ownerReferences", ()) if o.get("controller")]
         owner = owners[0] if owners else pod["metadata"]["uid"]
         while owner not in self._by_owner:
@@ -62,13 +62,13 @@ class Ports:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced where NAME is known, `$$` by `$`: Kubernetes' expansion, not the shell's."""
+    """Replace `$(NAME)` if NAME is known, and `$$` by `$`. This is the expansion of Kubernetes, not of the shell."""
     return REFERENCE.sub(lambda m: "$" if m[1] is None else variables.get(m[1], m[0]), text)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where paths in a container are on this machine: `mounts` by prefix, else what exists in the image's directory."""
+    """Maps paths in a container to paths on this machine: by `mounts` (prefixes), else to the image's directory."""
 
     mounts: Mapping[str, Path]
     image: Path
@@ -82,12 +82,12 @@ class Paths:
         return str(inside) if path.strip("/") and inside.exists() else path
 
     def rewrite(self, text: str) -> str:
-        """All absolute paths in a text, each located."""
+        """Replace all absolute paths in a text by their paths on this machine."""
         return PATH.sub(lambda m: self.locate(m[0]), text)
 
 
 def declared(store: Store, pod: Obj, container: Obj, node: Obj) -> dict[str, str]:
-    """The environment as the manifest says it; of duplicates the last wins. ConfigError where something is missing."""
+    """The manifest's environment. The last duplicate wins. ConfigError if a referenced object or key is missing."""
     namespace = pod["metadata"]["namespace"]
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
@@ -112,7 +112,7 @@ def declared(store: Store, pod: Obj, container: Obj, node: Obj) -> dict[str, str
 
 
 def _objects(source: Obj, kind: str) -> Iterator[tuple[Resource, Obj]]:
-    """The ConfigMap or Secret that a source names, as configMapRef or configMapKeyRef."""
+    """The ConfigMap or Secret that a source references, for example by configMapRef or configMapKeyRef."""
     for name, resource in OBJECTS.items():
         if f"{name}{kind}" in source:
             yield resource, {"name": "", **source[f"{name}{kind}"]}
@@ -126,7 +126,7 @@ def _data(store: Store, resource: Resource, namespace: str, ref: Obj) -> dict[st
 
 
 def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
-    """A resourceFieldRef, rounded up by its divisor; a limit that is not set is what the node has."""
+    """The value of a resourceFieldRef: divided by the divisor, rounded up. An unset limit is the node's allocatable."""
     which, _, name = ref["resource"].partition(".")
     amount = (container.get("resources") or {}).get(which, {}).get(name)
     if amount is None:
@@ -136,9 +136,9 @@ def resource_field(container: Obj, node: Obj, ref: Obj) -> str:
 
 
 def on_this_machine(env: Mapping[str, str], port: int, hosts: Mapping[str, str]) -> dict[str, str]:
-    """The environment with its rendezvous on loopback, at the job's own port. Nothing changes where there is none.
+    """The environment for this machine: rendezvous variables contain loopback and the job's port.
 
-    :param hosts: host:port of services, each with the host:port that replaces it.
+    :param hosts: host:port of services, mapped to the host:port that replaces each.
     """
     here = {**env, **{name: told.format(LOOPBACK, port) for name, told in RENDEZVOUS.items() if name in env}}
     for host, address in hosts.items():
@@ -152,7 +152,7 @@ def on_this_machine(env: Mapping[str, str], port: int, hosts: Mapping[str, str])
 
 
 def base(hostname: str, tools: Path, image: Path) -> dict[str, str]:
-    """What every container has: HOSTNAME, HOME and a PATH: the pod's tools, the image, this cluster's Python first."""
+    """The variables of every container: HOSTNAME, HOME and PATH. PATH begins with tools, image and this Python."""
     path = [str(tools), *binaries(image), str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath]
     return {
         **{k: os.environ[k] for k in PASSED_ON if k in os.environ},
@@ -162,5 +162,5 @@ def base(hostname: str, tools: Path, image: Path) -> dict[str, str]:
 
 
 def command(container: Obj, env: Mapping[str, str], rewrite: Callable[[str], str]) -> list[str]:
-    """command and args as one list: references expanded, paths located."""
+    """Return command and args as one list, with references expanded and paths rewritten."""
     return [rewrite(expand(a, env)) for a in (*(container.get("command") or ()), *(container.get("args") or ()))]

@@ -1,7 +1,7 @@
-"""Names and commands between pods: what resolves in the cluster, and the tools by which a pod uses it.
+"""Name resolution and remote commands between pods, and the tools that are installed in pods.
 
-Ranks of an MPIJob start below the shim of their Worker: the launcher's `ssh` or `kubectl exec` is a small program that
-asks the kubelet, over a socket in its root, where that shim listens, and hands it its own descriptors.
+The ranks of an MPIJob are children of their Worker's shim. The launcher's `ssh` or `kubectl exec` is a small program.
+It asks the kubelet, over a socket in the kubelet's root, where the shim listens, and passes its file descriptors to it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from airflow_provider_ktrain.local.objects.store import Obj, Store
 
 AGENT = Path(agent.__file__)
 PYTHON = Path(sys.executable)
-#: file name -> tool of the agent; kubectl is no tool for everyone: the launcher's init container delivers it
+#: file name -> tool of the agent. kubectl isn't in the PATH by its name: the launcher's init container delivers it
 TOOLS = {"kubectl-exec": "kubectl", **{t: t for t in ("nslookup", "ssh", "deliver-kubectl")}}
 if PYTHON.with_name("mpirun").exists():
     TOOLS |= {"mpirun": "mpirun", "mpiexec": "mpirun"}
-REPLACED = {"/usr/sbin/sshd": "sshd"}  # commands of operators that are tools here
-#: parameters of Open MPI 4 that the operators set, and what Open MPI 5 calls them
+REPLACED = {"/usr/sbin/sshd": "sshd"}  # commands of operators, and the tools that replace them
+#: parameters of Open MPI 4 that the operators set, and their names in Open MPI 5
 OPEN_MPI = {
     "OMPI_MCA_plm_rsh_agent": "PRTE_MCA_plm_ssh_agent",
     "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",
@@ -37,7 +37,7 @@ SCRIPTS = {
     "hostname": """#!/bin/sh
 case "$1" in '') echo "$HOSTNAME";; -i|-I) echo 127.0.0.1;; *) exec env PATH="${PATH#*:}" hostname "$@";; esac
 """,
-    # it waits: its work is done by the shim
+    # this only waits: the shim executes the commands
     "sshd": """#!/bin/sh
 trap 'echo "Received signal 15; terminating." >&2; exit 0' TERM INT
 printf 'Server listening on 0.0.0.0 port 22.\\nServer listening on :: port 22.\\n' >&2
@@ -47,7 +47,7 @@ sleep infinity & wait
 
 
 def resolve(store: Store, namespace: str, host: str) -> Obj | None:
-    """The pod that a name leads to, as the cluster's DNS: a Service's ready pod, or `<hostname>.<subdomain>`."""
+    """Resolve a name to a pod, as the cluster's DNS does: a ready pod of a Service, or `<hostname>.<subdomain>`."""
     first, *rest = host.rstrip(".").split(".")
     domain = [part for part in rest if part not in ("svc", "cluster", "local")]
     found: list[tuple[Obj | None, Obj]] = []
@@ -72,7 +72,7 @@ def _published(pod: Obj, service: Obj) -> bool:
 
 
 def find(store: Store, root: Path, namespace: str, name: str, how: str, container: str) -> dict[str, str]:
-    """A pod's ip, phase, and the directory where its shim listens if it runs; {} where there is none."""
+    """Return a pod's ip, phase and, if it runs, the directory of its shim's socket. {} if the pod doesn't exist."""
     pod = resolve(store, namespace, name) if how == "dns" else store.find(r.POD, namespace, name)
     if pod is None:
         return {}
@@ -83,7 +83,7 @@ def find(store: Store, root: Path, namespace: str, name: str, how: str, containe
 
 
 async def serve(store: Store, root: Path, name: str) -> None:
-    """Answer the tools' questions, on a socket in `root` that only this user can reach. Until cancelled."""
+    """Respond to the requests of tools on a socket in `root`, until cancelled. Only this user can access the socket."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ValueError, TypeError, OSError):
@@ -100,14 +100,14 @@ def _bound(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
-    with contextlib.chdir(path.parent):  # a path of any length, where an address has a hundred bytes
+    with contextlib.chdir(path.parent):  # a socket address is limited to about 100 bytes; the path can be longer
         listening.bind(path.name)
     path.chmod(0o600)
     return listening
 
 
 def install(directory: Path, root: Path, name: str, namespace: str) -> None:
-    """Write the tools that a pod has first in its PATH: scripts that start the agent with what it needs to know."""
+    """Write the tools, which come first in a pod's PATH: scripts that start the agent with its arguments."""
     directory.mkdir(parents=True, exist_ok=True)
     scripts = dict(SCRIPTS)
     for tool, of_agent in TOOLS.items():
@@ -122,11 +122,13 @@ def install(directory: Path, root: Path, name: str, namespace: str) -> None:
 
 
 def open_mpi(env: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """The environment of a launcher with what Open MPI 5 needs here; `scratch` is for its session's files.
+    """Add the variables to a launcher's environment that Open MPI 5 needs on this machine.
 
-    The operators speak to Open MPI 4, whose runtime's parameters have other names now. And collective operations that
-    first look who shares a host must not: all hosts are this machine, though each has a daemon of its own. Nor may
-    ranks talk through /dev/shm: the first ranks of two Workers would give their files there one name.
+    The operators set parameters of Open MPI 4, which have other names in Open MPI 5. Collective operations must not
+    detect shared hosts (`^han`), because all hosts are this machine, but each has its own daemon. Ranks must not
+    communicate through /dev/shm (`^sm`), because the first ranks of two Workers would use the same file name.
+
+    :param scratch: directory for the files of Open MPI's session.
     """
     if not env.keys() & OPEN_MPI.keys():
         return dict(env)

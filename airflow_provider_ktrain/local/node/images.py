@@ -1,6 +1,6 @@
-"""Images: names mapped to directories. There is no registry behind them.
+"""Images: names that are mapped to directories. The cluster doesn't have a registry.
 
-A Dockerfile in such a directory is not built; only what it says at last of ENTRYPOINT and CMD is read.
+A Dockerfile in such a directory isn't built. Only its last ENTRYPOINT and CMD are used.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from airflow_provider_ktrain.local.objects.store import Obj
 
-#: images that operators add by themselves, and that of the training runtimes, by the last part of their name: they
-#: need nothing but the pod's tools
+#: images that operators add and the image of the training runtimes, by the last part of their name. They need only the
+#: pod's tools
 OPERATORS = ("alpine", "kubectl-delivery", "ktrain-runtime")
 ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"], "ktrain-runtime": ["python3"]}
-BINARIES = ("usr/local/bin", "usr/bin", "bin")  # of an image's directory, in the order of a PATH
+BINARIES = ("usr/local/bin", "usr/bin", "bin")  # directories of programs in an image, in the order of PATH
 _HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
-#: what containerd takes as the name of an image (github.com/distribution/reference)
+#: image names that containerd accepts (github.com/distribution/reference)
 REFERENCE = re.compile(
     rf"({_HOST}(\.{_HOST})*(:[0-9]+)?/)?{_PART}(/{_PART})*(:\w[\w.-]{{0,127}})?(@[a-zA-Z][\w+.-]*:[0-9a-fA-F]{{32,}})?",
     re.ASCII,
@@ -26,7 +26,7 @@ REFERENCE = re.compile(
 
 
 class ImageNotFound(Exception):
-    """No directory is mapped to the image; worded as containerd words it, with the remedy."""
+    """No directory is mapped to the image. The message is containerd's, with a remedy added."""
 
     def __init__(self, image: str) -> None:
         super().__init__(
@@ -36,19 +36,19 @@ class ImageNotFound(Exception):
 
 
 def names(image: str) -> list[str]:
-    """The names under which an image may be mapped, as given first, without registry, tag or digest last."""
+    """The names to look up for an image, from the full name to the name without registry, tag and digest."""
     whole = [image, image.removeprefix("docker.io/").removeprefix("library/")]
     return whole + [re.sub(r"(:[^/:@]*)?(@.*)?$", "", name) for name in whole]
 
 
 class Images:
-    """What images there are; a name that is mapped to None is an empty directory."""
+    """The images of the cluster. A name that is mapped to None has an empty directory."""
 
     def __init__(self, mapped: Mapping[str, Path | None]) -> None:
         self._mapped = dict(mapped)
 
     def directory(self, image: str) -> Path | None:
-        """The image's directory, None for an empty one; ImageNotFound where the name is not mapped."""
+        """The image's directory, or None for an empty one. ImageNotFound if the name isn't mapped."""
         for name in names(image):
             if name in self._mapped:
                 return self._mapped[name]
@@ -58,7 +58,7 @@ class Images:
 
     @staticmethod
     def entrypoint(container: Obj, directory: Path | None) -> Obj:
-        """The container with what its image runs where the manifest leaves it open: ENTRYPOINT, and CMD as its args."""
+        """The container, with command and args from its image (ENTRYPOINT and CMD) if the manifest doesn't set them."""
         if container.get("command"):
             return container
         said = _dockerfile(directory)
@@ -67,12 +67,12 @@ class Images:
 
 
 def binaries(directory: Path) -> list[str]:
-    """The directories of programs that an image brings along."""
+    """The directories of programs in an image."""
     return [str(directory / name) for name in BINARIES if (directory / name).is_dir()]
 
 
 def _dockerfile(directory: Path | None) -> dict[str, list[str]]:
-    """The last ENTRYPOINT and CMD; what is no list of words is a shell's."""
+    """The last ENTRYPOINT and CMD. A value that isn't a JSON list is a shell command."""
     path = directory / "Dockerfile" if directory else None
     text = path.read_text(errors="replace").replace("\\\n", " ") if path and path.is_file() else ""
     found: dict[str, list[str]] = {}
