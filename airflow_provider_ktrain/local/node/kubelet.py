@@ -1,4 +1,4 @@
-"""The kubelet of one node: sees that the pods bound to it run, each in the hands of a worker of its own."""
+"""The kubelet of one node. It runs the pods that are bound to the node, with one pod worker for each pod."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 class Kubelet:
     """One node's kubelet.
 
-    :param root: where pods have their directories and logs (`<root>/pods/<uid>/<container>/<restarts>.log`); nodes
-        share it.
-    :param images: image names and their directories; None is an empty one.
-    :param token: makes the tokens of service accounts that pods mount.
-    :param hosts: host:port of services of the cluster, and where on this machine each is.
+    :param root: the directory of pods and their logs (`<root>/pods/<uid>/<container>/<restarts>.log`). Nodes share it.
+    :param images: directory by image name. None is an empty directory.
+    :param token: creates the service account tokens that pods mount.
+    :param hosts: host:port of services of the cluster, mapped to their host:port on this machine.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Kubelet:
         self._unreachable: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Until cancelled; then all containers are killed."""
+        """Run pods until cancelled. Then kill all containers."""
         handlers = {r.POD: self._pod, r.NODE: self._node, r.CONFIG_MAP: self._config, r.SECRET: self._config}
         stops = [self.store.subscribe(resource, handle) for resource, handle in handlers.items()]
         self.online.set()
@@ -63,7 +62,7 @@ class Kubelet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # what it watches
+    # watched objects
 
     def _pod(self, change: Change) -> None:
         pod = change.object
@@ -91,26 +90,26 @@ class Kubelet:
                     worker.volumes.set_up()
 
     def _node(self, change: Change) -> None:
-        """Capacity that was patched becomes allocatable."""
+        """Copy a patched capacity to allocatable."""
         node, status = change.object, change.object["status"]
         here = node["metadata"]["name"] == self.name and change.type == "MODIFIED" and self.online.is_set()
         if here and status["allocatable"] != status["capacity"]:
             self.store.update_status(r.NODE, node, {**status, "allocatable": dict(status["capacity"])})
 
     def _addresses_of(self) -> tuple[str, str]:
-        """A new pod's address and that of the node. They are for show: all processes share loopback."""
+        """Return the addresses of a new pod and of the node. They aren't reachable: all processes share loopback."""
         node = self.store.get(r.NODE, None, self.name)
         subnet = node["spec"]["podCIDR"].rpartition(".")[0]
         return f"{subnet}.{next(self._addresses)}", node["status"]["addresses"][0]["address"]
 
-    # what happens to it
+    # eviction and loss of the node
 
     def evict(self, pod: Obj, message: str) -> None:
-        """End a pod as under pressure: phase Failed, reason Evicted. KeyError where it does not run here."""
+        """Evict a pod, as under node pressure: phase Failed, reason Evicted. KeyError if it doesn't run here."""
         self._workers[pod["metadata"]["uid"]].end("Warning", "Evicted", message, grace=0)
 
     def lose(self) -> None:
-        """Lose the node: all its processes die, and nothing is heard of it until `recover`."""
+        """Simulate the loss of the node: kill all its processes, and report nothing until `recover`."""
         self.online.clear()
         for worker in self._workers.values():
             worker.kill_all()
@@ -125,14 +124,14 @@ class Kubelet:
         self._unreachable = asyncio.get_running_loop().call_later(self.timing.unreachable, self._give_up)
 
     def recover(self) -> None:
-        """The node is back: what died is reported, and what should run starts again."""
+        """Bring the node back: report the containers that were killed, and restart those that should run."""
         if self._unreachable:
             self._unreachable.cancel()
         self._write(heard=True)
         self.online.set()
 
     def _give_up(self) -> None:
-        """Delete the pods of a lost node; without a kubelet they stay Terminating."""
+        """Delete the pods of a lost node. They stay Terminating, because the kubelet is offline."""
         for pod in self._pods():
             self.recorder.event(pod, "Normal", "TaintManagerEviction", "Marking for deletion Pod")
             self.store.delete(r.POD, pod["metadata"]["namespace"], pod["metadata"]["name"])

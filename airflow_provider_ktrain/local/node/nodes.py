@@ -1,4 +1,4 @@
-"""Node objects: this machine, shown as several hosts with a pretended number of GPUs each."""
+"""Node objects. They represent this machine as several nodes, each with a simulated number of GPUs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ UNREACHABLE = [{"key": "node.kubernetes.io/unreachable", "effect": e} for e in (
 
 
 def node_objects(count: int = 1, gpus_per_node: int = 0, resources: Mapping[str, str] | None = None) -> list[Obj]:
-    """The nodes `ktrain-node-0` and so on, as they are when their kubelets are ready.
+    """The nodes `ktrain-node-0` and so on, with ready kubelets.
 
-    :param gpus_per_node: `nvidia.com/gpu` of each node, pretended or not; 0 leaves the resource out.
-    :param resources: more resources of each node, or other amounts than this machine's (`{"cpu": "96"}`).
+    :param gpus_per_node: `nvidia.com/gpu` of each node, real or simulated. With 0, nodes don't have the resource.
+    :param resources: additional resources of each node, or amounts that replace this machine's (`{"cpu": "96"}`).
     """
     gpus = {GPU: str(gpus_per_node)} if gpus_per_node else {}
     return [node_object(index, {**gpus, **(resources or {})}) for index in range(count)]
 
 
 def node_object(index: int, resources: Mapping[str, str]) -> Obj:
-    """One node with this machine's cpu, memory and disk, unless `resources` says otherwise."""
+    """One node with this machine's cpu, memory and disk. `resources` overrides them."""
     name = f"ktrain-node-{index}"
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     capacity = {
@@ -68,12 +68,12 @@ def node_object(index: int, resources: Mapping[str, str]) -> Obj:
 
 
 def ready(said: Mapping[str, str]) -> Obj:
-    """The condition Ready, changed just now."""
+    """The condition Ready, with the current time as its transition time."""
     return {"type": "Ready", **said, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
 
 
 def changed(node: Obj, heard: bool) -> Obj:
-    """A node from which nothing is heard any more, or again: its condition, and a taint beside its own."""
+    """The node with the condition and taints of a reachable (`heard`) or unreachable node. Other taints are kept."""
     spec = {**node["spec"], "taints": [t for t in node["spec"].get("taints") or () if t not in UNREACHABLE]}
     if not heard:
         spec["taints"] += UNREACHABLE
@@ -83,7 +83,7 @@ def changed(node: Obj, heard: bool) -> Obj:
 
 
 class Gpus:
-    """Which of this machine's real GPUs each pod may see; where it has none, GPUs are pretended and none is visible."""
+    """Assigns this machine's GPUs to pods. If it doesn't have any, GPUs are simulated and pods don't see a device."""
 
     def __init__(self, devices: list[str] | None = None) -> None:
         if devices is None:
@@ -91,13 +91,13 @@ class Gpus:
         self._holders: dict[str, set[str]] = {device: set() for device in devices}
 
     def take(self, uid: str, count: int) -> str:
-        """CUDA_VISIBLE_DEVICES for a pod that asks for `count` GPUs: its own, then those that the fewest pods hold."""
+        """CUDA_VISIBLE_DEVICES for a pod that requests `count` GPUs: its own GPUs, then those with the fewest pods."""
         best = sorted(self._holders.items(), key=lambda held: (uid not in held[1], len(held[1])))[:count]
         for _, holders in best:
             holders.add(uid)
         return ",".join(sorted((device for device, _ in best), key=int))
 
     def free(self, uid: str) -> None:
-        """Take the GPUs of a pod back."""
+        """Release the GPUs of a pod."""
         for holders in self._holders.values():
             holders.discard(uid)

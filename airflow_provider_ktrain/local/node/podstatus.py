@@ -1,7 +1,7 @@
-"""A pod's status from what the kubelet knows of it: pure, as the real kubelet's generateAPIPodStatus.
+"""Computes a pod's status from the kubelet's facts. Pure functions, like the real kubelet's generateAPIPodStatus.
 
-Held to recordings of Kubernetes 1.36: order and wording of the conditions, and the moment between the end of the last
-container and the end of the pod, in which conditions tell of the end while the phase is still the old one.
+The order and the text of the conditions match recordings of Kubernetes 1.36. So does the time between the end of the
+last container and the end of the pod, when the conditions already show the end but the phase hasn't changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_provider_ktrain.local.objects.store import Obj
 
 @dataclass
 class ContainerFacts:
-    """One container of a pod: `state` and `last_state` as Kubernetes writes them."""
+    """One container of a pod. `state` and `last_state` have the format of the Kubernetes API."""
 
     spec: Obj
     state: Obj
@@ -32,7 +32,7 @@ class ContainerFacts:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, None where it is not terminated."""
+        """The exit code, or None if the container isn't terminated."""
         code: int | None = self.state.get("terminated", {}).get("exitCode")
         return code
 
@@ -44,7 +44,7 @@ class ContainerFacts:
 
 @dataclass
 class PodFacts:
-    """What the kubelet knows of a pod. `finished`: all is torn down and nothing will start again."""
+    """The kubelet's facts about a pod. `finished`: all containers have ended and none will be restarted."""
 
     start_time: str
     host_ip: str
@@ -59,7 +59,7 @@ class PodFacts:
 
 
 def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
-    """The facts of a pod of which nothing runs yet."""
+    """The facts of a pod before its first container starts."""
     spec = pod["spec"]
     waiting = "PodInitializing" if spec.get("initContainers") else "ContainerCreating"
 
@@ -70,10 +70,10 @@ def new(pod: Obj, start_time: str, host_ip: str) -> PodFacts:
 
 
 def phase(pod: Obj, facts: PodFacts) -> str:
-    """The phase that the containers' states mean, as the real getPhase decides it."""
+    """Determine the phase from the states of the containers, like the real kubelet's getPhase."""
     policy = pod["spec"].get("restartPolicy", "Always")
     ran = [c for c in facts.containers if c.exit_code is not None]
-    final = facts.finished or policy == "Never"  # nothing starts again
+    final = facts.finished or policy == "Never"  # no container will be restarted
     if facts.reason or (final and any(c.exit_code for c in facts.init)):
         return "Failed"
     if any(c.exit_code != 0 for c in facts.init):
@@ -89,7 +89,7 @@ def phase(pod: Obj, facts: PodFacts) -> str:
 
 
 def build(pod: Obj, facts: PodFacts, now: str) -> Obj:
-    """The whole status; `pod` gives the one before, whose times stay where conditions did not change."""
+    """Build the complete status. Conditions that didn't change keep their times from the status in `pod`."""
     old = pod.get("status", {})
     generation = pod["metadata"].get("generation", 1)
     reached = phase(pod, facts)
@@ -141,7 +141,7 @@ def _conditions(facts: PodFacts, reached: str) -> list[dict[str, str]]:
 def _all(
     containers: list[ContainerFacts], holds: Callable[[ContainerFacts], bool], reason: str, otherwise: str
 ) -> dict[str, str]:
-    """A condition that holds if it does for all containers, and else names the others."""
+    """A condition that is True if `holds` is true for all containers. Otherwise its message lists the others."""
     names = [c.name for c in containers if not holds(c)]
     if not names:
         return {"status": "True"}
@@ -161,7 +161,7 @@ def _container(facts: ContainerFacts, init: bool = False) -> Obj:
 
 
 def container_id(pod_uid: str, container: str, restarts: int) -> str:
-    """What containerd would have made up: another one for each run."""
+    """A container id in containerd's format, different for each run."""
     return f"containerd://{_digest(f'{pod_uid}/{container}/{restarts}')}"
 
 

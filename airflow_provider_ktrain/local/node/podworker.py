@@ -1,7 +1,8 @@
-"""One pod's life on its node, from the binding to the last sign of it: what the kubelet's pod worker does.
+"""The pod worker of the kubelet. It runs one pod from its binding until its files are removed.
 
-`_work` is the straight way: volumes, init containers one by one, then all containers with their restarts. Whatever ends
-a pod early (deletion, eviction, deadline) cancels that, stops what runs and reports the end.
+`_work` is the normal sequence: it sets up the volumes, runs the init containers one after the other, and then runs all
+containers with their restarts. A deletion, an eviction or a deadline cancels it. The worker then stops the running
+containers and reports the end of the pod.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from airflow_provider_ktrain.local.scheduler import requests
 
 EPOCH = "1970-01-01T00:00:00Z"
 MESSAGE, MESSAGE_BYTES = "termination-log", 4096
-LOG_LINES, LOG_BYTES = 80, 2048  # of a log that stands in for the message of a container that failed
+LOG_LINES, LOG_BYTES = 80, 2048  # limits of a log that replaces the termination message of a failed container
 DEADLINE_MESSAGE = "Pod was active on the node longer than the specified deadline"
 PORTS, GPUS = Ports(), Gpus()  # the nodes of this machine share them
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The kubelet's clocks in seconds, with the real ones as defaults but for `pull_error` and `cleanup`."""
+    """Times of the kubelet in seconds. The defaults are those of a real one, except `pull_error` and `cleanup`."""
 
-    backoff: float = 10.0  # before a container's second restart and an image's second pull; doubles each time
+    backoff: float = 10.0  # before a container's second restart and an image's second pull. Doubles each time
     backoff_max: float = 300.0
-    sync: float = 10.0  # between tries to create a container whose configuration is wrong
-    mount: float = 0.5  # before the second try to mount; doubles each time
+    sync: float = 10.0  # between attempts to create a container with an invalid configuration
+    mount: float = 0.5  # before the second attempt to mount. Doubles each time
     mount_max: float = 122.0
-    pull_error: float = 2.0  # for which ErrImagePull is shown before ImagePullBackOff; with the real one, up to `sync`
-    cleanup: float = 0.2  # from the end of a pod that is being deleted until it is gone: the real one needs about 0.7
-    keep_logs: float = 10.0  # for which the directory of a pod outlives its object
-    unreachable: float = 300.0  # after which the pods of a lost node are deleted
+    pull_error: float = 2.0  # from ErrImagePull to ImagePullBackOff. On a real kubelet, up to `sync`
+    cleanup: float = 0.2  # from the end of a pod that is being deleted to its removal. On a real kubelet, about 0.7
+    keep_logs: float = 10.0  # from the removal of a pod to the removal of its directory
+    unreachable: float = 300.0  # from the loss of a node to the deletion of its pods
 
 
 class Node(Protocol):
-    """What the worker of a pod uses of its kubelet."""
+    """The attributes of the kubelet that a pod worker uses."""
 
     store: Store
     name: str
@@ -67,12 +68,12 @@ class Node(Protocol):
 
 
 def backoff(failures: int, timing: Timing) -> float:
-    """Seconds to wait before restart number `failures`: none before the first, then 10, 20, 40, ..."""
+    """Seconds to wait before restart number `failures`: 0 before the first, then 10, 20, 40, ..."""
     return min(timing.backoff * 2 ** (failures - 2), timing.backoff_max) if failures > 1 else 0.0
 
 
 class PodWorker:
-    """Runs one pod. `task` ends when the pod's object is gone, nothing of it runs, and its logs are removed."""
+    """Runs one pod. `task` ends when the object is deleted, all processes have ended, and the logs are removed."""
 
     def __init__(self, kubelet: Node, pod: Obj, ip: str, host_ip: str) -> None:
         self.pod = pod
@@ -93,10 +94,10 @@ class PodWorker:
         if limit is not None:
             asyncio.get_running_loop().call_later(limit, self.end, "Normal", "DeadlineExceeded", DEADLINE_MESSAGE)
 
-    # what happens to it
+    # changes from outside
 
     def changed(self, pod: Obj) -> None:
-        """The object changed: a deletion begins, or its grace period got shorter."""
+        """Process a change of the object. It can begin a deletion or shorten its grace period."""
         self.pod, meta = pod, pod["metadata"]
         if "deletionTimestamp" in meta:
             grace = meta.get("deletionGracePeriodSeconds") or 0
@@ -105,7 +106,7 @@ class PodWorker:
                 self._remove()
 
     def delete(self, grace: float) -> None:
-        """The pod is to end within `grace` seconds, or within what is left of a shorter period."""
+        """End the pod within `grace` seconds, or within an earlier grace period if that is shorter."""
         if self._halted and grace < self._grace:
             for run in self._runs.values():
                 run.stop(grace)
@@ -114,17 +115,17 @@ class PodWorker:
         self._halt()
 
     def end(self, type_: str, reason: str, message: str, grace: float | None = None) -> None:
-        """End the pod for a reason of the kubelet's own, told in an event: phase Failed with `reason` and `message`."""
+        """End the pod by a decision of the kubelet, with an event, phase Failed, `reason` and `message`."""
         if self._halted or self.facts.finished:
             return
         self._event(type_, reason, message)
         self.facts.reason, self.facts.message = reason, message
         self._grace = self._grace if grace is None else grace
-        self._report()  # the conditions tell at once, the phase when all is over
+        self._report()  # updates the conditions now; the phase changes when all containers have ended
         self._halt()
 
     def kill_all(self) -> None:
-        """What the loss of the machine does."""
+        """Kill all containers at once, as a loss of the machine does."""
         for run in self._runs.values():
             run.stop(0)
 
@@ -132,7 +133,7 @@ class PodWorker:
         self._halted = True
         self._working.cancel()
 
-    # its life
+    # lifecycle
 
     async def _live(self) -> None:
         try:
@@ -145,7 +146,7 @@ class PodWorker:
             self.facts.finished, self.facts.sandbox = True, False
             self._report()
             GPUS.free(self._uid)
-            if self._deleted.is_set():  # while it ran: operators see how it ended before it goes
+            if self._deleted.is_set():  # deleted while it ran: let operators see how it ended before it is removed
                 await asyncio.sleep(self._kubelet.timing.cleanup)
             await self._deleted.wait()
             self._remove()
@@ -156,7 +157,7 @@ class PodWorker:
             for run in self._runs.values():
                 await run.ended()
         try:
-            await asyncio.sleep(self._kubelet.timing.keep_logs)  # for those who follow them
+            await asyncio.sleep(self._kubelet.timing.keep_logs)  # for clients that follow them
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -166,7 +167,7 @@ class PodWorker:
             self._kubelet.store.delete(r.POD, meta["namespace"], meta["name"], grace=0, uid=self._uid)
 
     async def _stop(self) -> None:
-        """Stop what runs, within the grace period."""
+        """Stop the running containers within the grace period."""
         facts = [fact for fact in (*self.facts.init, *self.facts.containers) if fact.exit_code is None]
         live = [(fact, self._runs[fact.name]) for fact in facts if fact.name in self._runs]
         for fact, run in live:
@@ -199,7 +200,7 @@ class PodWorker:
                 delay = min(delay * 2, self._kubelet.timing.mount_max)
 
     async def _run(self, fact: ContainerFacts, init: bool = False) -> bool:
-        """Run a container until it needs no other run: whether it succeeded."""
+        """Run a container, with its restarts, until it has ended for good. Returns whether it succeeded."""
         policy = self.pod["spec"].get("restartPolicy", "Always")
         policy = "OnFailure" if init and policy == "Always" else policy
         failures, timing = 0, self._kubelet.timing
@@ -224,7 +225,7 @@ class PodWorker:
         await asyncio.sleep(delay)
 
     async def _image(self, fact: ContainerFacts) -> Path | None:
-        """The image's directory, None for an empty one. Where the name is not mapped, this does not return."""
+        """The image's directory, or None for an empty one. Doesn't return if the name isn't mapped."""
         image = fact.spec["image"]
         try:
             directory = self._kubelet.images.directory(image)
@@ -238,7 +239,7 @@ class PodWorker:
         return directory
 
     async def _pull(self, fact: ContainerFacts, why: str) -> NoReturn:
-        """Try again and again, as a real kubelet does, though no name is mapped while the cluster runs."""
+        """Retry until cancelled, as a real kubelet does. This never succeeds, because the mapping doesn't change."""
         image, timing, tries = fact.spec["image"], self._kubelet.timing, 1
         event = reason = message = ""
         if not REFERENCE.fullmatch(image):
@@ -248,7 +249,7 @@ class PodWorker:
         elif fact.spec.get("imagePullPolicy") == "Never":
             event = reason = "ErrImageNeverPull"
             message = f'Container image "{image}" is not present with pull policy of Never'
-        while reason:  # nothing is pulled
+        while reason:  # these reasons don't lead to a pull
             self._event("Warning", event, message, fact)
             self._event("Warning", "Failed", f"Error: {reason}", fact)
             self._wait_for(fact, reason, message)
@@ -269,7 +270,7 @@ class PodWorker:
             await asyncio.sleep(delay - shown)
 
     async def _once(self, fact: ContainerFacts, image: Path | None) -> int:
-        """One run of a container, from its creation to its end: its exit code."""
+        """Run a container once, from its creation to its end, and return its exit code."""
         spec = await self._configured(fact, image)
         if fact.container_id:
             fact.restarts += 1
@@ -293,7 +294,7 @@ class PodWorker:
         return ended.code
 
     async def _configured(self, fact: ContainerFacts, image: Path | None) -> RunSpec:
-        """What to run, when all that it is made of is there at last."""
+        """Wait until everything that the container references exists, and return what to run."""
         while True:
             try:
                 return self._spec(fact, image)
@@ -335,10 +336,10 @@ class PodWorker:
             log=str(home / f"{number}.log"), dir=str(home), memory=int(parse(limit)) if limit else None,
         )  # fmt: skip
 
-    # what it says
+    # status and events
 
     def _ended(self, fact: ContainerFacts, ended: Ended) -> None:
-        """A run came to its end: with what the container left to say in its file."""
+        """Record the end of a run, with the container's termination message."""
         said = b""
         with contextlib.suppress(OSError):
             said = (self._directory / fact.name / MESSAGE).read_bytes()[:MESSAGE_BYTES]
@@ -360,7 +361,7 @@ class PodWorker:
         self._report()
 
     def _report(self) -> None:
-        """Write the status, unless the node is cut off or the pod is gone."""
+        """Write the status, unless the node is lost or the pod is deleted."""
         store, meta = self._kubelet.store, self.pod["metadata"]
         current = store.find(r.POD, meta["namespace"], meta["name"])
         if self._kubelet.online.is_set() and current and current["metadata"]["uid"] == self._uid:
@@ -384,6 +385,6 @@ def tail(log: Path) -> bytes:
 
 
 def _duration(seconds: float) -> str:
-    """As Go writes it: 10s, 1m20s, 5m0s."""
+    """Format a duration as Go does: 10s, 1m20s, 5m0s."""
     minutes, rest = divmod(seconds, 60)
     return f"{f'{minutes:.0f}m' if minutes else ''}{rest:g}s"
