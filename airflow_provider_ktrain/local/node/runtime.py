@@ -1,4 +1,4 @@
-"""The container runtime: one run of a container is one shim process with everything below it."""
+"""The container runtime. Each run of a container is a shim process with its descendants."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from typing import Any
 from airflow_provider_ktrain.local.node import shim
 
 SHIM = Path(shim.__file__)
-SWEEPS = 10  # looks for what a killed shim left: what forks or executes just then escapes one
+SWEEPS = 10  # searches for processes of a killed shim. One search can miss a process that is just forking or executing
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What the shim is told. `log` and `dir` are paths, `memory` is in bytes (None: no limit)."""
+    """The parameters of a run, which are sent to the shim.
+
+    :param log: path of the log file.
+    :param dir: path of the directory for the exec socket.
+    :param memory: memory limit in bytes. None: no limit.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -41,7 +46,7 @@ class Ended:
 
 
 class StartError(Exception):
-    """The command cannot be executed; worded as runc words it."""
+    """The command cannot be executed. The message is that of runc."""
 
     def __init__(self, argv0: str, errno: int) -> None:
         reason = os.strerror(errno).lower()
@@ -54,7 +59,7 @@ class StartError(Exception):
 
 
 class Run:
-    """A run from its start to its end; both are futures that no waiter can cancel by being cancelled."""
+    """A run of a container. Cancelling a caller that waits for its start or end doesn't affect the run."""
 
     def __init__(self, spec: RunSpec) -> None:
         loop = asyncio.get_running_loop()
@@ -70,7 +75,7 @@ class Run:
         self._task = loop.create_task(self._follow())
 
     async def started(self) -> int:
-        """The process id of the command, once it runs; StartError where it cannot."""
+        """Wait until the command runs, and return its process id. StartError if it cannot be executed."""
         return await asyncio.shield(self._started)
 
     async def ended(self) -> Ended:
@@ -78,11 +83,11 @@ class Run:
         return await asyncio.shield(self._ended)
 
     def stop(self, grace: float) -> None:
-        """SIGTERM now and SIGKILL after `grace` seconds; 0 is SIGKILL at once. A later call can shorten the time."""
+        """Send SIGTERM now and SIGKILL after `grace` seconds; with 0, only SIGKILL. A later call can shorten it."""
         self._say({"stop": grace})
 
     def _say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the shim has ended
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     async def _follow(self) -> None:
@@ -101,19 +106,19 @@ class Run:
             pass
         finally:
             writer.close()
-            self._shim.wait()  # its end of the socket is closed: it is gone, or all but
+            self._shim.wait()  # its end of the socket is closed, so it has ended or is about to end
             if not self._started.done():
                 self._started.set_exception(StartError(argv0, 5))
             if self._shim.returncode < 0:
                 sweep(self.spec.env["PATH"].partition(":")[0])
             self._ended.set_result(ended)
-            self._started.exception()  # seen, if only here
+            self._started.exception()  # mark the exception as retrieved, in case nobody waits for the start
 
 
 def sweep(first_in_path: str) -> None:
-    """Kill what a shim left that was itself killed: all processes whose PATH begins with the pod's own directory.
+    """Kill the processes of a shim that was killed: all processes whose PATH begins with the pod's own directory.
 
-    It finds nothing where there is no /proc, nor what replaced its environment.
+    It doesn't find processes on a system without /proc, or processes that have replaced their environment.
     """
     marker = f"\0PATH={first_in_path}:".encode()
     for _ in range(SWEEPS):

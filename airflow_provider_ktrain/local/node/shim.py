@@ -1,13 +1,14 @@
-"""The parent of one container run, a process of its own: `python -I -S shim.py`, standard library only.
+"""The parent process of one container run: `python -I -S shim.py`. It uses the standard library only.
 
-It speaks with the kubelet by lines of JSON on the socket that is its standard input:
+The shim and the kubelet exchange lines of JSON on a socket, which is the shim's standard input:
 
-- first from the kubelet, the run: argv, env, cwd, log (path), dir (for the socket of exec), memory (bytes or null);
-- back `{"started": pid}` or `{"error": errno}`, at last `{"exit": code, "oom": bool}`, code 128 + n for signal n;
-- `{"stop": seconds}` sends the command SIGTERM, and everything SIGKILL after so many seconds.
+- The kubelet first sends the run: argv, env, cwd, log (path), dir (for the exec socket), memory (bytes or null).
+- The shim responds with `{"started": pid}` or `{"error": errno}`. At the end it sends `{"exit": code, "oom": bool}`.
+  The code is 128 + n for signal n.
+- On `{"stop": seconds}` the shim sends SIGTERM to the command, and after these seconds SIGKILL to all processes.
 
-When the command ends, is stopped for good, or the kubelet's end of the socket closes, every descendant is killed, also
-those in sessions of their own: as a subreaper, this process inherits whatever its descendants orphan.
+When the command has ended, the time to stop is over, or the kubelet's end of the socket is closed, the shim kills all
+descendants. This includes processes in other sessions: as a subreaper, the shim becomes the parent of orphans.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-RECORD = 16 * 1024  # longest record; containerd splits longer lines
+RECORD = 16 * 1024  # maximum length of a record. containerd splits longer lines
 READ = 256 * 1024
-MEMORY_INTERVAL = 0.1  # seconds between looks at the memory
-KILL_PATIENCE = 10.0  # seconds for killed processes to go; one stuck in the kernel must not hold the report for ever
+MEMORY_INTERVAL = 0.1  # seconds between measurements of the memory
+KILL_PATIENCE = 10.0  # seconds to wait for killed processes. One that hangs in the kernel must not block the report
 DRAIN_PATIENCE = 2.0
-ROTATE_BYTES, ROTATE_INTERVAL = 10 * 1024 * 1024, 10.0  # the kubelet's containerLogMaxSize, and how often it looks
+ROTATE_BYTES, ROTATE_INTERVAL = 10 * 1024 * 1024, 10.0  # the kubelet's containerLogMaxSize, and seconds between checks
 EXEC_SOCKET = "exec.sock"
-CANNOT_EXECUTE = 126  # the exit code of a command beside the container's own that cannot be executed
-QUICK = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # whether the kernel lists a process's children
+CANNOT_EXECUTE = 126  # the exit code of an exec command that cannot be executed
+QUICK = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # whether /proc lists the children of a process
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing, and orphans of a killed container are not found."""
+    """Call Linux's prctl. On other systems, do nothing: orphans of a killed container are not found there."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def parents() -> dict[int, int]:
-    """The parent of each process of this machine."""
+    """The parent of each process on this machine."""
     found = {}
     if os.path.isdir("/proc/self"):
         for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -60,7 +61,7 @@ def parents() -> dict[int, int]:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, as the kernel lists them; [] for one that is gone."""
+    """The children of a process, as listed in /proc. [] if the process doesn't exist."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -70,7 +71,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below `root`, parents before their children."""
+    """All descendants of `root`, parents before their children."""
     below, known = [root], {} if QUICK else parents()
     for pid in below:
         below += children(pid) if QUICK else [child for child, parent in known.items() if parent == pid]
@@ -78,7 +79,7 @@ def descendants(root: int) -> list[int]:
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Bytes of memory that these processes have for themselves: what is resident and not shared."""
+    """Private memory of these processes in bytes: resident minus shared."""
     pages = 0
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as statm:
@@ -88,14 +89,14 @@ def memory(pids: Iterable[int]) -> int:
 
 
 def kill(pids: Iterable[int], signum: int = signal.SIGKILL) -> None:
-    """Signal processes, of which some may have ended."""
+    """Send a signal to processes. Ignores those that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
 def handles(pid: int, signum: int) -> bool:
-    """Whether a process has a handler for a signal. In a container, where it is process 1, it is deaf to all others."""
+    """Whether a process has a handler for a signal. As process 1 of a real container, it would ignore other signals."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         caught = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
         return bool(int(caught, 16) >> (signum - 1) & 1)
@@ -103,20 +104,20 @@ def handles(pid: int, signum: int) -> bool:
 
 
 class Log:
-    """A container's log file: records `<time> <stream> <F or P> <bytes>`, as containerd writes them."""
+    """A container's log file. Its records have containerd's format: `<time> <stream> <F or P> <bytes>`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = self._open()
-        self._rests: dict[bytes, bytes] = {}  # by stream, what its last line has so far
-        self._free = 0  # the first time, in nanoseconds, that no record has
+        self._rests: dict[bytes, bytes] = {}  # the incomplete last line of each stream
+        self._free = 0  # the earliest time for the next record, in nanoseconds
         self._looked = time.monotonic()
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
     def feed(self, stream: bytes, data: bytes) -> None:
-        """Log what was read from a stream, in whole lines and pieces of long ones; b"" is its end."""
+        """Log data of a stream as complete lines and as parts of long lines. b"" is the end of the stream."""
         *lines, rest = (self._rests.get(stream, b"") + data).split(b"\n")
         records = []
         for line in lines:
@@ -129,7 +130,7 @@ class Log:
         self._write(stream, records)
 
     def _write(self, stream: bytes, records: list[tuple[bytes, bytes]]) -> None:
-        """Append records; those of one read are a nanosecond apart: times tell them apart, in their order."""
+        """Append records. Each gets a later time than the one before, so that times are unique and ordered."""
         second, first = divmod(max(time.time_ns(), self._free), 1_000_000_000)
         if first + len(records) > 1_000_000_000:
             second, first = second + 1, 0
@@ -137,7 +138,7 @@ class Log:
         prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
         lines = [b"%b.%09dZ %b %b %b\n" % (prefix, first + i, stream, *record) for i, record in enumerate(records)]
         left = memoryview(b"".join(lines))
-        with contextlib.suppress(OSError):  # a full disk loses lines, as on a node, but does not stop the container
+        with contextlib.suppress(OSError):  # a full disk loses lines, as on a real node; the container continues
             while left:
                 left = left[os.write(self._fd, left) :]
             if time.monotonic() - self._looked > ROTATE_INTERVAL:
@@ -152,12 +153,12 @@ class Log:
 
 
 def pieces(line: bytes) -> list[bytes]:
-    """A line in records of the greatest length, and what is left as the last."""
+    """Split a line into records of the maximum length. The last contains the rest."""
     return [line[start : start + RECORD] for start in range(0, len(line) or 1, RECORD)]
 
 
 def spawn(run: dict[str, Any], stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; OSError or ValueError where it cannot be executed."""
+    """Start a command in a new session. OSError or ValueError if it cannot be executed."""
     return subprocess.Popen(
         run["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=run["cwd"], env=run["env"], start_new_session=True,
         preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
@@ -165,7 +166,7 @@ def spawn(run: dict[str, Any], stdin: int, stdout: int, stderr: int) -> subproce
 
 
 class Shim:
-    """The command, what it writes, what is started beside it by exec, and the kubelet."""
+    """Runs the container's command and exec commands, writes the log, and communicates with the kubelet."""
 
     def __init__(self, kubelet: socket.socket) -> None:
         self._kubelet = kubelet
@@ -180,13 +181,13 @@ class Shim:
         self._oom = False
 
     def run(self) -> None:
-        """Until the command and all below it have ended."""
+        """Run until the command and all its descendants have ended."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         woken, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, lambda *_: None)  # what is ignored, a command would ignore as well
+            signal.signal(signum, lambda *_: None)  # not SIG_IGN, which the command would inherit
         self._when(woken, lambda: woken.recv(READ))
         self._when(self._kubelet, self._hear)
         while self._exit is None and (left := self._deadline - time.monotonic()) > 0:
@@ -208,7 +209,7 @@ class Shim:
                 key.data()
 
     def _reap(self) -> bool:
-        """Collect ended children; False where there is none left."""
+        """Collect ended children. Returns False if no children are left."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -223,7 +224,7 @@ class Shim:
         return False
 
     def _end(self) -> None:
-        """Kill all that is left, and read what it wrote last."""
+        """Kill all remaining processes, and read the rest of their output."""
         until = time.monotonic() + KILL_PATIENCE
         while self._reap() and time.monotonic() < until:
             kill(descendants(os.getpid()))
@@ -232,10 +233,10 @@ class Shim:
         while self._outputs and time.monotonic() < until:
             self._turn(0.05)
 
-    # the kubelet, and the command that it wants
+    # messages of the kubelet, and the container's command
 
     def _hear(self) -> None:
-        """The run, and stops; where the kubelet is gone, everything ends at once."""
+        """Process messages of the kubelet: run and stop. If the kubelet has ended, end everything at once."""
         data = b""
         with contextlib.suppress(OSError):
             data = self._kubelet.recv(READ)
@@ -280,10 +281,10 @@ class Shim:
             kill([self._main.pid], signal.SIGTERM)
         self._deadline = min(self._deadline, time.monotonic() + grace)
 
-    # commands beside the container's own
+    # exec commands
 
     def _listen(self, directory: str) -> None:
-        os.chdir(directory)  # a path of any length, where an address has a hundred bytes
+        os.chdir(directory)  # a socket address is limited to about 100 bytes; the path can be longer
         with contextlib.suppress(FileNotFoundError):
             os.unlink(EXEC_SOCKET)
         server = socket.socket(socket.AF_UNIX)
@@ -293,7 +294,7 @@ class Shim:
         self._when(server, lambda: self._accept(server))
 
     def _accept(self, server: socket.socket) -> None:
-        """One command to run: JSON with argv and the caller's own standard input, output and error as descriptors."""
+        """Run an exec command. The request is JSON with argv; the caller passes its standard streams as descriptors."""
         caller, _ = server.accept()
         caller.settimeout(5)
         fds: list[int] = []
@@ -317,7 +318,7 @@ class Shim:
             caller.sendall(json.dumps({"exit": code}).encode() + b"\n")
 
     def _abandon(self, pid: int) -> None:
-        """The caller is gone: its command is killed."""
+        """Kill the command of a caller that has ended."""
         self._forget(pid).close()
         kill([pid, *descendants(pid)])
 

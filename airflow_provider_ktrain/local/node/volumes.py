@@ -1,4 +1,4 @@
-"""Volumes as directories: materialised below the pod's own directory, to which mount paths are rewritten."""
+"""Volumes. They are created as directories below the pod's directory, and mount paths are rewritten to them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from airflow_provider_ktrain.local.objects.store import Obj, Store
 Files = dict[str, tuple[bytes, int]]  # path below the volume -> content and mode
 Token = Callable[[str, str, str], str]  # (namespace, service account, audience or "") -> token
 LOOPBACK = "127.0.0.1"
-MODE = 0o644  # of files
-OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volumes that show an object
-OUTSIDE = ("/dev/shm",)  # mount paths that the machine has as well, and that programs reach without naming them
+MODE = 0o644  # default mode of files
+OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volume types that contain an object
+OUTSIDE = ("/dev/shm",)  # mount paths that also exist on this machine, and that libraries use implicitly
 
 
 class MountError(Exception):
-    """A volume that cannot be set up; worded as the kubelet's FailedMount event words it."""
+    """A volume cannot be set up. The message is that of the kubelet's FailedMount event."""
 
     def __init__(self, volume: str, why: str) -> None:
         super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
 
 
 def decoded(obj: Obj) -> dict[str, bytes]:
-    """What a ConfigMap or Secret holds, by key."""
+    """The decoded data of a ConfigMap or Secret by key."""
     if obj["kind"] == "Secret":
         return {k: base64.b64decode(v) for k, v in (obj.get("data") or {}).items()}
     return {
@@ -38,7 +38,7 @@ def decoded(obj: Obj) -> dict[str, bytes]:
 
 
 def field(pod: Obj, path: str) -> str:
-    """A fieldRef: metadata.name, metadata.labels['x'], spec.nodeName, status.podIP, ... The pod's IP is loopback."""
+    """The value of a fieldRef, such as metadata.name, metadata.labels['x'] or status.podIP. All IPs are loopback."""
     if path in ("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"):
         return LOOPBACK
     head, _, key = path.partition("['")
@@ -53,7 +53,7 @@ def field(pod: Obj, path: str) -> str:
 
 
 class Volumes:
-    """A pod's volumes below `directory`. Mount paths in scripts (files that begin with `#!`) are rewritten too."""
+    """A pod's volumes below `directory`. Mount paths in scripts (files that begin with `#!`) are also rewritten."""
 
     def __init__(self, store: Store, pod: Obj, directory: Path, token: Token | None = None) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class Volumes:
         self._volumes = {v["name"]: v for v in pod["spec"].get("volumes") or ()}
 
     def mounts(self, container: Obj) -> dict[str, Path]:
-        """Where each mount path of a container is."""
+        """The directory on this machine for each mount path of a container."""
         return {
             m["mountPath"]: self._path(self._volumes[m["name"]]) / m.get("subPath", "")
             for m in container.get("volumeMounts") or ()
@@ -71,7 +71,7 @@ class Volumes:
         }
 
     def _path(self, volume: Obj) -> Path:
-        """Where a volume is. A hostPath of no type that this machine has not is an empty directory."""
+        """The directory of a volume. A hostPath without a type that doesn't exist here is an empty directory."""
         host = volume.get("hostPath")
         if host and (host.get("type") or Path(host["path"]).exists()):
             return Path(host["path"])
@@ -79,7 +79,7 @@ class Volumes:
         return self._directory / name
 
     def set_up(self) -> None:
-        """Make or refresh all volumes; MountError names the first that cannot be."""
+        """Create or update all volumes. MountError names the first volume that cannot be set up."""
         for volume in self._volumes.values():
             path = self._path(volume)
             if kind := volume.get("hostPath", {}).get("type"):
@@ -90,12 +90,12 @@ class Volumes:
 
     @property
     def watched(self) -> set[tuple[Resource, str]]:
-        """The ConfigMaps and Secrets that these volumes show."""
+        """The ConfigMaps and Secrets in these volumes."""
         sources = (source for volume in self._volumes.values() for source in _sources(volume))
         return {(OBJECTS[kind], _name(ref)) for kind, ref in sources if kind in OBJECTS}
 
     def _rewrite(self, text: str) -> str:
-        """Mount paths of all containers in a script, such as /opt/kube in the kubexec.sh of an MPIJob."""
+        """Rewrite the mount paths of all containers in a script, such as /opt/kube in the kubexec.sh of an MPIJob."""
         spec = self._pod["spec"]
         for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
             for prefix, path in self.mounts(container).items():
@@ -128,7 +128,7 @@ class Volumes:
         name = _name(ref)
         obj = self._store.find(resource, self._pod["metadata"]["namespace"], name)
         if obj is None:
-            if ref.get("optional") or name == "kube-root-ca.crt":  # published with a delay, and then not needed
+            if ref.get("optional") or name == "kube-root-ca.crt":  # created with a delay, and not needed
                 return {}
             raise MountError(volume, f'{resource.singular} "{name}" not found')
         data = decoded(obj)
@@ -139,7 +139,7 @@ class Volumes:
         return {i["path"]: (data[i["key"]], i.get("mode", mode)) for i in items if i["key"] in data}
 
     def _write_all(self, directory: Path, files: Files) -> None:
-        """Each file in one step, so that readers see the old content or the new."""
+        """Write the files, each atomically: readers see either the old or the new content."""
         for relative, (content, mode) in files.items():
             path = directory / relative
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ class Volumes:
 
 
 def _sources(volume: Obj) -> Iterator[tuple[str, Obj]]:
-    """What the files of a volume are made of: kind and reference of each source."""
+    """Kind and reference of each source of a volume's files."""
     for source in (volume.get("projected") or {}).get("sources") or (volume,):
         for kind in (*OBJECTS, "downwardAPI", "serviceAccountToken"):
             if kind in source:
@@ -166,7 +166,7 @@ def _name(ref: Obj) -> str:
 
 
 def _check(volume: str, path: Path, kind: str) -> None:
-    """Make or look for what a hostPath's type promises. MountError."""
+    """Check a hostPath's type. Creates the directory for DirectoryOrCreate. MountError if the check fails."""
     if kind == "DirectoryOrCreate":
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
