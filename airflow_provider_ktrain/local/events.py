@@ -1,4 +1,4 @@
-"""Events as client-go's recorder writes them: repetitions counted, a budget for each object."""
+"""Events, as client-go's recorder writes them: it counts repetitions and limits the events of each object."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
-REMEMBERED = 4096  # objects that a recorder keeps in mind
-BUDGET, REFILL = 25.0, 1 / 300  # events about one object at once; then so many a second
+REMEMBERED = 4096  # maximum number of objects in a recorder's cache
+BUDGET, REFILL = 25.0, 1 / 300  # events about one object in a burst; then events per second
 
 
 @dataclass
@@ -23,14 +23,14 @@ class _Written:
 
 @dataclass
 class _About:
-    """What is kept in mind of one object: its budget, and its events by place, type, reason and message."""
+    """The cache entry of an object: its budget, and its events by field path, type, reason and message."""
 
     at: float
     budget: float = BUDGET
     written: dict[tuple[str, ...], _Written] = field(default_factory=dict)
 
     def affordable(self, at: float) -> bool:
-        """Take one event from the budget; False where it is used up."""
+        """Take one event from the budget. False if the budget is exhausted."""
         self.budget, self.at = min(BUDGET, self.budget + (at - self.at) * REFILL), at
         if self.budget < 1:
             return False
@@ -39,23 +39,23 @@ class _About:
 
 
 class EventRecorder:
-    """Records Events about objects in the name of one component.
+    """Records Events about objects for one component.
 
-    An object has a budget of 25 events and one more every 5 minutes: what exceeds it is lost, as on a real cluster.
+    Each object has a budget of 25 events, plus one every 5 minutes. As on a real cluster, further events are dropped.
     """
 
     def __init__(self, store: Store, component: str, events_v1: bool = False) -> None:
         """
-        :param component: who reports the events.
-        :param events_v1: write as recorders of events.k8s.io do, which give an eventTime and no count or timestamps.
+        :param component: the component that reports the events.
+        :param events_v1: write events like recorders of events.k8s.io: with eventTime, without count and timestamps.
         """
         self._store = store
         self._component = component
         self._events_v1 = events_v1
-        self._about: OrderedDict[str, _About] = OrderedDict()  # by uid, the least recently used first
+        self._about: OrderedDict[str, _About] = OrderedDict()  # by uid, least recently used first
 
     def event(self, obj: Obj, type_: str, reason: str, message: str, field_path: str = "") -> None:
-        """Record an Event (`type_`: Normal or Warning) about `obj`, or count the same one up."""
+        """Record an Event (`type_`: Normal or Warning) about `obj`, or increase the count of an identical one."""
         meta, at = obj["metadata"], time.monotonic()
         about = self._about.setdefault(meta["uid"], _About(at))
         self._about.move_to_end(meta["uid"])
@@ -99,5 +99,5 @@ class EventRecorder:
 
 
 def precise_now() -> str:
-    """The time as metav1.MicroTime."""
+    """The current time as metav1.MicroTime."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,6 +1,7 @@
-"""The scheduler: which node a pod goes to, and why it goes to none, worded as kube-scheduler words it.
+"""The scheduler. It selects a node for each pod. If no node fits, the message is the same as kube-scheduler's.
 
-`decide` is pure. Not here: preemption, preferences, topology spread, inter-pod affinity, volumes bound to nodes.
+`decide` is a pure function. Not implemented: preemption, preferences, topology spread, inter-pod affinity, volumes that
+are bound to nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 NAME = "default-scheduler"
 UNHELPFUL = "Preemption is not helpful for scheduling"
 NO_VICTIMS = "No preemption victims found for incoming pod"
-#: what each operator of a node affinity asks of a label's value, None where the node has no such label; Gt, Lt and what
-#: is no operator want no node
+#: operators of node affinity: whether a label's value matches. The value is None if the node doesn't have the label.
+#: Gt, Lt and unknown operators don't match any node
 OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
     "In": lambda value, wanted: value in wanted,
     "NotIn": lambda value, wanted: value not in wanted,
@@ -34,7 +35,7 @@ Amounts = defaultdict[str, Decimal]
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a pod goes, or why nowhere."""
+    """The node for a pod, or the message that explains why no node fits."""
 
     node: str | None
     message: str = ""
@@ -42,7 +43,7 @@ class Decision:
 
 @dataclass
 class Host:
-    """A node and what the pods on it have asked for."""
+    """A node, and the sum of the requests of its pods."""
 
     node: Obj
     used: Amounts = field(default_factory=lambda: Amounts(Decimal))
@@ -64,7 +65,7 @@ class Host:
 
 
 def requests(pod: Obj) -> Amounts:
-    """What a pod asks for: the sum of its containers, or the largest init container; a limit alone is a request too."""
+    """The pod's requests: the sum of its containers, or the largest init container. A request defaults to the limit."""
 
     def of(container: Obj) -> Iterable[tuple[str, Decimal]]:
         resources = container.get("resources") or {}
@@ -82,7 +83,7 @@ def requests(pod: Obj) -> Amounts:
 
 
 def decide(pod: Obj, hosts: Sequence[Host]) -> Decision:
-    """The node with the fewest pods among those that the pod fits on."""
+    """Select the node with the fewest pods among those that fit."""
     if not hosts:
         return Decision(None, "no nodes available to schedule pods")
     asked = requests(pod)
@@ -101,7 +102,7 @@ def _counted(reasons: Iterable[str]) -> str:
 
 
 def _refusal(pod: Obj, asked: Amounts, host: Host) -> tuple[list[str], bool]:
-    """Why the first filter that refuses the host does so, and whether the end of other pods could change that."""
+    """The reasons of the first filter that rejects the host, and whether removing other pods could help."""
     spec = host.node["spec"]
     if spec.get("unschedulable"):
         return ["node(s) were unschedulable"], False
@@ -117,7 +118,7 @@ def _refusal(pod: Obj, asked: Amounts, host: Host) -> tuple[list[str], bool]:
 
 
 def tolerates(pod: Obj, taint: Obj) -> bool:
-    """Whether one of the pod's tolerations covers the taint; what a toleration leaves open covers everything."""
+    """Whether the pod tolerates the taint. An empty effect, or an empty key with Exists, matches every taint."""
     for toleration in pod["spec"].get("tolerations") or ():
         exists = toleration.get("operator") == "Exists"
         same = all(toleration[key] == taint[key] for key in ("key", "effect") if toleration.get(key))
@@ -127,7 +128,7 @@ def tolerates(pod: Obj, taint: Obj) -> bool:
 
 
 def selected(pod: Obj, host: Host) -> bool:
-    """Whether nodeSelector and the required node affinity want the host; a term that says nothing wants none."""
+    """Whether nodeSelector and the required node affinity match the host. An empty term doesn't match any."""
     labels = host.node["metadata"].get("labels") or {}
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -152,7 +153,7 @@ class Scheduler:
         self._recorder = EventRecorder(store, NAME)
 
     def schedule(self) -> None:
-        """One round over all pods that have no node."""
+        """Try once to schedule all pods that don't have a node."""
         hosts = {n["metadata"]["name"]: Host(n) for n in self._store.list(r.NODE)}
         pods = self._store.list(r.POD)
         for pod in pods:
@@ -171,7 +172,7 @@ class Scheduler:
             bound = self._store.update(r.POD, {**pod, "spec": {**pod["spec"], "nodeName": node}})
             self._store.update_status(r.POD, bound, _scheduled(bound, {"status": "True"}))
         except ApiError:
-            return False  # it changed or went: the change brings another round
+            return False  # the pod was changed or deleted, which triggers another round
         message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {node}"
         self._recorder.event(bound, "Normal", "Scheduled", message)
         return True
@@ -189,7 +190,7 @@ def _turn(pod: Obj) -> tuple[int, str, int]:
 
 
 def _holds(pod: Obj) -> bool:
-    """Whether the pod holds what it asked for of a node."""
+    """Whether the pod occupies its requests on a node."""
     return bool(pod["spec"].get("nodeName")) and not has_ended(pod)
 
 
@@ -214,11 +215,11 @@ def _scheduled(pod: Obj, condition: dict[str, str]) -> Obj:
 
 
 async def run(store: Store) -> None:
-    """The scheduler of a cluster: a round whenever a pod or node changes. Until cancelled."""
+    """Run the scheduler until cancelled. Pods are scheduled when a pod or a node changes."""
     scheduler, changed = Scheduler(store), asyncio.Event()
 
     def look(change: Change) -> None:
-        """What a pod that has its node tells of itself changes nothing here, but that it ended."""
+        """Start a round, unless the change is an update of a pod that is bound and hasn't ended."""
         if change.type != "MODIFIED" or change.resource == r.NODE or not _holds(change.object):
             changed.set()
 
