@@ -1,4 +1,4 @@
-"""The controllers of the embedded cluster: those of Kubernetes that the jobs need, JobSet, and Kubeflow's operators."""
+"""The embedded cluster's controllers: the Kubernetes controllers that jobs need, JobSet, and Kubeflow's operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def all_controllers(
 
     :param served: the resource types of the cluster.
     :param root_ca: the CA of the API server as PEM, for the ConfigMap kube-root-ca.crt of each namespace.
-    :param status_ca: the CA of the Trainer's status server as PEM, "" without the feature gate TrainJobStatus.
+    :param status_ca: the CA of the Trainer's status server as PEM; "" if the feature gate TrainJobStatus is off.
     """
     return [
         PyTorchJobController(store).run,

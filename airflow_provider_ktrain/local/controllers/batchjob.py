@@ -1,6 +1,6 @@
 """batch/v1 Job: parallelism, completions, completion indexes, backoff limit, suspension, deadline, time to live.
 
-Not here: podFailurePolicy, successPolicy, backoffLimitPerIndex.
+Not implemented: podFailurePolicy, successPolicy, backoffLimitPerIndex.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.store import Obj, Objects, Store
 
-BATCH_PERIOD = 1.0  # seconds in which changes of pods are gathered
-BACKOFF, BACKOFF_CAP = 10.0, 600.0  # seconds between a failed pod and the next one, doubled each time
+BATCH_PERIOD = 1.0  # seconds for which changes of pods are batched
+BACKOFF, BACKOFF_CAP = 10.0, 600.0  # seconds between a failed pod and the next one. Doubles each time
 
 BACKOFF_EXCEEDED = ("FailureTarget", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
 DEADLINE_EXCEEDED = ("FailureTarget", "DeadlineExceeded", "Job was active longer than specified deadline")
 COMPLETED = ("SuccessCriteriaMet", "CompletionsReached", "Reached expected number of succeeded pods")
-ENDS = {"FailureTarget": "Failed", "SuccessCriteriaMet": "Complete"}  # what follows once no pod is left
+ENDS = {"FailureTarget": "Failed", "SuccessCriteriaMet": "Complete"}  # the final condition, set when no pod is left
 
 
 class JobController(ObjectController):
-    """Runs Jobs: each pod is counted once, by its tracking finalizer, and a Job ends when its last pod has."""
+    """Runs Jobs. A finalizer makes sure that each pod is counted once. A Job ends when its last pod has ended."""
 
     resource = r.BATCH_JOB
     owns = ()
@@ -38,7 +38,7 @@ class JobController(ObjectController):
         self.watch(r.POD, controlled_by(r.BATCH_JOB), after=BATCH_PERIOD)
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring one Job nearer to its end; seconds until a deadline, a retry or its time to live."""
+        """Reconcile one Job. Returns the seconds until its deadline, the next retry or the end of its TTL."""
         job = self.store.find(r.BATCH_JOB, *key)
         if job is None:
             for pod in self.store.list(r.POD, key[0]):
@@ -113,7 +113,7 @@ class JobController(ObjectController):
         return delay
 
     def _outcome(self, job: Obj, active: Objects, counts: dict[str, int]) -> tuple[str, str, str] | None:
-        """What has decided the Job, or does now: type, reason and message of its interim condition."""
+        """Type, reason and message of the interim condition that decides the Job, or None if it is undecided."""
         spec, old = job["spec"], job.get("status") or {}
         for interim in (c.condition(old, type_) for type_ in ENDS):
             if interim:
@@ -131,7 +131,7 @@ class JobController(ObjectController):
         return COMPLETED if counts["succeeded"] >= completions else None
 
     def _create_missing(self, job: Obj, pods: Objects, counts: dict[str, int], completed: set[int]) -> float | None:
-        """Create the pods that are missing, or say in how many seconds, after a failure, that may be."""
+        """Create the missing pods. After a failure, return the seconds to wait instead."""
         wanted = jobpods.missing(job, pods, counts["succeeded"], completed)
         if not wanted:
             return None
@@ -152,7 +152,7 @@ class JobController(ObjectController):
             self.recorder.event(job, "Normal", "SuccessfulDelete", f"Deleted pod: {name}")
 
     def _untrack(self, pods: Iterable[Obj]) -> None:
-        """Let pods go that are counted, or that nobody counts any more."""
+        """Remove the tracking finalizer from pods that are counted or no longer need to be."""
         for seen in pods:
             pod = self.store.find(r.POD, seen["metadata"]["namespace"], seen["metadata"]["name"])
             if pod is not None:
@@ -161,7 +161,7 @@ class JobController(ObjectController):
                 self.store.update(r.POD, {**pod, "metadata": {**meta, **({"finalizers": left} if left else {})}})
 
     def _count(self, job: Obj, status: Obj) -> None:
-        """Count the Job's live pods anew."""
+        """Update the counts of the Job's pods that haven't ended."""
         pods = self.store.owned(r.POD, job)
         active = [pod for pod in pods if c.is_active(pod)]
         status.pop("active", None)
@@ -180,7 +180,7 @@ class JobController(ObjectController):
         status["conditions"] = [*(x for x in status.get("conditions") or () if x["type"] != type_), new]
 
     def _expire(self, job: Obj) -> float | None:
-        """Delete a finished Job, as the TTL-after-finished controller does, in the foreground."""
+        """Delete a finished Job in the foreground after its TTL, as the TTL-after-finished controller does."""
         meta, status, ttl = job["metadata"], job["status"], job["spec"].get("ttlSecondsAfterFinished")
         ended = c.condition(status, "Complete") or c.condition(status, "Failed")
         if ttl is None or ended is None:

@@ -1,4 +1,4 @@
-"""What controllers share: who owns an object, conditions, times, and pods seen through their status."""
+"""Functions that controllers share: owners, conditions, times, and the status of pods."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ PREFIX = "training.kubeflow.org/"
 JOB_NAME, OPERATOR_NAME = f"{PREFIX}job-name", f"{PREFIX}operator-name"
 JOB_ROLE, REPLICA_TYPE, REPLICA_INDEX = f"{PREFIX}job-role", f"{PREFIX}replica-type", f"{PREFIX}replica-index"
 
-EXCLUSIVE = {"Running": "Restarting", "Restarting": "Running"}  # one removes the other
-COUNTED = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}  # in replicaStatuses, by phase
+EXCLUSIVE = {"Running": "Restarting", "Restarting": "Running"}  # each removes the other
+COUNTED = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}  # field of replicaStatuses by phase
 
 
 def controller_of(obj: Obj) -> Obj | None:
-    """The owner reference that has `controller: true`, or None."""
+    """The owner reference with `controller: true`, or None."""
     return next((r for r in obj["metadata"].get("ownerReferences") or () if r.get("controller")), None)
 
 
 def is_controlled_by(obj: Obj, owner: Obj) -> bool:
-    """Whether `owner` is the controller of an object, by uid."""
+    """Whether `owner` is the controller of an object. Compares uids."""
     reference = controller_of(obj)
     return reference is not None and reference["uid"] == owner["metadata"]["uid"]
 
 
 def owner_reference(owner: Obj) -> Obj:
-    """A reference that makes `owner` the controller, as client-go's NewControllerRef."""
+    """A reference that makes `owner` the controller, like apimachinery's NewControllerRef."""
     return {
         "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
         "uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
@@ -39,7 +39,7 @@ def owner_reference(owner: Obj) -> Obj:
 
 
 def child(owner: Obj, name: str, obj: Obj) -> Obj:
-    """The object under that name in the namespace of `owner` and under its control, to be created."""
+    """The object with this name in the namespace of `owner`, and with `owner` as its controller."""
     ours = {
         "name": name, "namespace": owner["metadata"]["namespace"], "ownerReferences": [owner_reference(owner)],
     }  # fmt: skip
@@ -47,17 +47,17 @@ def child(owner: Obj, name: str, obj: Obj) -> Obj:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 in whole seconds, as metav1.Time."""
+    """Format a time as metav1.Time: RFC 3339 in whole seconds."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(time: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time."""
+    """Convert an RFC 3339 time to seconds since the epoch."""
     return datetime.datetime.fromisoformat(time).timestamp()
 
 
 def condition(status: Obj, type_: str) -> Obj | None:
-    """The condition of this type, whatever its status; None if there is none."""
+    """The condition of this type with any status, or None if it doesn't exist."""
     return next((c for c in status.get("conditions") or () if c["type"] == type_), None)
 
 
@@ -74,11 +74,11 @@ def is_finished(status: Obj) -> bool:
 def set_condition(
     status: Obj, type_: str, value: str, reason: str, message: str, now: float, *, ends: Iterable[str] = ("Running",)
 ) -> bool:
-    """Set a condition as both Kubeflow operators do; False where status and reason are as they were.
+    """Set a condition as both Kubeflow operators do. Returns False if its status and reason didn't change.
 
     A changed condition moves to the end. Running and Restarting remove each other.
 
-    :param ends: conditions that Succeeded and Failed turn False where they stand (mpi-operator: Failed too).
+    :param ends: conditions that Succeeded and Failed set to False without moving them (mpi-operator: also Failed).
     """
     old = condition(status, type_)
     if old and (old["status"], old["reason"]) == (value, reason):
@@ -99,7 +99,7 @@ def set_condition(
 
 
 def set_status_condition(status: Obj, type_: str, value: str, reason: str, message: str, now: float) -> bool:
-    """Set a condition in its place, as apimachinery's meta.SetStatusCondition; False where it was like that."""
+    """Set a condition without moving it, like apimachinery's meta.SetStatusCondition. False if nothing changed."""
     old = condition(status, type_)
     same = old is not None and old["status"] == value
     new = {
@@ -122,14 +122,14 @@ def is_terminating(obj: Obj) -> bool:
 
 
 def is_active(pod: Obj) -> bool:
-    """Whether a pod has neither ended nor is being deleted: the Job controller counts only these."""
+    """Whether a pod has not ended and isn't being deleted. The Job controller counts these pods as active."""
     return not has_ended(pod) and not is_terminating(pod)
 
 
 def tally(pods: Iterable[Obj], deleted: str = "active") -> dict[str, int]:
-    """How many pods are active, have succeeded and have failed.
+    """Count the active, succeeded and failed pods.
 
-    :param deleted: what those count as that still run while they are being deleted.
+    :param deleted: the field that counts running pods that are being deleted.
     """
     counts: Counter[str] = Counter()
     for pod in pods:
@@ -139,15 +139,15 @@ def tally(pods: Iterable[Obj], deleted: str = "active") -> dict[str, int]:
 
 
 def restarts(pods: Iterable[Obj]) -> int:
-    """How often containers of the pods were started again."""
+    """The number of container restarts of the pods."""
     kinds = ("initContainerStatuses", "containerStatuses")
     return sum(x.get("restartCount", 0) for pod in pods for kind in kinds for x in pod["status"].get(kind) or ())
 
 
 def default_replicas(spec: Obj, field: str, defaults: dict[str, tuple[int, str]]) -> None:
-    """Fill in a job's cleanPodPolicy, and by replica type its replicas and restartPolicy."""
+    """Set the defaults of a job's cleanPodPolicy, and of replicas and restartPolicy of each replica type."""
     policy = spec["runPolicy"] = spec.get("runPolicy") or {}
-    # training-operator's MPIJob has the policy at the top of spec, too
+    # in training-operator's MPIJob, the policy can also be a field of spec
     policy["cleanPodPolicy"] = policy.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
     for type_, (replicas, restart_policy) in defaults.items():
         replica = (spec.get(field) or {}).get(type_)
@@ -157,7 +157,7 @@ def default_replicas(spec: Obj, field: str, defaults: dict[str, tuple[int, str]]
 
 
 def pod_template(template: Obj, labels: dict[str, str]) -> Obj:
-    """Metadata and spec of a pod after a template: its annotations, its labels and these."""
+    """Metadata and spec of a pod from a template, with additional labels."""
     meta = template.get("metadata") or {}
     annotations = {"annotations": meta["annotations"]} if meta.get("annotations") else {}
     made = {"labels": {**(meta.get("labels") or {}), **labels}, **annotations}
@@ -165,10 +165,10 @@ def pod_template(template: Obj, labels: dict[str, str]) -> Obj:
 
 
 def append(spec: Obj, field: str, *values: Any) -> None:
-    """Add to a list of an object that may not have it yet."""
+    """Append to a list of an object. Creates the list if it doesn't exist."""
     spec[field] = [*(spec.get(field) or ()), *values]
 
 
 def add_env(container: Obj, variables: Mapping[str, Any]) -> None:
-    """Append to the container's environment (the last duplicate wins)."""
+    """Append variables to the container's environment. The last duplicate wins."""
     append(container, "env", *({"name": k, **({"value": str(v)} if v != "" else {})} for k, v in variables.items()))

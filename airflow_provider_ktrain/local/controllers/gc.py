@@ -14,25 +14,25 @@ from airflow_provider_ktrain.local.objects.store import Change, Obj, Objects, St
 Ref = tuple[Resource, str, str]  # resource, namespace, name
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 OWNER_LATER = (
-    0.02  # seconds until an owner is looked at whose dependent has gone, so that controllers can act meanwhile
+    0.02  # seconds from the deletion of a dependent to the check of its owner, so that controllers can react first
 )
 
 
 class GarbageCollector(Controller[Ref]):
-    """Deletes what has lost all its owners, and finishes deletions that wait for dependents."""
+    """Deletes objects whose owners are all deleted, and finishes deletions that wait for dependents."""
 
     def __init__(self, store: Store, resources: Iterable[Resource], clock: Clock = time.time) -> None:
         super().__init__(store, clock)
         self._alive: dict[str, Ref] = {}  # by uid
-        self._owned: defaultdict[str, dict[Ref, None]] = defaultdict(dict)  # dependents, also former ones, by owner uid
+        self._owned: defaultdict[str, dict[Ref, None]] = defaultdict(dict)  # current and former dependents by owner uid
         for resource in resources:
             self.watch(resource, self._affected)
 
     def _affected(self, change: Change) -> Iterable[Ref]:
-        """Keep the graph of owners and dependents; what has to be looked at after the change."""
+        """Update the graph of owners and dependents. Returns the objects to check after the change."""
         meta, owners = change.object["metadata"], [owner["uid"] for owner in _owners(change.object)]
         ref: Ref = (change.resource, meta.get("namespace") or "", meta["name"])
-        if change.type == "DELETED":  # dependents have lost an owner, owners that wait may go on
+        if change.type == "DELETED":  # dependents have lost an owner; owners that wait may continue
             self._alive.pop(meta["uid"], None)
             for uid in owners:
                 self._owned.get(uid, {}).pop(ref, None)
@@ -49,7 +49,7 @@ class GarbageCollector(Controller[Ref]):
         return [ref] if waits or not all(uid in self._alive for uid in owners) else []
 
     def reconcile(self, key: Ref) -> float | None:
-        """Do what the object's finalizers or the state of its owners ask for; seconds until the next look."""
+        """Process the object's finalizers or the state of its owners. Returns the seconds until the next check."""
         obj = self.store.find(*key)
         if obj is None:
             return None
@@ -60,7 +60,7 @@ class GarbageCollector(Controller[Ref]):
         solid = [o for o in _owners(obj) if o["uid"] in owners and not _waits(owners[o["uid"]], FOREGROUND)]
         if len(solid) == len(_owners(obj)):
             return None
-        if solid:  # another owner keeps it: forget those that are gone
+        if solid:  # another owner keeps the object: remove the references to deleted owners
             self._own(key, obj, solid)
             return None
         waited_for = owners and self._owned.get(obj["metadata"]["uid"])
@@ -73,7 +73,7 @@ class GarbageCollector(Controller[Ref]):
         self.store.update(ref[0], {**obj, "metadata": {**meta, **({"ownerReferences": owners} if owners else {})}})
 
     def _finish(self, ref: Ref, owner: Obj) -> float | None:
-        """Let go of dependents, or delete them, and of the owner once nothing holds it; seconds until the next look."""
+        """Orphan or delete the dependents, then release the owner. Returns the seconds until the next check."""
         uid = owner["metadata"]["uid"]
         found = ((dependent, self.store.find(*dependent)) for dependent in tuple(self._owned.get(uid, ())))
         held = [(dependent, obj) for dependent, obj in found if obj and any(o["uid"] == uid for o in _owners(obj))]
@@ -99,5 +99,5 @@ def _owners(obj: Obj) -> Objects:
 
 
 def _waits(obj: Obj, *finalizers: str) -> bool:
-    """Whether a deletion of the object waits, under one of these finalizers, for its dependents."""
+    """Whether the object is being deleted and waits for its dependents because of one of these finalizers."""
     return is_terminating(obj) and not {*finalizers}.isdisjoint(obj["metadata"].get("finalizers") or ())

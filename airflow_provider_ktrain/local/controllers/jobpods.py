@@ -1,4 +1,4 @@
-"""The pods of a batch Job: which are missing, what they look like, and how often a Job has failed."""
+"""The pods of a batch Job: which are missing, how they are built, and which have failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INDEX_VARIABLE: Obj = {
     "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{COMPLETION_INDEX}']"}},
 }
 JOBSET_NAME, JOBSET_PRIORITY = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/priority"
-LONGEST = 63 - 5  # characters of a generateName, which get five more
+LONGEST = 63 - 5  # maximum length of a generateName; the API server appends five characters
 
 
 def is_indexed(job: Obj) -> bool:
@@ -30,7 +30,7 @@ def indexes(pods: Iterable[Obj]) -> set[int]:
 
 
 def parse_indexes(text: str) -> set[int]:
-    """The numbers that status.completedIndexes stands for, such as "0,2-4"."""
+    """Parse status.completedIndexes, such as "0,2-4"."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -39,7 +39,7 @@ def parse_indexes(text: str) -> set[int]:
 
 
 def format_indexes(found: Iterable[int]) -> str:
-    """The text of status.completedIndexes: a row of three or more numbers is written as a range."""
+    """Format status.completedIndexes. Three or more consecutive numbers are written as a range."""
     rows: list[list[int]] = []
     for index in sorted(found):
         if rows and rows[-1][-1] == index - 1:
@@ -50,12 +50,12 @@ def format_indexes(found: Iterable[int]) -> str:
 
 
 def waits_for_end(job: Obj) -> bool:
-    """Whether a pod that is being deleted is replaced, and counted, only when it has ended."""
+    """Whether a pod that is being deleted is replaced and counted only after it has ended."""
     return bool(job["spec"].get("podReplacementPolicy") == "Failed")
 
 
 def has_failed(job: Obj, pod: Obj) -> bool:
-    """Whether a pod counts as failed: it is Failed, or is being deleted and is not waited for."""
+    """Whether a pod counts as failed: it is Failed, or it is being deleted and the Job doesn't wait for its end."""
     if c.phase(pod) == "Failed":
         return True
     never_ran = not pod["spec"].get("nodeName")
@@ -63,7 +63,7 @@ def has_failed(job: Obj, pod: Obj) -> bool:
 
 
 def missing(job: Obj, pods: Objects, succeeded: int, completed: set[int]) -> Sequence[int | None]:
-    """The completion indexes for which pods must be created now; of a Job without indexes one None for each pod."""
+    """The completion indexes of the pods to create now. For a Job without indexes, one None for each pod."""
     spec = job["spec"]
     occupying = [p for p in pods if c.is_active(p) or (waits_for_end(job) and not has_ended(p))]
     completions = spec.get("completions")
@@ -71,13 +71,13 @@ def missing(job: Obj, pods: Objects, succeeded: int, completed: set[int]) -> Seq
     if is_indexed(job):
         taken = completed | indexes(occupying)
         return [index for index in range(completions or 0) if index not in taken][:room]
-    if completions is None:  # a work queue: the first success ends the creation of pods
+    if completions is None:  # a work queue: no pods are created after the first success
         return [] if succeeded else [None] * room
     return [None] * min(room, max(completions - succeeded - len(occupying), 0))
 
 
 def new_pod(job: Obj, index: int | None) -> Obj:
-    """The pod of one completion index, or of a Job without indexes, to be created."""
+    """Build a pod for a completion index, or for a Job without indexes (None)."""
     name = str(job["metadata"]["name"])
     pod = c.child(job, "", c.pod_template(job["spec"]["template"], {}))
     meta, prefix = pod["metadata"], f"{name[: LONGEST - 1]}-"
@@ -88,7 +88,7 @@ def new_pod(job: Obj, index: int | None) -> Obj:
         pod["spec"].setdefault("hostname", f"{name}-{index}")
         for container in _containers(pod["spec"]):
             c.append(container, "env", INDEX_VARIABLE)
-    if JOBSET_NAME in meta["labels"]:  # as JobSet's webhook for pods
+    if JOBSET_NAME in meta["labels"]:  # like JobSet's webhook for pods
         meta["labels"][JOBSET_PRIORITY] = str(pod["spec"].get("priority", 0))
     meta.update(generateName=prefix, finalizers=[TRACKING])
     return pod
@@ -100,6 +100,6 @@ def _containers(spec: Obj) -> Iterator[Obj]:
 
 
 def finished_at(pod: Obj) -> float:
-    """When the last container of a pod ended, else when the pod was created, in seconds since the epoch."""
+    """When the last container of a pod ended, in seconds since the epoch. Otherwise, when the pod was created."""
     ends = [x["state"].get("terminated", {}).get("finishedAt") for x in pod["status"].get("containerStatuses") or ()]
     return max((c.seconds(t) for t in ends if t), default=c.seconds(pod["metadata"]["creationTimestamp"]))

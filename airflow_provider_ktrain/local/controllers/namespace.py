@@ -1,4 +1,4 @@
-"""What each namespace has from the start, and how one is emptied when it is deleted."""
+"""Creates the default objects of each namespace, and deletes the contents of a deleted namespace."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DESCRIPTION = (
     "internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes "
     "clusters."
 )
-LOOK_AGAIN = 0.2  # seconds between two looks at what is left of a namespace
+LOOK_AGAIN = 0.2  # seconds between checks of a namespace that is being deleted
 
 
 class NamespaceController(Controller[Key]):
-    """Keeps the default ServiceAccount and the ConfigMap kube-root-ca.crt, and empties namespaces.
+    """Maintains the default ServiceAccount and the ConfigMap kube-root-ca.crt, and empties deleted namespaces.
 
     :param root_ca: the CA of the API server as PEM.
     """
@@ -29,7 +29,7 @@ class NamespaceController(Controller[Key]):
         self, store: Store, resources: Iterable[Resource], root_ca: str = "", clock: Clock = time.time
     ) -> None:
         super().__init__(store, clock)
-        # custom resources last in the table, first to go: what they own is not made anew
+        # custom resources are last in the table and are deleted first, so that their controllers don't recreate objects
         self._resources = [resource for resource in reversed([*resources]) if resource.namespaced]
         self._standard: dict[Resource, Obj] = {
             r.SERVICE_ACCOUNT: {"metadata": {"name": "default"}},
@@ -43,7 +43,7 @@ class NamespaceController(Controller[Key]):
             self.watch(resource, lambda change: [("", change.object["metadata"]["namespace"])])
 
     def reconcile(self, key: Key) -> float | None:
-        """Complete a namespace, or delete what is in it and then itself; seconds until the next look."""
+        """Create missing default objects, or delete the contents and then the namespace. Returns seconds to wait."""
         namespace, name = self.store.find(r.NAMESPACE, *key), key[1]
         if namespace is None:
             return None

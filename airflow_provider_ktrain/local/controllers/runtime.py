@@ -1,4 +1,4 @@
-"""The loop of every controller: a queue of keys that changes fill, one reconcile at a time, retries that back off."""
+"""The control loop. Changes add keys to a queue, keys are reconciled one at a time, and errors are retried."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ RETRY_BASE, RETRY_CAP = 0.005, 1000.0  # seconds; client-go's default rate limit
 
 
 class ReconcileError(Exception):
-    """A reconcile that cannot go on now, as an operator's own error return: it is tried again later."""
+    """The reconcile failed and is retried later, like an error that an operator's Reconcile returns."""
 
 
 class Controller(abc.ABC, Generic[K]):
-    """Reconciles keys one after the other, each once however often it changed meanwhile.
+    """Reconciles keys one after the other. Several changes of a key lead to one reconcile.
 
-    :param clock: seconds since the epoch; a test may turn it forward.
+    :param clock: returns seconds since the epoch. Tests can pass a clock that they advance.
     """
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         self.store = store
         self.clock = clock
         self._ready: dict[K, None] = {}  # an ordered set
-        self._later: dict[K, float] = {}  # when each is due
+        self._later: dict[K, float] = {}  # due time of each key
         self._failures: dict[K, int] = {}
         self._wake = asyncio.Event()
 
     @abc.abstractmethod
     def reconcile(self, key: K) -> float | None:
-        """Bring the state of one key about; seconds after which to look again, or None.
+        """Reconcile one key. Returns the seconds until the next reconcile, or None.
 
-        What it raises is tried again after a delay that doubles from 5 ms.
+        If it raises an exception, it is retried after a delay that starts at 5 ms and doubles.
         """
 
     def watch(self, resource: Resource, keys: Callable[[Change], Iterable[K]], after: float = 0.0) -> None:
-        """Enqueue `keys(change)` for all that exist of `resource`, and from now on at every change.
+        """Enqueue `keys(change)` for all existing objects of `resource` and for each later change.
 
-        :param after: seconds in which changes are gathered before they are looked at.
+        :param after: seconds by which the reconcile is delayed, so that changes are batched.
         """
 
         def tell(change: Change) -> None:
@@ -65,7 +65,7 @@ class Controller(abc.ABC, Generic[K]):
         self.store.subscribe(resource, tell)
 
     def enqueue(self, key: K, after: float = 0.0) -> None:
-        """Reconcile `key` soon, or after so many seconds, unless that is to happen earlier already."""
+        """Reconcile `key` now, or after `after` seconds unless it is already due earlier."""
         if after > 0:
             due = self.clock() + after
             self._later[key] = min(due, self._later.get(key, due))
@@ -75,11 +75,11 @@ class Controller(abc.ABC, Generic[K]):
 
     @property
     def due(self) -> float | None:
-        """When the next delayed key is due, in seconds since the epoch."""
+        """The time at which the next delayed key is due, in seconds since the epoch."""
         return min(self._later.values(), default=None)
 
     def step(self) -> bool:
-        """Reconcile the next key that is due; False where there is none."""
+        """Reconcile the next key that is due. False if no key is due."""
         now = self.clock()
         for key in [key for key, due in self._later.items() if due <= now]:
             del self._later[key]
@@ -90,7 +90,7 @@ class Controller(abc.ABC, Generic[K]):
         del self._ready[key]
         try:
             again = self.reconcile(key)
-        except Exception as error:  # whatever a manifest provokes, the controller goes on with the others
+        except Exception as error:  # an object that causes an error must not stop the controller
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             again = min(RETRY_BASE * 2 ** min(failures - 1, 30), RETRY_CAP)
             expected = isinstance(error, ApiError | ReconcileError)
@@ -105,7 +105,7 @@ class Controller(abc.ABC, Generic[K]):
         """Work until cancelled."""
         while True:
             if self.step():
-                await asyncio.sleep(0)  # the API answers between two reconciles
+                await asyncio.sleep(0)  # lets the API server respond between two reconciles
                 continue
             self._wake.clear()
             wait = None if self.due is None else self.due - self.clock()
@@ -114,12 +114,12 @@ class Controller(abc.ABC, Generic[K]):
 
 
 class ObjectController(Controller[Key]):
-    """A controller of objects of one type and of what they own; it records events about them."""
+    """A controller of one resource type and of the objects that its objects own. It records events about them."""
 
     resource: ClassVar[Resource]
     owns: ClassVar[tuple[Resource, ...]]
-    component: ClassVar[str]  # the name in which it records events
-    events_v1: ClassVar[bool] = False  # whether it records them through events.k8s.io
+    component: ClassVar[str]  # the component in its events
+    events_v1: ClassVar[bool] = False  # whether it records events through events.k8s.io
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         super().__init__(store, clock)
@@ -129,20 +129,20 @@ class ObjectController(Controller[Key]):
             self.watch(resource, controlled_by(self.resource))
 
     def write_status(self, obj: Obj, status: Obj) -> None:
-        """Set the status of an object that was read before, unless it has gone meanwhile."""
+        """Set the status of an object, unless the object has been deleted since it was read."""
         stored = self.store.find(self.resource, obj["metadata"]["namespace"], obj["metadata"]["name"])
         if stored is not None and stored["metadata"]["uid"] == obj["metadata"]["uid"]:
             self.store.update_status(self.resource, stored, status)
 
 
 def itself(change: Change) -> Iterable[Key]:
-    """The changed object's own key."""
+    """The key of the changed object."""
     meta = change.object["metadata"]
     return [(meta.get("namespace") or "", meta["name"])]
 
 
 def controlled_by(resource: Resource) -> Callable[[Change], Iterable[Key]]:
-    """The key of the object of `resource` that the changed object names as its controller."""
+    """The key of the changed object's controller, if the controller is a `resource`."""
 
     def keys(change: Change) -> Iterable[Key]:
         reference = controller_of(change.object)
