@@ -1,6 +1,6 @@
-"""JobSet as JobSet 0.12 runs it: Jobs of several kinds that start, end, restart and are suspended together.
+"""The controller of JobSet 0.12. A JobSet is a group of Jobs that are started, restarted and suspended together.
 
-Not here: the in-place restart strategies, exclusive placement, coordinators, volume claims.
+Not implemented: in-place restart strategies, exclusive placement, coordinators, volume claims.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPLETED = ("Completed", "AllJobsCompleted", "jobset completed successfully")
 FAILED = ("FailedJobs", "jobset failed due to one or more job failures")
 EXHAUSTED = ("ReachedMaxRestarts", "jobset failed due to reaching max number of restarts")
 FAIL_ACTION = ("FailJobSetFailurePolicyAction", "applying FailJobSet failure policy action")
-RESTARTS = {  # the event of each action that restarts the JobSet
+RESTARTS = {  # reason and message of the event of each action that restarts the JobSet
     "RestartJobSet": ("RestartJobSetFailurePolicyAction", "applying RestartJobSet failure policy action"),
     "RestartJobSetAndIgnoreMaxRestarts": (
         "RestartJobSetAndIgnoreMaxRestartsFailurePolicyAction",
@@ -31,7 +31,7 @@ RESTARTS = {  # the event of each action that restarts the JobSet
 
 
 class JobSetController(ObjectController):
-    """JobSet 0.12: creates the Jobs of a JobSet in order, and restarts or fails all of them by its policies."""
+    """Creates the Jobs of a JobSet in order, and applies its success and failure policies."""
 
     resource = r.JOBSET
     owns = (r.BATCH_JOB, r.SERVICE)
@@ -39,7 +39,7 @@ class JobSetController(ObjectController):
     events_v1 = True
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring one JobSet nearer to its end; seconds until its time to live is over."""
+        """Reconcile one JobSet. Returns the seconds until the end of its TTL."""
         jobset = self.store.find(r.JOBSET, *key)
         if jobset is None or c.is_terminating(jobset):
             return None
@@ -66,7 +66,7 @@ class JobSetController(ObjectController):
         return None
 
     def _run(self, jobset: Obj, status: Obj, children: Objects) -> None:
-        """Create what is missing, and suspend or resume what is there."""
+        """Create the missing Jobs and the Service, and suspend or resume existing Jobs."""
         suspended = bool(jobset["spec"].get("suspend"))
         self._ensure_service(jobset)
         self._create_jobs(jobset, status, {job["metadata"]["name"] for job in children})
@@ -94,7 +94,7 @@ class JobSetController(ObjectController):
             self.store.create(r.SERVICE, c.child(jobset, name, {"spec": spec}))
 
     def _create_jobs(self, jobset: Obj, status: Obj, existing: set[str]) -> None:
-        """Create the Jobs that may start now. ReconcileError where the API server refuses one."""
+        """Create the Jobs that may start now. ReconcileError if the API server rejects one."""
         counts = {of["name"]: of for of in status["replicatedJobsStatus"]}
         known = {x["name"]: x for x in jobset["spec"].get("replicatedJobs") or ()}
         policy = (jobset["spec"].get("startupPolicy") or {}).get("startupPolicyOrder")
@@ -127,7 +127,7 @@ class JobSetController(ObjectController):
             raise ReconcileError(told) from None
 
     def _has_succeeded(self, jobset: Obj, status: Obj) -> bool:
-        """Whether the success policy holds: any, or all, Jobs of its targets are complete."""
+        """Whether the success policy is met: any or all Jobs of its targets are complete."""
         policy = jobset["spec"].get("successPolicy") or {"operator": "All"}
         targets = policy.get("targetReplicatedJobs")
         replicated = {x["name"]: x for x in jobset["spec"].get("replicatedJobs") or ()}
@@ -137,7 +137,7 @@ class JobSetController(ObjectController):
         return bool(counted) and all(of["succeeded"] >= replicated[of["name"]].get("replicas", 1) for of in counted)
 
     def _apply_failure_policy(self, jobset: Obj, status: Obj, failed: Objects) -> None:
-        """Fail the JobSet, or restart it: its Jobs are deleted and created again with the next restart-attempt."""
+        """Fail or restart the JobSet. A restart deletes its Jobs and creates them with the next restart-attempt."""
         first = min(failed, key=lambda job: str((c.condition(job["status"], "Failed") or {})["lastTransitionTime"]))
         named = f"(first failed job: {first['metadata']['name']})"
         policy = jobset["spec"].get("failurePolicy")
@@ -172,7 +172,7 @@ class JobSetController(ObjectController):
                 self.store.delete(r.BATCH_JOB, meta["namespace"], meta["name"], propagation="Foreground")
 
     def _expire(self, jobset: Obj) -> float | None:
-        """Delete a finished JobSet when its time to live is over; seconds until then."""
+        """Delete a finished JobSet after its TTL. Returns the seconds until then."""
         ttl, status = jobset["spec"].get("ttlSecondsAfterFinished"), jobset["status"]
         ended = c.condition(status, "Completed") or c.condition(status, "Failed")
         if ttl is None or ended is None:
@@ -186,7 +186,7 @@ class JobSetController(ObjectController):
 
 
 def _action(policy: Obj, failed: Objects, first: Obj) -> tuple[str, Obj]:
-    """What the first matching rule of a failure policy says, and the failed Job that matched it."""
+    """The action of the first matching rule of a failure policy, and the failed Job that matches the rule."""
     for rule in policy.get("rules") or ():
         targets, reasons = rule.get("targetReplicatedJobs"), rule.get("onJobFailureReasons")
         for job in failed:

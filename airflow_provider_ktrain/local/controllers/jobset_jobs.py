@@ -1,4 +1,4 @@
-"""The Jobs of a JobSet: names, labels, templates, and what they sum up to in the JobSet's status."""
+"""The Jobs of a JobSet: names, labels, templates, and their counts in the JobSet's status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTS = ("active", "failed", "ready", "succeeded", "suspended")
 
 @dataclass(frozen=True)
 class Place:
-    """One Job of a JobSet: its replicated job, its index within that, within its group and within all."""
+    """One Job of a JobSet: its replicated job, and its index in the replicated job, the group and the JobSet."""
 
     replicated: Obj
     index: int
@@ -27,7 +27,7 @@ class Place:
 
 
 def places(jobset: Obj) -> Iterator[Place]:
-    """All Jobs that a JobSet has, in the order of its replicated jobs."""
+    """All Jobs of a JobSet, in the order of its replicated jobs."""
     groups: dict[str, int] = {}
     number = 0
     for replicated in jobset["spec"].get("replicatedJobs") or ():
@@ -45,12 +45,12 @@ def subdomain(jobset: Obj) -> str:
 
 
 def job_name(jobset: Obj, place: Place) -> str:
-    """The name of the Job of one place: JobSet, replicated job and index."""
+    """The name of a Job: JobSet, replicated job and index."""
     return f"{jobset['metadata']['name']}-{place.replicated['name']}-{place.index}"
 
 
 def construct(jobset: Obj, place: Place, restarts: int) -> Obj:
-    """The Job of one place, to be created."""
+    """Build a Job of the JobSet."""
     name, template = job_name(jobset, place), copy.deepcopy(place.replicated["template"])
     own = _labels(jobset, place, name, restarts)
     spec, meta = template["spec"], template.get("metadata") or {}
@@ -68,7 +68,7 @@ def construct(jobset: Obj, place: Place, restarts: int) -> Obj:
 
 
 def _labels(jobset: Obj, place: Place, name: str, restarts: int) -> dict[str, str]:
-    """What each Job and pod has, as labels and as annotations."""
+    """The labels of each Job and pod. They are also set as annotations."""
     all_places = list(places(jobset))
     meta, group = jobset["metadata"], place.replicated.get("groupName", "default")
     key = hashlib.sha1(f"{meta['namespace']}/{name}".encode(), usedforsecurity=False).hexdigest()
@@ -84,7 +84,7 @@ def _labels(jobset: Obj, place: Place, name: str, restarts: int) -> dict[str, st
 
 
 def resumed(job: Obj, jobset: Obj) -> Obj:
-    """A suspended Job with what may have changed in its replicated job meanwhile: it is added, nothing is removed."""
+    """The Job, resumed. Additions to the template of its replicated job are copied; nothing is removed."""
     name = job["metadata"]["labels"][REPLICATED_JOB]
     replicated = next(x for x in jobset["spec"]["replicatedJobs"] if x["name"] == name)
     wanted, resumed_job = replicated["template"]["spec"]["template"], copy.deepcopy(job)
@@ -103,12 +103,12 @@ def resumed(job: Obj, jobset: Obj) -> Obj:
 
 
 def attempt(job: Obj) -> int:
-    """In which restart of the JobSet the Job was created."""
+    """The restart-attempt of the JobSet in which the Job was created."""
     return int(job["metadata"]["labels"].get(ATTEMPT, 0))
 
 
 def tally(jobset: Obj, jobs: Iterable[Obj]) -> Objects:
-    """status.replicatedJobsStatus: how many Jobs of each replicated job are in which state."""
+    """status.replicatedJobsStatus: the number of Jobs in each state, for each replicated job."""
     replicated = jobset["spec"].get("replicatedJobs") or ()
     counts = {x["name"]: {**dict.fromkeys(COUNTS, 0), "name": x["name"]} for x in replicated}
     for job in jobs:
@@ -136,12 +136,12 @@ def _states(job: Obj) -> Iterator[str]:
 
 
 def has_started(of: Obj, replicated: Obj) -> bool:
-    """Whether all Jobs of a replicated job are ready, or have been."""
+    """Whether all Jobs of a replicated job are ready or have ended."""
     return bool(of["failed"] + of["ready"] + of["succeeded"] >= replicated.get("replicas", 1))
 
 
 def may_start(replicated: Obj, counts: dict[str, Obj], known: dict[str, Obj]) -> bool:
-    """Whether the replicated jobs that this one depends on are as far as they must be."""
+    """Whether the replicated jobs in dependsOn have the required status."""
     for needed in replicated.get("dependsOn") or ():
         of, other = counts[needed["name"]], known[needed["name"]]
         complete = of["succeeded"] >= other.get("replicas", 1)

@@ -1,4 +1,4 @@
-"""The training runtimes that the cluster has from the start, as those of the Kubeflow Trainer 2.3."""
+"""The training runtimes of the cluster. They correspond to runtimes of the Kubeflow Trainer 2.3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 from airflow_provider_ktrain.local.objects.trainjobs import ANCESTOR
 
-#: the image of both, of which a node always has an empty directory: programs run in this cluster's own Python
+#: the image of both runtimes. It is always mapped to an empty directory: programs run in the cluster's Python
 IMAGE = "docker.io/library/ktrain-runtime:local"
 FRAMEWORK = "trainer.kubeflow.org/framework"
 TRAINER = {"metadata": {"labels": {ANCESTOR: "trainer"}}}
@@ -19,13 +19,13 @@ def install(store: Store) -> None:
 
 
 def torch_distributed() -> Obj:
-    """The release's torch-distributed with an empty image: the program runs in the Python of the cluster."""
+    """The Trainer's torch-distributed with an empty image. Programs run in the cluster's Python."""
     node = _replicated("node", trainer=True)
     return _runtime("torch", {"torch": {}}, {"replicatedJobs": [node]})
 
 
 def mpi_distributed() -> Obj:
-    """The release's deepspeed-distributed with another image: the launcher is a node, too, and waits for the others."""
+    """The Trainer's deepspeed-distributed with another image. The launcher is also a node and waits for the others."""
     policy = {
         "numProcPerNode": 1, "mpiImplementation": "OpenMPI", "sshAuthMountPath": "/root/.ssh",
         "runLauncherAsNode": True,

@@ -1,7 +1,7 @@
-"""TrainJob trainer.kubeflow.org/v1alpha1 as the Kubeflow Trainer 2.3 runs it: a JobSet made of a runtime.
+"""TrainJob trainer.kubeflow.org/v1alpha1 of the Kubeflow Trainer 2.3. It creates a JobSet from a runtime.
 
-It does not look at deletionTimestamp: a TrainJob that is deleted in the foreground gets its JobSet back until it is
-gone (recording 53b), as does a failed one whose JobSet is deleted (60b).
+The Trainer doesn't check deletionTimestamp. While a TrainJob is deleted in the foreground, its JobSet is recreated
+until the TrainJob is removed (recording 53b). The JobSet of a failed TrainJob is also recreated after a deletion (60b).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ DEADLINE_EXCEEDED = ("DeadlineExceeded", "TrainJob exceeded its active deadline"
 FOREIGN_SNAPSHOT = (
     "getting runtime snapshot: invalid runtime snapshot: a snapshot configmap exists but is owned by another object"
 )
-#: how a JobSet's end is told in the TrainJob
+#: the TrainJob's condition for each final condition of the JobSet
 ENDS = {"Completed": "Complete", "Failed": "Failed"}
-LATE, LATE_SHARE = 0.1, 0.3  # seconds that it takes to see, in this share of cases, that something was deleted
+LATE, LATE_SHARE = 0.1, 0.3  # delay in seconds after a deletion, and the share of deletions with this delay
 
 
 class TrainJobController(ObjectController):
-    """Keeps a TrainJob's objects and its status."""
+    """Reconciles the objects and the status of TrainJobs."""
 
     resource = r.TRAINJOB
     owns = ()
@@ -48,7 +48,7 @@ class TrainJobController(ObjectController):
     events_v1 = True
 
     def __init__(self, store: Store, clock: Clock = time.time, *, status_ca: str = "") -> None:
-        """:param status_ca: the status server's CA as PEM, "" without the feature gate TrainJobStatus."""
+        """:param status_ca: the status server's CA as PEM; "" if the feature gate TrainJobStatus is off."""
         super().__init__(store, clock)
         self._lag = 0.0
         self._status_ca = status_ca
@@ -58,17 +58,17 @@ class TrainJobController(ObjectController):
             store.subscribe(resource, self._owned_changed)
 
     def _owned_changed(self, change: Change) -> None:
-        """Look at the owner: at once, or where something was deleted sometimes only after the garbage collector."""
+        """Enqueue the owner. After a deletion, it is sometimes delayed until after the garbage collector has run."""
         if change.type == "DELETED" and change.resource == r.JOBSET:
             self._lag = LATE if random.random() < LATE_SHARE else 0.0
         keys = set(controlled_by(r.TRAINJOB)(change))
-        if change.previous:  # an orphan's former owner
+        if change.previous:  # the former owner of an orphan
             keys.update(controlled_by(r.TRAINJOB)(replace(change, object=change.previous)))
         for key in keys:
             self.enqueue(key, self._lag if change.type == "DELETED" else 0.0)
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring one TrainJob nearer to its end; seconds until its deadline. What fails is told in an event only."""
+        """Reconcile one TrainJob. Returns the seconds until its deadline. Errors are reported only as events."""
         stored = self.store.find(r.TRAINJOB, *key)
         if stored is None or stored["spec"].get("managedBy", MANAGERS[0]) != MANAGERS[0]:
             return None
@@ -88,7 +88,7 @@ class TrainJobController(ObjectController):
         return wait
 
     def _ensure_objects(self, job: Obj) -> str:
-        """Create or update the TrainJob's objects; what went wrong, or ""."""
+        """Create or update the TrainJob's objects. Returns the error message, or ""."""
         try:
             runtime = self._runtime(job)
             built = trainjob_build.build(job, runtime, reports_status=bool(self._status_ca))
@@ -106,7 +106,7 @@ class TrainJobController(ObjectController):
         return ""
 
     def _runtime(self, job: Obj) -> Obj:
-        """The runtime as it was when the TrainJob began, of which a ConfigMap keeps a snapshot."""
+        """The runtime at the first reconcile of the TrainJob. A ConfigMap contains this snapshot."""
         namespace, name = job["metadata"]["namespace"], f"{job['metadata']['name']}-runtime-snapshot"
         snapshot = self.store.find(r.CONFIG_MAP, namespace, name)
         if snapshot is not None and not c.is_controlled_by(snapshot, job):
@@ -140,7 +140,7 @@ class TrainJobController(ObjectController):
             self.store.create(r.CONFIG_MAP, c.child(job, name, {"data": {"ca.crt": self._status_ca}}))
 
     def _ensure_jobset(self, job: Obj, wanted: Obj) -> None:
-        """Create the JobSet, or update it while it or the TrainJob is suspended."""
+        """Create the JobSet, or update it if it or the TrainJob is suspended."""
         known = self.store.find(r.JOBSET, wanted["metadata"]["namespace"], wanted["metadata"]["name"])
         suspended = bool(job["spec"].get("suspend"))
         if known is None:
@@ -163,7 +163,7 @@ class TrainJobController(ObjectController):
             c.set_status_condition(status, "Suspended", "False", "Resumed", "TrainJob is resumed", now)
 
     def _copy_status(self, job: Obj) -> None:
-        """Take counts and the end from the JobSet of the TrainJob's name, whoever owns it."""
+        """Copy counts and the final condition from the JobSet with the TrainJob's name, whoever owns it."""
         jobset = self.store.find(r.JOBSET, job["metadata"]["namespace"], job["metadata"]["name"])
         if jobset is None:
             return
@@ -181,7 +181,7 @@ class TrainJobController(ObjectController):
             status["jobsStatus"] = copy.deepcopy(counts)
 
     def _look_at_deadline(self, job: Obj) -> float | None:
-        """Fail the TrainJob and delete its JobSet when its deadline is over; seconds until then."""
+        """Fail the TrainJob and delete its JobSet after its deadline. Returns the seconds until then."""
         limit, status, meta = job["spec"].get("activeDeadlineSeconds"), job["status"], job["metadata"]
         if not limit or _finished(status) or job["spec"].get("suspend"):
             return None
@@ -198,7 +198,7 @@ class TrainJobController(ObjectController):
 
 
 def _admit(jobset: Obj, old: Obj | None) -> None:
-    """What JobSet's webhooks do to a JobSet that the Trainer writes. ApiError where they refuse it."""
+    """Apply the defaults and the validation of JobSet's webhooks. ApiError if they reject the JobSet."""
     for replicated in jobset["spec"].get("replicatedJobs") or ():
         replicated["template"].setdefault("spec", {}).setdefault("template", {}).setdefault("spec", {})
     jobsets.complete(jobset)

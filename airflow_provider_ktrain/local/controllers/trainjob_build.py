@@ -1,4 +1,4 @@
-"""What a TrainJob makes of its runtime, as the Trainer 2.3 does: a JobSet, and for MPI a hostfile. Pure."""
+"""Builds the JobSet of a TrainJob from a runtime, and a hostfile for MPI, like the Trainer 2.3. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_provider_ktrain.local.objects import patch, quantity
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
 from airflow_provider_ktrain.local.objects.trainjobs import ANCESTOR
 
-NODE, LAUNCHER = "node", "launcher"  # names of replicated jobs, and of the container in which the trainer runs
+NODE, LAUNCHER = "node", "launcher"  # names of replicated jobs and of the trainer's container
 MERGE_KEYS = {**patch.MERGE_KEYS, "replicatedJobs": "name", "ports": "containerPort"}
-PORT = 29500  # of torchrun's rendezvous
+PORT = 29500  # port of torchrun's rendezvous
 RANK_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 SSH_VOLUME, HOSTFILE_VOLUME, HOSTFILE, HOSTFILE_DIR = "mpi-ssh-auth", "mpi-hostfile", "hostfile", "/etc/mpi"
 SSH_ITEMS = [
@@ -30,14 +30,14 @@ INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
 
 @dataclass(frozen=True)
 class Built:
-    """A JobSet's metadata and spec, and the content of the hostfile: None where the runtime is not for MPI."""
+    """A JobSet's metadata and spec, and the content of the hostfile (None if the runtime isn't for MPI)."""
 
     jobset: Obj
     hostfile: str | None = None
 
 
 def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
-    """The JobSet of a TrainJob on a runtime.
+    """Build the JobSet of a TrainJob from its runtime.
 
     :param reports_status: whether the feature gate TrainJobStatus is on.
     """
@@ -67,12 +67,12 @@ def build(job: Obj, runtime: Obj, *, reports_status: bool = False) -> Built:
 
 
 def step_of(replicated: Obj) -> str:
-    """Which step of a TrainJob a replicated job is: trainer, dataset-initializer, model-initializer, or ""."""
+    """The step of a replicated job: trainer, dataset-initializer, model-initializer, or ""."""
     return str(((replicated["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR, ""))
 
 
 def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
-    """How many pods a replicated job has."""
+    """The number of pods of a replicated job."""
     wanted = (job["spec"].get("trainer") or {}).get("numNodes")
     if "mpi" in policy:
         if replicated["name"] != NODE or wanted is None:
@@ -94,7 +94,7 @@ def _containers(replicated: Obj, *wanted: str) -> Iterator[Obj]:
 
 
 def _upsert(container: Obj, field: str, key: str, *entries: Obj) -> None:
-    """Add entries to a list of the container; those that have the same `key` are replaced where they are."""
+    """Add entries to a list of the container. An existing entry with the same `key` is replaced in its position."""
     known: Objects = container.setdefault(field, [])
     for entry in entries:
         at = next((i for i, old in enumerate(known) if old.get(key) == entry.get(key)), len(known))
@@ -102,7 +102,7 @@ def _upsert(container: Obj, field: str, key: str, *entries: Obj) -> None:
 
 
 def _apply_torch(job: Obj, replicated: Objects, policy: Obj) -> None:
-    """What torchrun reads: PET_* variables, only where the TrainJob has a trainer (recording 50b)."""
+    """Set torchrun's PET_* variables, but only if the TrainJob has a trainer (recording 50b)."""
     trainer = job["spec"].get("trainer")
     if trainer is None:
         return
@@ -126,7 +126,7 @@ def _apply_torch(job: Obj, replicated: Objects, policy: Obj) -> None:
 
 
 def _processes(resources: Obj) -> str | int:
-    """The processes of a node by its resources: torchrun counts GPUs itself, else as many as CPUs."""
+    """The number of processes per node. With GPUs, "auto": torchrun counts them. Otherwise, the number of CPUs."""
     amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     if any("gpu" in name.lower() for name in amounts):
         return "auto"
@@ -134,7 +134,7 @@ def _processes(resources: Obj) -> str | int:
 
 
 def _apply_mpi(job: Obj, replicated: Objects, policy: Obj, subdomain: str) -> str:
-    """Mount SSH keys and the hostfile, and set what Open MPI reads; the hostfile's content."""
+    """Mount SSH keys and the hostfile, and set Open MPI's variables. Returns the content of the hostfile."""
     trainer, name = job["spec"].get("trainer") or {}, job["metadata"]["name"]
     slots = trainer.get("numProcPerNode") or max(policy.get("numProcPerNode", 1), _gpus(trainer, replicated))
     hosts = []
@@ -195,7 +195,7 @@ def _apply_initializer(job: Obj, replicated: Obj) -> None:
 
 
 def _apply_trainer(job: Obj, replicated: Obj, *, as_node: bool) -> None:
-    """The trainer's image, command, arguments, resources and environment, in replicated jobs that have labels."""
+    """Set the trainer's image, command, args, resources and environment in a replicated job that has labels."""
     trainer: dict[str, Any] = job["spec"].get("trainer") or {}
     if not (replicated["template"].get("metadata") or {}).get("labels"):
         return
@@ -215,7 +215,7 @@ def tls_config(job: Obj) -> str:
 
 
 def _apply_status(job: Obj, replicated: Obj) -> None:
-    """What the trainer needs to post its progress: URL, CA and token of the status server (recording 61)."""
+    """Pass URL, CA and token of the status server to the trainer, so that it can post its progress (recording 61)."""
     place = (job["metadata"]["namespace"], job["metadata"]["name"])
     ca = {"name": tls_config(job), "items": [{"key": "ca.crt", "path": "ca.crt"}]}
     token = {"audience": trainer_status.audience(*place), "expirationSeconds": 3600, "path": "token"}
