@@ -1,4 +1,4 @@
-"""What the controllers of both MPIJob versions make alike: objects named after the job, and the files in /etc/mpi."""
+"""Functions of the controllers of both MPIJob versions: objects named after the job, and files in /etc/mpi."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ CONFIG_DIR = "/etc/mpi"
 KUBEXEC, HOSTFILE, DISCOVER = "kubexec.sh", "hostfile", "discover_hosts.sh"
 MODES = {KUBEXEC: 0o555, HOSTFILE: 0o444, DISCOVER: 0o555}
 CONFIG_MOUNT = {"name": "mpi-job-config", "mountPath": CONFIG_DIR}
-# a launcher that asked for no GPU shall not see those of its node
+# a launcher that doesn't request GPUs must not see the GPUs of its node
 NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
 
 
 class MPIJobController(ObjectController):
-    """Makes objects under the names of a job and of its replicas."""
+    """Creates objects that are named after a job and its replicas."""
 
     def mine(self, job: Obj, resource: Resource, name: str) -> Obj | None:
-        """The job's object of that name, if any. ReconcileError where it is somebody else's."""
+        """The job's object with this name, or None. ReconcileError if another owner controls it."""
         found = self.store.find(resource, job["metadata"]["namespace"], name)
         if found is not None and not c.is_controlled_by(found, job):
             message = f'Resource "{name}" of Kind "{resource.kind}" already exists and is not managed by MPIJob'
@@ -31,7 +31,7 @@ class MPIJobController(ObjectController):
         return found
 
     def ensure(self, job: Obj, resource: Resource, name: str, **fields: object) -> bool:
-        """Create the job's object, or give it these fields; whether it was there."""
+        """Create the job's object or update these fields. Returns whether the object already existed."""
         found = self.mine(job, resource, name)
         if found is None:
             meta = {"labels": {"app": job["metadata"]["name"]}}
@@ -41,7 +41,7 @@ class MPIJobController(ObjectController):
         return found is not None
 
     def workers(self, job: Obj, known: Objects, create: Callable[[str, int], Obj]) -> Objects:
-        """The worker pods by index: those that miss are created, those beyond the replicas deleted."""
+        """The Worker pods by index. Creates missing pods and deletes pods with an index beyond the replicas."""
         names = worker_names(job)
         for pod in known:
             if pod["metadata"]["name"] not in names and not c.is_terminating(pod):
@@ -56,13 +56,13 @@ def worker_names(job: Obj) -> list[str]:
 
 
 def mount(spec: Obj, volume: Obj, path: Obj) -> None:
-    """Add a volume to the pod and mount it in the first container."""
+    """Add a volume to a pod spec and mount it in the first container."""
     c.append(spec, "volumes", volume)
     c.append(spec["containers"][0], "volumeMounts", path)
 
 
 def mount_config(job: Obj, spec: Obj, *files: str) -> None:
-    """Mount those files of the job's ConfigMap."""
+    """Mount these files of the job's ConfigMap."""
     items = [{"key": file, "path": file, "mode": MODES[file]} for file in files]
     config_map = {"name": f"{job['metadata']['name']}-config", "items": items}
     mount(spec, {"name": CONFIG_MOUNT["name"], "configMap": config_map}, CONFIG_MOUNT)

@@ -1,4 +1,4 @@
-"""MPIJob kubeflow.org/v1 as training-operator 1.9 runs it: a launcher pod that reaches workers by `kubectl exec`."""
+"""MPIJob kubeflow.org/v1 of training-operator 1.9. The launcher pod connects to Workers by `kubectl exec`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTEL_DEFAULTS = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": 
 
 
 class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
-    """training-operator's MPIJob: the launcher is a pod and reaches the Workers by `kubectl exec`."""
+    """Reconciles MPIJobs like training-operator: the launcher is a pod and connects to Workers by `kubectl exec`."""
 
     resource = r.MPIJOB_V1
     owns = (r.POD, r.CONFIG_MAP, r.ROLE, r.ROLE_BINDING, r.SERVICE_ACCOUNT)
@@ -35,11 +35,11 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
     specs_field = "mpiReplicaSpecs"
     defaults: ClassVar = {"Launcher": (1, "Never"), "Worker": (0, "Never")}
     restarting = ("ExitCode",)
-    failed_reason = "MPIJobFailed"  # so: the condition's reason is MPIJobMPIJobFailed
+    failed_reason = "MPIJobFailed"  # the condition's reason is MPIJobMPIJobFailed, as on a real cluster
     deleted_reason = "SuccessfulDeleteJob"
 
     def invalid(self, job: Obj) -> str | None:
-        """Why the operator rejects the job: no containers, no Launcher, or several. None if it is valid."""
+        """Why the operator rejects the job: no containers, no Launcher or several Launchers. None if it is valid."""
         specs = job["spec"].get(self.specs_field) or {}
         for type_, spec in specs.items():
             if not ((spec or {}).get("template") or {}).get("spec", {}).get("containers"):
@@ -52,15 +52,15 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
 
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
         """Reconcile launcher and Workers once for each replica type, as the operator does."""
-        # the operator's first pass over a job counts only the types that the job has
+        # the operator's first reconcile counts only the replica types that the job has
         types = list(self.defaults if "replicaStatuses" in status else self.specs(job))
-        for _ in self.specs(job):  # all of it for each replica type, with all its events
+        for _ in self.specs(job):  # the operator repeats everything, including events, for each replica type
             launcher, workers = self.sync_once(job, pods)
         counts = {"Launcher": c.tally([launcher]), "Worker": c.tally(workers)}
         status["replicaStatuses"] = {type_: counts[type_] for type_ in types}
 
     def sync_once(self, job: Obj, pods: Objects) -> tuple[Obj, Objects]:
-        """Make what misses until the launcher has ended; the launcher, and the workers while it has not."""
+        """Create missing objects until the launcher ends. Returns the launcher, and the Workers if it hasn't ended."""
         meta, specs = job["metadata"], self.specs(job)
         name, full_name = f"{meta['name']}-launcher", f"{meta['namespace']}/{meta['name']}"
         launcher = self.mine(job, r.POD, name)
@@ -84,9 +84,9 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         return launcher, workers
 
     def ensure_access(self, job: Obj, name: str, account: str, pods: Objects) -> None:
-        """What the launcher needs to reach the workers. Each event about it costs the job's budget of events."""
+        """Create the objects that the launcher needs for Workers. The events use up the job's event budget."""
         namespace = job["metadata"]["namespace"]
-        if self.store.find(r.SERVICE_ACCOUNT, namespace, account) is not None:  # whoever's it is
+        if self.store.find(r.SERVICE_ACCOUNT, namespace, account) is not None:  # whoever owns it
             self.recorder.event(job, "Normal", "ServiceAccount is exist", f"ServiceAccount: {account}")
         else:
             self.ensure(job, r.SERVICE_ACCOUNT, account)
@@ -104,7 +104,7 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
             self.recorder.event(job, "Normal", "RoleBinding is exist", f"RoleBinding: {name}")
 
     def config(self, job: Obj, pods: Objects) -> dict[str, str]:
-        """hostfile, kubexec.sh and discover_hosts.sh; the last names the workers that run now."""
+        """hostfile, kubexec.sh and discover_hosts.sh. discover_hosts.sh lists the running Workers."""
         slots, container = job["spec"].get("slotsPerWorker") or 1, job["spec"].get("mainContainer")
         launcher = [f"{job['metadata']['name']}-launcher"] if self.launcher_has_gpu(job) else []
         kubectl = f"{KUBECTL_DIR}/kubectl exec ${{POD_NAME}}" + (f" --container {container}" if container else "")
@@ -119,14 +119,14 @@ class MPIJobV1Controller(mpi.MPIJobController, TrainingOperator):
         }
 
     def launcher_has_gpu(self, job: Obj) -> bool:
-        """Whether a container of the launcher has a limit for GPUs. The launcher is then a host, too."""
+        """Whether a container of the launcher has a GPU limit. If so, the launcher is also a host."""
         containers = self.specs(job)["Launcher"]["template"]["spec"]["containers"]
         return any("gpu" in key for x in containers for key in (x.get("resources") or {}).get("limits") or ())
 
     def create_worker(self, job: Obj, name: str, index: int) -> Obj:
-        """Create a Worker pod, which sleeps unless it has a command: mpirun starts its processes by `kubectl exec`."""
+        """Create a Worker pod. Without a command, it sleeps: mpirun starts its processes by `kubectl exec`."""
         spec = self.specs(job)["Worker"]
-        spec["template"]["spec"].pop("restartPolicy", None)  # overridden without a word, unlike the launcher's
+        spec["template"]["spec"].pop("restartPolicy", None)  # overridden without an event, unlike the launcher's
         pod = self.pod(job, name, spec, self.labels(job, "Worker", index))
         main = pod["spec"]["containers"][0]
         if not main.get("command"):

@@ -1,4 +1,4 @@
-"""MPIJob kubeflow.org/v2beta1 as mpi-operator 0.8.2 runs it: a launcher Job that reaches its workers by SSH."""
+"""MPIJob kubeflow.org/v2beta1 of mpi-operator 0.8.2. The launcher is a batch Job and connects to Workers by SSH."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEFAULTS = {
 
 
 class MPIJobV2Controller(mpi.MPIJobController):
-    """mpi-operator's MPIJob: the launcher is a batch Job and reaches the Workers by SSH."""
+    """Reconciles MPIJobs like mpi-operator: the launcher is a batch Job and connects to Workers by SSH."""
 
     resource = r.MPIJOB_V2BETA1
     owns = (r.POD, r.SERVICE, r.CONFIG_MAP, r.SECRET, r.BATCH_JOB)
@@ -53,16 +53,16 @@ class MPIJobV2Controller(mpi.MPIJobController):
 
     def __init__(self, store: Store, clock: Clock = time.time) -> None:
         super().__init__(store, clock)
-        # a launcher's pod belongs to the launcher Job, which has its name from the MPIJob
+        # the controller of a launcher pod is the launcher Job, which is named after the MPIJob
         launcher = controlled_by(r.BATCH_JOB)
         self.watch(r.POD, lambda change: [(ns, job.removesuffix("-launcher")) for ns, job in launcher(change)])
 
     def reconcile(self, key: Key) -> None:
-        """Bring one job nearer to its end."""
+        """Reconcile one job."""
         stored = self.store.find(r.MPIJOB_V2BETA1, *key)
         if stored is None or c.is_terminating(stored):
             return
-        job = copy.deepcopy({"spec": {}, **stored})  # the schema does not ask for a spec
+        job = copy.deepcopy({"spec": {}, **stored})  # spec isn't required by the schema
         job["spec"].update({field: job["spec"].get(field) or value for field, value in DEFAULTS.items()})
         c.default_replicas(job["spec"], "mpiReplicaSpecs", {"Launcher": (1, "OnFailure"), "Worker": (0, "Never")})
         problems = list(validate(job))
@@ -136,7 +136,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
                 counts["Launcher"]["active"] = launchers_running
         counts["Worker"] = c.tally(workers)
         evicted = sum(worker.get("status", {}).get("reason") == "Evicted" for worker in workers)
-        if evicted:  # no completionTime: the launcher may succeed all the same
+        if evicted:  # no completionTime: the launcher can still succeed
             message = f"{evicted}/{len(workers)} workers are evicted"
             self._condition(status, "Failed", "True", "MPIJobEvicted", message)
             self.recorder.event(job, "Warning", "MPIJobEvicted", message)
@@ -164,7 +164,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
         return c.set_condition(status, type_, value, reason, message, self.clock(), ends=("Running", "Failed"))
 
     def _clean_workers(self, job: Obj) -> None:
-        """Delete the workers; under cleanPodPolicy Running those that have ended stay."""
+        """Delete the Workers. With cleanPodPolicy Running, keep those that have ended."""
         policy = job["spec"]["runPolicy"]["cleanPodPolicy"]
         for name in mpi.worker_names(job):
             pod = self.mine(job, r.POD, name)
@@ -184,7 +184,7 @@ class MPIJobV2Controller(mpi.MPIJobController):
 
 
 def validate(job: Obj) -> Iterable[str]:
-    """What is wrong with a defaulted job, as mpi-operator's validation words it."""
+    """The validation errors of a defaulted job, with the messages of mpi-operator."""
     name, policy = job["metadata"]["name"], job["spec"]["runPolicy"]["cleanPodPolicy"]
     specs = {type_: spec for type_, spec in (job["spec"].get("mpiReplicaSpecs") or {}).items() if spec is not None}
     longest = f"{name}-worker-{max(specs.get('Worker', {}).get('replicas', 0) - 1, 0)}"
@@ -210,13 +210,13 @@ def validate(job: Obj) -> Iterable[str]:
 
 
 def labels(job: Obj, role: str | None = None) -> dict[str, str]:
-    """The labels of a job's objects, or of the pods of a role."""
+    """The labels of a job's objects, or of its pods with a role."""
     ours = {c.OPERATOR_NAME: "mpi-operator", c.JOB_NAME: job["metadata"]["name"]}
     return {**ours, **({c.JOB_ROLE: role} if role else {})}
 
 
 def config(job: Obj, pods: Objects) -> dict[str, str]:
-    """hostfile and discover_hosts.sh; the latter names the workers that run now."""
+    """hostfile and discover_hosts.sh. discover_hosts.sh lists the running Workers."""
     spec, meta = job["spec"], job["metadata"]
     domain = f"{meta['name']}.{meta['namespace']}.svc"
     line = "{}.{} slots={}\n" if spec["mpiImplementation"] == "OpenMPI" else "{}.{}:{}\n"
@@ -230,7 +230,7 @@ def config(job: Obj, pods: Objects) -> dict[str, str]:
 
 
 def ssh_keys() -> dict[str, str]:
-    """A new key pair (ECDSA P-521) as data of a Secret of type kubernetes.io/ssh-auth."""
+    """Generate a key pair (ECDSA P-521) as data of a Secret of type kubernetes.io/ssh-auth."""
     key = ec.generate_private_key(ec.SECP521R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
@@ -241,7 +241,7 @@ def ssh_keys() -> dict[str, str]:
 
 
 def pod_template(job: Obj, type_: str, hostname: str, index: int | None) -> Obj:
-    """Metadata and spec after the template of a replica spec, with the SSH keys mounted."""
+    """Metadata and spec of a pod from the template of a replica spec, with the SSH keys mounted."""
     name, path, replica = (
         job["metadata"]["name"],
         job["spec"]["sshAuthMountPath"],
@@ -260,7 +260,7 @@ def pod_template(job: Obj, type_: str, hostname: str, index: int | None) -> Obj:
 
 
 def worker(job: Obj, name: str, index: int) -> Obj:
-    """The pod of one worker; where the launcher works too, it has index 0."""
+    """The pod of one Worker. With runLauncherAsWorker, index 0 is the launcher's."""
     pod = pod_template(job, "Worker", name, index + bool(job["spec"].get("runLauncherAsWorker")))
     spec, main = pod["spec"], pod["spec"]["containers"][0]
     spec["dnsConfig"] = {**(spec.get("dnsConfig") or {})}

@@ -1,4 +1,4 @@
-"""PyTorchJob as training-operator 1.9 runs it: a pod and a headless service for each replica, torch's environment."""
+"""PyTorchJob of training-operator 1.9: a pod and a headless service for each replica, and torchrun's environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
 
 CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
-NO_EXIT_CODE = 0xBEEF  # of a pod whose container has no terminated state: retryable
+NO_EXIT_CODE = 0xBEEF  # for a pod whose container has no terminated state. It is retryable
 INIT_SCRIPT = (
     "err=1;for i in $(seq 100); do if nslookup {master}; then err=0 && break; fi;"
     "echo waiting for master; sleep 2; done; exit $err"
@@ -32,7 +32,7 @@ ELASTIC_ENV = {  # elasticPolicy field -> variable, in the order in which they a
 
 
 class PyTorchJobController(TrainingOperator):
-    """training-operator's PyTorchJob: a pod and a service for each replica, and the environment of torchrun."""
+    """Reconciles PyTorchJobs like training-operator."""
 
     resource = r.PYTORCHJOB
     owns = (r.POD, r.SERVICE)
@@ -43,7 +43,7 @@ class PyTorchJobController(TrainingOperator):
     deleted_reason = "SuccessfulDeletePod"
 
     def defaulted(self, job: Obj) -> Obj:
-        """The job with the operator's defaults: the port of the container, and processes for each node."""
+        """The job with the operator's defaults, such as the container's port and nprocPerNode."""
         spec, elastic, specs = job["spec"], job["spec"].get("elasticPolicy"), self.specs(super().defaulted(job))
         for replica in specs.values():
             for container in replica["template"]["spec"]["containers"]:
@@ -58,7 +58,7 @@ class PyTorchJobController(TrainingOperator):
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
-        """Also create the HorizontalPodAutoscaler of an elastic job with metrics."""
+        """Reconcile the job, and create the HorizontalPodAutoscaler of an elastic job with metrics."""
         elastic, meta = job["spec"].get("elasticPolicy") or {}, job["metadata"]
         if elastic.get("metrics") and self.store.find(r.HPA, meta["namespace"], meta["name"]) is None:
             target = {"kind": job["kind"], "name": meta["name"], "apiVersion": job["apiVersion"]}
@@ -78,7 +78,7 @@ class PyTorchJobController(TrainingOperator):
                 for pod in of_type.values():
                     self.restart(job, status, type_, spec["restartPolicy"], pod)
                 self.sync(job, type_, r.SERVICE, by_index(services, type_), self.service)
-            except ApiError as error:  # the other type gets its pods all the same, as by Go's random order
+            except ApiError as error:  # continue with the other type, because Go's order of types is random
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -86,7 +86,7 @@ class PyTorchJobController(TrainingOperator):
     def sync(
         self, job: Obj, type_: str, resource: Resource, found: dict[int, Obj], make: Callable[[Obj, str, int], Obj]
     ) -> None:
-        """Create what misses of a replica type, and delete what is beyond its replicas."""
+        """Create the missing objects of a replica type, and delete those with an index beyond its replicas."""
         replicas = self.specs(job)[type_]["replicas"]
         for index in sorted({*range(replicas), *found}):
             if index not in found:
@@ -95,20 +95,20 @@ class PyTorchJobController(TrainingOperator):
                 self.delete(job, resource, found[index]["metadata"]["name"])
 
     def restart(self, job: Obj, status: Obj, type_: str, policy: str, pod: Obj) -> None:
-        """Delete a failed pod that is to be made anew, or fail the job with it."""
+        """If the pod has failed, delete it so that it is recreated, or fail the job."""
         name, retried = job["metadata"]["name"], self.exit_code(job, pod) >= 128 or policy in ("OnFailure", "Always")
         if c.phase(pod) == "Failed" and policy != "Never":
             if retried:
                 self.delete(job, r.POD, pod["metadata"]["name"])
                 message = f"job {name} is restarting because {type_} replica(s) failed."
-            else:  # no completionTime: the recordings have none either
+            else:  # no completionTime, as in the recordings
                 message = f'job "{name}" is failing because "{type_}" replica(s) failed.'
             outcome = "Restarting" if retried else "Failed"
             self.event(job, "Warning", outcome, message)
             self.condition(status, outcome, message)
 
     def exit_code(self, job: Obj, pod: Obj) -> int:
-        """The exit code of the pod's `pytorch` container, told in an event."""
+        """The exit code of the pod's `pytorch` container. Records an event with it."""
         meta, statuses = pod["metadata"], pod["status"].get("containerStatuses") or ()
         ended = next((x["state"].get("terminated") for x in statuses if x["name"] == CONTAINER), None)
         if not ended:
@@ -132,7 +132,7 @@ class PyTorchJobController(TrainingOperator):
         return pod
 
     def environment(self, job: Obj, type_: str, index: int) -> dict[str, Any]:
-        """The variables that the operator appends to every container, in its order."""
+        """The variables that the operator appends to each container, in the operator's order."""
         specs, name, spec = self.specs(job), job["metadata"]["name"], job["spec"]
         total, per_node = sum(s["replicas"] for s in specs.values()), spec.get("nprocPerNode")
         variables: dict[str, Any] = {"PYTHONUNBUFFERED": "1"}
@@ -177,6 +177,6 @@ class PyTorchJobController(TrainingOperator):
 
 
 def by_index(objects: Objects, type_: str) -> dict[int, Obj]:
-    """Objects of one replica type by their replica-index label."""
+    """Objects of one replica type by the label replica-index."""
     labelled = [(obj["metadata"]["labels"], obj) for obj in objects]
     return {int(labels[c.REPLICA_INDEX]): obj for labels, obj in labelled if labels[c.REPLICA_TYPE] == type_.lower()}

@@ -1,6 +1,7 @@
-"""The reconcile that training-operator shares between its job kinds (1.9: pkg/controller.v1/common), quirks included.
+"""The reconcile that the job kinds of training-operator share, including its bugs (1.9: pkg/controller.v1/common).
 
-Where Go walks a map in random order, this goes Master or Launcher first: one of the orders that a real cluster shows.
+Go iterates over maps in random order. This code always starts with Master or Launcher, which is one of the orders that
+occur on a real cluster.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ TEMPLATE_RESTART_POLICY = "Restart policy in pod template will be overwritten by
 
 
 class TrainingOperator(ObjectController, abc.ABC):
-    """One job kind of training-operator: subclasses say what its pods are and what they mean for the job."""
+    """A job kind of training-operator. Subclasses create the pods and derive the job's status from them."""
 
     specs_field: ClassVar[str]
-    defaults: ClassVar[dict[str, tuple[int, str]]]  # replicas and restartPolicy by type; the first is the primary
-    restarting: ClassVar[tuple[str, ...]]  # restart policies under which a failed replica does not fail the job
+    defaults: ClassVar[dict[str, tuple[int, str]]]  # replicas and restartPolicy by type. The first is the primary
+    restarting: ClassVar[tuple[str, ...]]  # restart policies with which a failed replica doesn't fail the job
     failed_reason: ClassVar[str] = "Failed"
-    deleted_reason: ClassVar[str]  # of the event that the time to live leaves
+    deleted_reason: ClassVar[str]  # reason of the event when the TTL deletes the job
 
-    # what a kind decides
+    # methods of the job kind
 
     def invalid(self, job: Obj) -> str | None:
-        """What is wrong with a job that no webhook has checked."""
+        """The validation error of a job, or None. For kinds without a validating webhook."""
         return None
 
     @abc.abstractmethod
     def sync_replicas(self, job: Obj, status: Obj, pods: Objects) -> None:
-        """Make the pods that miss, remove those too many, and count all in `status`."""
+        """Create missing pods, delete pods beyond the replicas, and count all pods in `status`."""
 
     # the shared part
 
     def reconcile(self, key: Key) -> float | None:
-        """Bring one job nearer to its end; seconds until its time to live has passed, where it has one."""
+        """Reconcile one job. Returns the seconds until the end of its TTL, if it has one."""
         stored = self.store.find(self.resource, *key)
         if stored is None or c.is_terminating(stored):
             return None
-        job = copy.deepcopy({"spec": {}, **stored})  # the schema does not ask for a spec
+        job = copy.deepcopy({"spec": {}, **stored})  # spec isn't required by the schema
         problem = self.invalid(job)
         if problem:
             message = f"{job['kind']} failed validation because {problem}"
@@ -62,12 +63,12 @@ class TrainingOperator(ObjectController, abc.ABC):
         return self.time_to_live(job, status)
 
     def defaulted(self, job: Obj) -> Obj:
-        """The job with the operator's defaults, which never reach the API object."""
+        """The job with the operator's defaults. They aren't written to the API object."""
         c.default_replicas(job["spec"], self.specs_field, self.defaults)
         return job
 
     def reconcile_job(self, job: Obj, status: Obj) -> None:
-        """Bring the pods of a job and its status up to date, and delete a finished job after its TTL."""
+        """Update the pods and the status of a job, and delete a finished job after its TTL."""
         name, pods = job["metadata"]["name"], self.store.owned(r.POD, job)
         if c.is_finished(status):
             self.delete_pods_and_services(job, status, pods)
@@ -76,7 +77,7 @@ class TrainingOperator(ObjectController, abc.ABC):
                 self.store.delete(self.resource, meta["namespace"], meta["name"], uid=meta["uid"])
                 self.recorder.event(job, "Normal", self.deleted_reason, f"Deleted job: {meta['name']}")
             if c.has(status, "Succeeded"):
-                # what still runs counts as succeeded: its pod may be gone, or hold its GPUs for hours
+                # running pods count as succeeded, although they may be deleted or hold GPUs for hours
                 for counts in status.get("replicaStatuses", {}).values():
                     if counts.get("active"):
                         counts["succeeded"] = counts.get("succeeded", 0) + counts.pop("active")
@@ -100,14 +101,14 @@ class TrainingOperator(ObjectController, abc.ABC):
         self.record_abnormal(job, pods)
         failure = self.exceeded(job, status, pods)
         if failure:
-            self.delete_pods_and_services(job, status, pods)  # the job is not finished yet: all, whatever the policy
+            self.delete_pods_and_services(job, status, pods)  # all, because the job isn't finished yet
             self.complete(job, status, "Failed", failure)
         else:
             self.sync_replicas(job, status, pods)
             self.update_status(job, status)
 
     def exceeded(self, job: Obj, status: Obj, pods: Objects) -> str | None:
-        """The message of a limit that is passed. The deadline has no timer: it is looked at when something changes."""
+        """The message of an exceeded limit, or None. The deadline has no timer: only changes trigger the check."""
         policy, failed = job["spec"]["runPolicy"], f"Job {job['metadata']['name']} has failed because it"
         limit, deadline = policy.get("backoffLimit"), policy.get("activeDeadlineSeconds")
         if limit is not None:
@@ -126,7 +127,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         return None
 
     def record_abnormal(self, job: Obj, pods: Objects) -> None:
-        """Mirror what is wrong with pods that have not ended as Warnings of the job."""
+        """Record problems of active pods as Warning events of the job."""
         for pod in filter(c.is_active, pods):
             told, status = f"Error pod {pod['metadata']['name']}", pod.get("status", {})
             containers = status.get("containerStatuses") or status.get("initContainerStatuses") or ()
@@ -147,7 +148,7 @@ class TrainingOperator(ObjectController, abc.ABC):
                     self.recorder.event(job, "Warning", last.get("reason", ""), message)
 
     def update_status(self, job: Obj, status: Obj) -> None:
-        """Conclude the job's conditions from the counts."""
+        """Set the job's conditions from the counts of its pods."""
         specs, kind, (primary, *_) = self.specs(job), job["kind"], self.defaults
         name, full_name = job["metadata"]["name"], f"{job['metadata']['namespace']}/{job['metadata']['name']}"
         status.setdefault("startTime", c.timestamp(self.clock()))
@@ -176,7 +177,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         return None
 
     def time_to_live(self, job: Obj, status: Obj) -> float | None:
-        """Seconds that a finished job has left, where it has a limit."""
+        """Seconds until the end of a finished job's TTL, or None without a TTL."""
         ttl = job["spec"]["runPolicy"].get("ttlSecondsAfterFinished")
         if ttl is None or not c.is_finished(status):
             return None
@@ -185,14 +186,14 @@ class TrainingOperator(ObjectController, abc.ABC):
         return float(c.seconds(status["completionTime"]) + ttl - self.clock())
 
     def delete_pods_and_services(self, job: Obj, status: Obj, pods: Objects) -> None:
-        """Delete what cleanPodPolicy names of a finished job, or everything of a suspended one."""
+        """Delete the pods and services that cleanPodPolicy selects. If the job isn't finished, delete all."""
         policy = job["spec"]["runPolicy"]["cleanPodPolicy"] if c.is_finished(status) else "All"
         for pod in pods:
             if policy == "All" or (policy == "Running" and c.phase(pod) in ("Running", "Pending")):
                 self.delete(job, r.POD, pod["metadata"]["name"])
                 self.delete(job, r.SERVICE, pod["metadata"]["name"])
 
-    # one object of the job's
+    # single objects of the job
 
     def specs(self, job: Obj) -> dict[str, Obj]:
         """The job's replica specs by type, in the order in which they are reconciled."""
@@ -208,7 +209,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         }  # fmt: skip
 
     def pod(self, job: Obj, name: str, spec: Obj, labels: dict[str, str]) -> Obj:
-        """A pod after the template of a replica spec, its restartPolicy the replica's."""
+        """Build a pod from the template of a replica spec, with the replica's restartPolicy."""
         pod = c.child(job, name, c.pod_template(spec["template"], labels))
         if pod["spec"].get("restartPolicy"):
             self.recorder.event(job, "Warning", "SetPodTemplateRestartPolicy", TEMPLATE_RESTART_POLICY)
@@ -217,10 +218,10 @@ class TrainingOperator(ObjectController, abc.ABC):
         return pod
 
     def create(self, job: Obj, resource: Resource, obj: Obj) -> None:
-        """Create a pod or service of the job's, and record how that went."""
+        """Create a pod or service of the job, and record an event about the success or failure."""
         name = obj["metadata"]["name"]
         try:
-            if resource == r.SERVICE and len(name) > 63:  # such a job never gets a status
+            if resource == r.SERVICE and len(name) > 63:  # a job with such a name never gets a status
                 why = f'Invalid value: "{name}": must be no more than 63 characters'
                 raise ApiError(422, f'Service "{name}" is invalid: metadata.name: {why}')
             self.store.create(resource, obj)
@@ -230,7 +231,7 @@ class TrainingOperator(ObjectController, abc.ABC):
         self.recorder.event(job, "Normal", f"SuccessfulCreate{resource.kind}", f"Created {resource.singular}: {name}")
 
     def delete(self, job: Obj, resource: Resource, name: str) -> None:
-        """Delete a pod or service of the job's, unless it is gone or going."""
+        """Delete a pod or service of the job, unless it doesn't exist or is being deleted."""
         found = self.store.find(resource, job["metadata"]["namespace"], name)
         if found is not None and not c.is_terminating(found):
             self.store.delete(resource, job["metadata"]["namespace"], name)
@@ -238,17 +239,17 @@ class TrainingOperator(ObjectController, abc.ABC):
             self.recorder.event(job, "Normal", f"SuccessfulDelete{resource.kind}", what)
 
     def condition(self, status: Obj, type_: str, message: str, value: str = "True", reason: str | None = None) -> None:
-        """Set a condition; a no-op once the job has failed."""
+        """Set a condition. Does nothing if the job has failed."""
         if not c.has(status, "Failed"):
             reason = f"{self.resource.kind}{reason or type_}"
             c.set_condition(status, type_, value, reason, message, self.clock())
 
     def event(self, job: Obj, type_: str, reason: str, message: str) -> None:
-        """Record an event whose reason begins with the kind, such as PyTorchJobSucceeded."""
+        """Record an event whose reason starts with the kind, such as PyTorchJobSucceeded."""
         self.recorder.event(job, type_, f"{job['kind']}{reason}", message)
 
     def complete(self, job: Obj, status: Obj, how: str, message: str, reason: str | None = None) -> None:
-        """The job has Succeeded or Failed."""
+        """Complete the job: set the condition Succeeded or Failed."""
         self.event(job, "Normal", how, message)
         status.setdefault("completionTime", c.timestamp(self.clock()))
         self.condition(status, how, message, reason=reason)
