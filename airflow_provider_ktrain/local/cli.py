@@ -28,7 +28,7 @@ FAULTS = {
     "recover": "bring --node back",
     "clear": "end all faults",
 }
-#: options of a fault: their type and what they mean
+#: options of a fault: type and help text
 FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
     "seconds": (float, "duration; required for refuse and drop (default: until clear)"),
     "status": (int, "HTTP status of the responses, 400 to 599"),
@@ -42,7 +42,7 @@ FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `cluster` to the commands of `ktrain`; each sets `run`: arguments to exit code."""
+    """Add the command `cluster` to `ktrain`. Each action sets `run`, a function from arguments to exit code."""
     about = "a Kubernetes cluster on this machine, for development and tests"
     commands = subparsers.add_parser("cluster", help=about, description=__doc__).add_subparsers(
         dest="action", required=True

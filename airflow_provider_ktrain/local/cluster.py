@@ -1,4 +1,4 @@
-"""Start, stop and look at an embedded cluster, which is a process of its own: for tests, and for the command line."""
+"""Start, stop and inspect an embedded cluster, which is a separate process. For tests and the command line."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-TIMEOUT = 60.0  # seconds until the server must be ready, and that it has to end its containers
+TIMEOUT = 60.0  # seconds that the server has to get ready, and to end its containers
 
 
 class ClusterError(RuntimeError):
-    """An embedded cluster did not start or stop; says why and what to look at."""
+    """An embedded cluster did not start or stop. The message contains the cause and, if known, where to look."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How an embedded cluster is set up: what the process that starts one tells the process that is one.
+    """The configuration of an embedded cluster. It is passed to the process of the cluster as JSON.
 
-    :param state_dir: holds `kubeconfig`, `cluster.json`, logs and the files of pods.
-    :param kubeconfig: where the kubeconfig is written; "" is `<state_dir>/kubeconfig`.
-    :param port: 0 for any free one.
-    :param images: directory by image name; "" for an empty scratch directory.
-    :param nodes: how many hosts this machine is shown as.
-    :param gpus_per_node: how many `nvidia.com/gpu` each of them has.
-    :param resources: more resources of each node, such as {"cpu": "96"}.
-    :param mpi_api: v1 or v2beta1, the version in which MPIJob is served.
-    :param trainer: the release of the Trainer whose schema TrainJob has: 2.0, 2.1, or "" for 2.3.
+    :param state_dir: directory of `kubeconfig`, `cluster.json`, logs and the files of pods.
+    :param kubeconfig: path of the kubeconfig to write; "" is `<state_dir>/kubeconfig`.
+    :param port: port of the API server; 0 for any free port.
+    :param images: directory by image name; "" for an empty directory.
+    :param nodes: number of nodes.
+    :param gpus_per_node: `nvidia.com/gpu` of each node.
+    :param resources: additional resources of each node, such as {"cpu": "96"}.
+    :param mpi_api: the version of MPIJob to serve: v1 or v2beta1.
+    :param trainer: the release of the Trainer whose TrainJob schema is served: 2.0, 2.1, or "" for 2.3.
     :param trainer_status: turn on the Trainer's feature gate TrainJobStatus.
     :param kueue: serve the resources of Kueue. Its webhooks suspend jobs that name a queue; nothing admits them.
-    :param parent: end when the process of this number, which has started this one, has ended; 0 for never.
+    :param parent: id of the parent process. The cluster stops when the parent has ended. 0: don't check.
     """
 
     state_dir: str
@@ -64,8 +64,8 @@ class Config:
 def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start a server and wait until it is ready.
 
-    :return: its process and what it tells: pid, url, kubeconfig, token, ca_file.
-    :raises ClusterError: it ended, or was not ready in time.
+    :return: the process, and its state: pid, url, kubeconfig, token, ca_file.
+    :raises ClusterError: the server ended, or was not ready in time.
     """
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,7 +85,7 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
 
 
 def running(state_dir: Path) -> dict[str, Any] | None:
-    """The address, process and token of the cluster of a state directory; None if none is running."""
+    """Return url, pid, token and files of the cluster of a state directory, or None if it isn't running."""
     with contextlib.suppress(FileNotFoundError, ValueError), open(state_dir / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def running(state_dir: Path) -> dict[str, Any] | None:
 
 
 def stop(state_dir: Path) -> bool:
-    """Stop the cluster of a state directory and everything it started; False if none was running."""
+    """Stop the cluster of a state directory and everything it started. False if it wasn't running."""
     state = running(state_dir)
     if state is None:
         return False
@@ -127,13 +127,13 @@ def admin(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 class EmbeddedCluster:
-    """An embedded cluster for the length of a `with`: a process of its own that dies with this one.
+    """A context manager that runs an embedded cluster in a separate process. The cluster stops if this process ends.
 
-    Inside, it tells its `pid`, `url`, the admin's bearer `token`, and where `ca_file`, `kubeconfig` and `state_dir`, a
-    temporary directory, are.
+    Within the `with` block, these attributes are set: `pid`, `url`, `token` (the bearer token of the admin), and the
+    paths `ca_file`, `kubeconfig` and `state_dir`. The state directory is temporary.
 
     :param images: directory by image name (None or "": an empty directory).
-    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api`, `trainer`, `trainer_status`, `kueue` of its
+    :param options: `nodes`, `gpus_per_node`, `resources`, `mpi_api`, `trainer`, `trainer_status`, `kueue`, as in
         Config.
     """
 

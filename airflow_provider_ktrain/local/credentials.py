@@ -1,4 +1,4 @@
-"""What guards the embedded cluster's door: a certificate made at start, a kubeconfig with the admin's token."""
+"""Credentials of the embedded cluster: a certificate, created at start, and a kubeconfig with the admin's token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ LIFETIME = datetime.timedelta(days=365)
 
 
 def make_tls(directory: Path) -> tuple[bytes, ssl.SSLContext]:
-    """A certificate for localhost and 127.0.0.1 in PEM, which is its own CA and can sign no other, and its SSLContext.
+    """Create a self-signed certificate for localhost and 127.0.0.1. Returns it as PEM, and its SSLContext.
 
-    The key is kept nowhere: it passes through a 0600 file in `directory`, since ssl reads files only.
+    The certificate cannot sign others. The key isn't stored: it is written to a file in `directory` with mode 0600,
+    because ssl reads only files, and the file is deleted.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     public, now = key.public_key(), datetime.datetime.now(datetime.UTC)
@@ -47,14 +48,14 @@ def make_tls(directory: Path) -> tuple[bytes, ssl.SSLContext]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, never readable by others in between."""
+    """Write a file that only its owner can read. It is created with mode 0600."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 
 def kubeconfig(url: str, ca: bytes, token: str) -> bytes:
-    """A kubeconfig with one context, `ktrain`, in namespace default."""
+    """A kubeconfig with the context `ktrain`, namespace default."""
     cluster = {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}
     context = {"cluster": "ktrain", "user": "ktrain-admin", "namespace": "default"}
     config = {

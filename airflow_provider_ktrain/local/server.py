@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-PARENT_LOOK = 0.5  # seconds between looks whether the parent is still there
+PARENT_LOOK = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
 
 
 class Cluster:
-    """Everything of one embedded cluster, put together."""
+    """All components of one embedded cluster."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -72,7 +72,7 @@ class Cluster:
         self._kubelets: dict[str, Kubelet] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; then end every container and let go of the port."""
+        """Serve until `stop` is set. Then end all containers and close the port."""
         await self._runner.setup()
         await self._status.setup()
         self._bootstrap()
@@ -85,7 +85,7 @@ class Cluster:
             self._announce()
             done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {waiting}:
-                task.result()  # raises: no loop ends by itself
+                task.result()  # raises an exception, because loops don't end without one
         finally:
             for task in (waiting, *tasks, *self._background):
                 task.cancel()
@@ -95,7 +95,7 @@ class Cluster:
             await self._status.cleanup()
 
     def _bootstrap(self) -> None:
-        """The objects that a cluster has from the start."""
+        """Create the initial objects of the cluster."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         definitions.install(self._store, self._served)
@@ -123,7 +123,7 @@ class Cluster:
         await self._site.start()
 
     def _announce(self) -> None:
-        """Write kubeconfig and state, and tell whoever started this process."""
+        """Write the kubeconfig and the state file, and print the state for the parent process."""
         url, ca_file = f"https://{HOST}:{self._port}", self._directory / "ca.crt"
         kubeconfig = Path(self._config.kubeconfig or self._directory / "kubeconfig").absolute()
         kubeconfig.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Cluster:
     # fault switches
 
     async def _switch(self, wanted: Obj, asker: asyncio.Transport | None) -> Obj:
-        """Carry out a request to the fault switches, whose own connection stays. ApiError 400, 404."""
+        """Execute a request to the fault switches. The connection of `asker` isn't cut. ApiError 400, 404."""
         match wanted.get("fault"):
             case "clear":
                 self._faults.clear()
@@ -165,7 +165,7 @@ class Cluster:
         return self._kubelets[str(node)]
 
     async def _cut(self, kind: str, seconds: float, asker: asyncio.Transport | None) -> None:
-        """Cut every connection but the asker's, and with `refuse` take no new ones for a while."""
+        """Cut all connections except the asker's. With `refuse`, also refuse new ones for `seconds`."""
         if kind == "refuse" and self._site is not None:
             await self._site.stop()
         self._cut_connections(asker)
@@ -188,7 +188,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a state directory while its cluster runs. ApiError 409 if another process holds it."""
+    """Hold the lock of a state directory. ApiError 409 if another process holds it."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(directory / "lock", "w") as lock:
         try:
@@ -207,7 +207,7 @@ def _stop_without(parent: int, stop: asyncio.Event) -> None:
 
 
 async def serve(config: Config) -> None:
-    """Run a cluster in this process until SIGTERM or SIGINT, or until the parent has gone."""
+    """Run a cluster in this process until SIGTERM or SIGINT, or until the parent has ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -218,12 +218,12 @@ async def serve(config: Config) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a cluster until it is stopped; returns the exit status."""
+    """Run a cluster until it is stopped, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m airflow_provider_ktrain.local.server", description=__doc__)
     parser.add_argument("--config", required=True, help="the Config as JSON")
     config = Config(**json.loads(parser.parse_args(arguments).config))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of what is not HTTP, with a traceback
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it logs a traceback for requests that aren't HTTP
     try:
         with locked(Path(config.state_dir)):
             asyncio.run(serve(config))

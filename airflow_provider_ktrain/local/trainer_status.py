@@ -1,7 +1,7 @@
-"""The status server of the Trainer's feature gate TrainJobStatus: trainings post their progress to it (recording 61).
+"""The status server of the Trainer's feature gate TrainJobStatus. Trainings post their progress to it (recording 61).
 
-It listens on a port of its own. A pod posts with a token whose audience is the TrainJob's own path, so that it can
-report for its own TrainJob only. Each post replaces status.trainerStatus as a whole.
+The server listens on a separate port. A pod authenticates with a token whose audience is the path of its TrainJob, so
+that it can report only for this TrainJob. Each post replaces status.trainerStatus completely.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from airflow_provider_ktrain.local.objects import schema
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, invalid
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
-#: where pods of a real cluster find the status server; the kubelet points this name to loopback
+#: the address of the status server on a real cluster. The kubelet replaces it by an address on loopback
 HOST = "kubeflow-trainer-controller-manager.kubeflow-system.svc:10443"
 MAX_BODY = 64 * 1024  # bytes
 FIELDS = {"progressPercentage": int, "estimatedRemainingSeconds": int, "metrics": list, "lastUpdatedTime": str}
 MAX_PERCENTAGE = 100
 
-#: whether a token is good for an audience
+#: whether a token is valid for an audience
 TokenCheck = Callable[[str, str], bool]
 
 
 def audience(namespace: str, name: str) -> str:
-    """The audience of the tokens with which the pods of a TrainJob post its status."""
+    """The audience of the tokens that a TrainJob's pods use to post its status."""
     return f"{r.TRAINJOB.api_version}/namespaces/{namespace}/trainjobs/{name}/status"
 
 
 def url(namespace: str, name: str) -> str:
-    """Where the pods of a TrainJob post its status."""
+    """The URL to which a TrainJob's pods post its status."""
     return f"https://{HOST}/apis/{audience(namespace, name)}"
 
 
 class StatusServer:
-    """Takes what trainings post; `app` is the aiohttp application.
+    """Receives the status of trainings. `app` is the aiohttp application.
 
-    :param valid: whether a token is good for an audience.
+    :param valid: checks whether a token is valid for an audience.
     """
 
     def __init__(self, store: Store, valid: TokenCheck) -> None:
@@ -57,7 +57,7 @@ class StatusServer:
             return _failed(error)
 
     def _update(self, request: web.Request, body: bytes) -> Obj:
-        """Store what was posted and answer it. ApiError 403, 404, 422."""
+        """Store the posted status and return it. ApiError 403, 404, 422."""
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         _, _, token = request.headers.get("Authorization", "").partition(" ")
         if not self._valid(token.strip(), audience(namespace, name)):
@@ -73,7 +73,7 @@ class StatusServer:
 
 
 def _failed(error: ApiError) -> web.Response:
-    """An error as this server writes it: a Status without kind and details, in Go's JSON for HTML."""
+    """The response to an error: a Status without kind and details. HTML characters are escaped, as in Go's JSON."""
     kept = ("metadata", "status", "message", "reason", "code")
     told = {key: value for key, value in error.status().items() if key in kept}
     body = negotiation.encode(told).replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
@@ -81,7 +81,7 @@ def _failed(error: ApiError) -> web.Response:
 
 
 def _payload(body: bytes) -> Obj | None:
-    """The trainerStatus that was posted, without unknown fields; None where there is none. ApiError 422."""
+    """The posted trainerStatus without unknown fields, or None if it is null or missing. ApiError 422."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -98,7 +98,7 @@ def _payload(body: bytes) -> Obj | None:
 
 
 def _fits(field: str, value: Any) -> bool:
-    """Whether a value is of the field's type in Go, as which null is nothing."""
+    """Whether a value has the field's type in Go. Go accepts null for every type."""
     if value is None:
         return True
     if field == "metrics":
@@ -111,7 +111,7 @@ def _is_metric(metric: Any) -> bool:
 
 
 def _problems(posted: Obj) -> list[Problem]:
-    """What the API server has against the status."""
+    """The errors that the API server's validation finds in the status."""
     found: list[Problem] = []
     percentage = posted.get("progressPercentage", 0)
     if percentage > MAX_PERCENTAGE:
