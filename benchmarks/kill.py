@@ -2,8 +2,8 @@
 
     python benchmarks/kill.py [--rounds 3] [--kills 2] [--busy 0 4]
 
-Airflow's own processes and the embedded cluster run on this machine. Each round has a new triggerer. `--busy` is the
-number of processes beside them that use all the CPU time they get. The time begins before the request that marks the
+Airflow's own processes and the embedded cluster run on this machine. Each round starts a new triggerer. `--busy` is the
+number of additional processes that use all the CPU time they get. The time begins before the request that marks the
 task failed, and ends when no pod of the job holds a GPU. Prints a Markdown table.
 """
 
@@ -57,7 +57,7 @@ def kill(begin: Begin) -> float:
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="new triggerers")
     parser.add_argument("--kills", type=int, default=2, help="kills of each")

@@ -1,16 +1,16 @@
-"""What following logs costs and whether it is exact: our LogFollower beside PodManager, kubectl and a raw reader.
+"""The cost and the exactness of following logs: our LogFollower, PodManager, kubectl and a raw reader.
 
     python benchmarks/logs.py [--lines 200000] [--seconds 15] [--only burst steady cuts flood streams]
 
 burst    a container has written --lines lines and ended: lines per second until all are read
 steady   2,000 lines a second for --seconds, all contenders at once; then the same with a cut of every connection
          each second: lines lost and repeated
-cuts     five containers, ten cuts a second, ours alone: at least a thousand cuts of streams
-flood    a container that writes 50 MB/s beside one that writes a line every 10 ms: memory, and the quiet one's delay
-streams  300 streams in one process: how soon a watch tells a change and how long a delete takes meanwhile
+cuts     five containers, ten cuts a second, only ours: at least a thousand cuts of streams
+flood    a container that writes 50 MB/s and one that writes a line every 10 ms: memory, and the delay of the second
+streams  300 streams in one process: the delay of a watch event and the duration of a delete at the same time
 
-Each contender has a process of its own; "to a list" ends where the logger begins, "to Airflow's logger" writes what a
-task process writes to its supervisor, which a process of its own reads with Airflow's own code and writes to a file.
+Each contender runs in a separate process. "To a list" doesn't include the logger. "To Airflow's logger" writes what a
+task process writes to its supervisor; a separate process reads it with Airflow's own code and writes it to a file.
 Prints Markdown tables.
 """
 
@@ -41,7 +41,7 @@ from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-RATE = 2000  # lines a second of the steady writer
+RATE = 2000  # lines per second of the steady writer
 WRITER = """
 import os, sys, time
 lines, rate, size = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
@@ -58,11 +58,11 @@ for first in range(0, lines, block):
 """
 
 
-# contenders: each reads the log of one pod's containers, and returns what there is to say
+# contenders: each reads the logs of one pod's containers and returns its measurements
 
 
 async def raw(told: Json) -> Json:
-    """The limit: bytes, of which line ends are counted."""
+    """The upper limit: reads bytes and counts line ends."""
     lines = 0
     async with (
         session(told["cluster"], read_bufsize=1 << 20) as http,
@@ -75,7 +75,7 @@ async def raw(told: Json) -> Json:
 
 
 async def kubectl(told: Json) -> Json:
-    """`kubectl logs -f`, whose output is only counted."""
+    """`kubectl logs -f`; its output is only counted."""
     command = ["kubectl", "--kubeconfig", told["cluster"]["kubeconfig"], "logs", "-f", told["pod"]]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, limit=1 << 20
@@ -89,7 +89,7 @@ async def kubectl(told: Json) -> Json:
 
 
 async def pod_manager(told: Json) -> Json:
-    """As KubernetesPodOperator uses it."""
+    """PodManager, called as KubernetesPodOperator calls it."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
     from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
 
@@ -104,7 +104,7 @@ async def pod_manager(told: Json) -> Json:
 
 
 class Recorder:
-    """A logger that only keeps what PodManager logs of the container."""
+    """A logger that only keeps the lines of the container that PodManager logs."""
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts
@@ -119,7 +119,7 @@ class Recorder:
 
 
 async def ours(told: Json) -> Json:
-    """LogFollower, which gets pod changes from an informer, as in `follow`."""
+    """LogFollower, which gets changes of pods from an informer, as in `follow`."""
     from airflow_provider_ktrain.engine.watch import by_name
 
     texts: list[str] = []
@@ -146,7 +146,7 @@ async def ours(told: Json) -> Json:
 
 @contextlib.asynccontextmanager
 async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A LogFollower and the informer of the namespace's pods on one Api, as in a triggerer."""
+    """A LogFollower and the informer of the namespace's pods, both on one Api, as in a triggerer."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
     from airflow_provider_ktrain.engine.watch import shared_informer
@@ -161,7 +161,7 @@ async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator
 
 
 def to_logger() -> Callable[[Any], None]:
-    """A sink that logs as the supervisor does."""
+    """A sink that logs the lines as the supervisor does."""
     import structlog
 
     log = structlog.get_logger("airflow.task.operators.train")
@@ -173,7 +173,7 @@ def to_logger() -> Callable[[Any], None]:
 
 
 async def logger_alone(told: Json) -> Json:
-    """What Airflow's logger takes of the same lines."""
+    """Airflow's logger with the same lines, without a cluster."""
     from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
     sink, padding = to_logger(), "x" * 60
@@ -183,7 +183,7 @@ async def logger_alone(told: Json) -> Json:
 
 
 async def flood(told: Json) -> Json:
-    """Two containers, one of which writes more than is handed on."""
+    """Two containers; one writes more than the rate limit passes on."""
     late: list[float] = []
     flooded = 0
     notes: list[str] = []
@@ -222,7 +222,7 @@ async def flood(told: Json) -> Json:
 
 
 async def streams(told: Json) -> Json:
-    """As many followers as make 300 streams, and in the same process a watch and deletes."""
+    """Enough followers for 300 streams, and a watch and deletes in the same process."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
@@ -296,11 +296,11 @@ IMPORTED = (
     "structlog",
     "airflow_provider_ktrain.engine.logs.follower",
     "airflow_provider_ktrain.engine.watch",
-)  # by every contender, before anything is measured
+)  # imported by every contender before the measurement
 
 
 async def contend(told: Json) -> None:
-    """A contender's process: prepare, wait for the word, run, and tell."""
+    """The process of a contender: prepare, wait for the start, run, and report."""
     for module in IMPORTED:
         importlib.import_module(module)
     say = answers()
@@ -318,7 +318,7 @@ async def contend(told: Json) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process, all its threads, and the children that have ended."""
+    """CPU seconds of this process, with all its threads and the children that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -326,7 +326,7 @@ def cpu_seconds() -> float:
 
 
 def exactness(texts: Iterable[str], lines: int, containers: int = 1) -> Json:
-    """Of numbered lines, which may begin with their container's name: how many came, are missing, came again."""
+    """How many numbered lines arrived, are missing, and were repeated. Lines may begin with their container's name."""
     seen = Counter(text[: at + 13] for text in texts if (at := text.find("line ")) >= 0)
     return {
         "lines": seen.total(),
@@ -335,12 +335,12 @@ def exactness(texts: Iterable[str], lines: int, containers: int = 1) -> Json:
     }
 
 
-# Airflow's logger, as a task process has it
+# Airflow's logger as in a task process
 
 
 @contextlib.contextmanager
 def task_logger(told: Json) -> Any:
-    """Send what is logged here to a process that does with it what a task's supervisor does."""
+    """Send log output to a process that handles it as a task's supervisor does."""
     from airflow.sdk.execution_time.supervisor import _configure_logs_over_json_channel
 
     ours_, theirs = socket.socketpair()
@@ -348,7 +348,7 @@ def task_logger(told: Json) -> Any:
         [sys.executable, __file__, "--supervise", told["logger"]], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
     )
     theirs.close()
-    ours_.recv(1)  # it has imported what it needs
+    ours_.recv(1)  # it has finished its imports
     _configure_logs_over_json_channel(ours_.detach())
     try:
         yield
@@ -364,7 +364,7 @@ def task_logger(told: Json) -> Any:
 
 
 def supervise(path: str) -> None:
-    """What a supervisor does with the log of its task: read, unpack, mask, write to the file."""
+    """The supervisor's work for a task's log: read, unpack, mask, write to the file."""
     import structlog
     from airflow.sdk.execution_time.supervisor import make_buffered_socket_reader, process_log_messages_from_subprocess
     from airflow.sdk.log import logging_processors
@@ -390,7 +390,7 @@ def written(path: str) -> list[str]:
 
 
 class Stage:
-    """Pods that write, on the embedded cluster."""
+    """Pods that write logs on the embedded cluster."""
 
     def __init__(self, cluster: EmbeddedCluster, http: Any, directory: Path) -> None:
         self.cluster = cluster
@@ -401,7 +401,7 @@ class Stage:
     async def write(
         self, pod: str, lines: int, rate: float, size: int = 100, containers: Iterable[str] = ("main",)
     ) -> None:
-        """Start a pod whose containers each write that many lines, at so many a second."""
+        """Start a pod in which each container writes this many lines, at a given rate per second."""
         command = [sys.executable, "-S", "write.py", str(lines), str(rate), str(size)]
         spec = {
             "restartPolicy": "Never",
@@ -416,7 +416,7 @@ class Stage:
             assert response.status == 201, await response.text()
 
     async def phase(self, pod: str, wanted: str) -> None:
-        """Wait for the pod's phase, whatever is cut meanwhile."""
+        """Wait for a phase of the pod, also while connections are cut."""
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with self._http.get(f"{PODS}/{pod}") as response:
@@ -502,7 +502,7 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
 
 async def cuts(stage: Stage, args: argparse.Namespace) -> str:
     containers, rate, pause = 5, 400, 0.1
-    count = 300  # of which each cuts up to five streams
+    count = 300  # each cuts up to five streams
     lines = int(rate * pause * count * 1.3)
     told: Json = {"pod": "cuts", "lines": lines, "containers": containers}
     with stage.contender("LogFollower", **told) as process:

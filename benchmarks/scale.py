@@ -1,8 +1,8 @@
-"""What the embedded cluster costs with many jobs: memory and CPU of its server, and how soon watchers hear of a change.
+"""The cost of the embedded cluster with many jobs: memory and CPU of its server, and the delay of watch events.
 
     python benchmarks/scale.py [--jobs 2000] [--watchers 100]
 
-Creates suspended PyTorchJobs while watchers follow all of them, then lets everything rest, then changes one job.
+Creates suspended PyTorchJobs while watchers follow all of them, then leaves the server idle, then changes one job.
 Prints one JSON object.
 """
 
@@ -36,19 +36,19 @@ def job(name: str) -> dict[str, Any]:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """MiB of a process that are in memory: now, and at the most so far."""
+    """MiB of a process that are in memory: now, and its maximum so far."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: round(int(status[key].split()[0]) / 1024) for name, key in (("now", "VmRSS"), ("peak", "VmHWM"))}
 
 
 def cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
+    """CPU seconds used by a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Watcher:
-    """Counts what a watch of all jobs says."""
+    """Counts the events of a watch of all jobs."""
 
     def __init__(self) -> None:
         self.suspended: set[bytes] = set()

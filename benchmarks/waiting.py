@@ -1,13 +1,13 @@
-"""What waiting for a thousand jobs costs, and how soon their end is noticed: our trigger beside those that poll.
+"""The cost of waiting for a thousand jobs, and the delay until their end is noticed: our trigger and polling triggers.
 
     python benchmarks/waiting.py [--jobs 1000] [--seconds 10] [--changes 100] [--only NAME ...]
 
-Every contender waits in a process and an event loop of its own for jobs that do nothing, on the same embedded cluster:
-first it is left alone for `--seconds`, then `--changes` of the jobs succeed, one after the other.
+Each contender waits in a separate process and event loop for idle jobs on the same embedded cluster. First the jobs
+don't change for `--seconds`. Then `--changes` of the jobs succeed, one after the other.
 
-CPU, memory and requests are the contender's own, counted in its process while it is left alone; the CPU is above that
-of a process in which nothing waits. Detection is the time from before the change is sent, so that the server's own work
-is a part of it, until the trigger fires. Prints a Markdown table.
+CPU, memory and requests are those of the contender's process while the jobs don't change. The CPU of a process in which
+nothing waits is subtracted. Detection is the time from before the change is sent until the trigger fires, so it
+includes the server's own work. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from harness import Contender, Json, answers, contender, credentials, machine, m
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
 NAMESPACE = "default"
-PROBE = 0.005  # seconds between looks at how late the loop is
-SETTLE = 12.0  # seconds from the start of the triggers until something is measured: ours fires no event before 10 s
-SLOW_START = 60.0  # seconds within which those that poll must have asked for each job once
-POLL = 10.0  # seconds of the plain poller
-PATIENCE = 30.0  # seconds after the last change until what has not fired counts as missed
+PROBE = 0.005  # seconds between measurements of the loop lag
+SETTLE = 12.0  # seconds from the start of the triggers to the start of the measurement: ours fires no event before 10 s
+SLOW_START = 60.0  # seconds within which each polling trigger must have requested each job once
+POLL = 10.0  # poll interval of the plain poller in seconds
+PATIENCE = 30.0  # seconds after the last change; a trigger that has not fired by then counts as missed
 TRAINING = ("/apis/kubeflow.org/v1/namespaces/default/pytorchjobs", "PyTorchJob", "kubeflow.org/v1")
 JOB = ("/apis/batch/v1/namespaces/default/jobs", "Job", "batch/v1")
 POD = ("/api/v1/namespaces/default/pods", "Pod", "v1")
 
 
-# contenders: coroutines that wait for one job (or for all of them), and call `fired` with its name
+# contenders: coroutines that wait for one job, or for all jobs, and call `fired` with its name
 
 Fired = Callable[[str], None]
 
 
 async def ours(told: Json, name: str, uid: str, fired: Fired) -> None:
-    """TrainingJobTrigger as the operator makes it; the job is kept, as KubernetesJobOperator does."""
+    """TrainingJobTrigger with the operator's arguments. The job is kept, as by KubernetesJobOperator."""
     from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
     from airflow_provider_ktrain.engine.follow.messages import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -102,7 +102,7 @@ def ended(obj: Json) -> bool:
 
 
 async def poller(told: Json, name: str, uid: str, fired: Fired) -> None:
-    """What one writes by hand: one client for all, and a request for each job every ten seconds."""
+    """A hand-written poller: one client for all jobs, and a request for each job every ten seconds."""
     while True:
         async with told["session"].get(f"{TRAINING[0]}/{name}") as response:
             if ended(await response.json()):
@@ -111,7 +111,7 @@ async def poller(told: Json, name: str, uid: str, fired: Fired) -> None:
 
 
 async def bare_watch(told: Json, names: dict[str, str], fired: Fired) -> None:
-    """The limit: one watch of everything, and nothing else."""
+    """The lower limit: only one watch of all jobs."""
     seen: set[str] = set()
     async with told["session"].get(TRAINING[0], params={"watch": "1", "allowWatchBookmarks": "true"}) as response:
         rest = b""
@@ -149,11 +149,11 @@ IMPORTED = (
     "airflow.providers.cncf.kubernetes.triggers.job",
     "airflow.providers.cncf.kubernetes.triggers.pod",
     "airflow_provider_ktrain.triggers.training",
-)  # by every contender, an idle one too: its memory is the floor
+)  # imported by every contender, also by the idle one: their memory is the baseline
 
 
 class Probe:
-    """What a contender's process has done since it was last asked."""
+    """The resource usage of a contender's process since the previous call."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
@@ -171,7 +171,7 @@ class Probe:
         self._loop.call_at(self._due, self._look)
 
     def _count_requests(self) -> None:
-        """All contenders ask through aiohttp, whichever client they have."""
+        """Count the requests of aiohttp, which the clients of all contenders use."""
         send = aiohttp.ClientSession._request
 
         async def counted(client: aiohttp.ClientSession, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +195,7 @@ class Probe:
 
 
 async def contend(told: Json) -> None:
-    """A contender's process: start, then answer what is asked on stdin."""
+    """The process of a contender: start, then answer the requests on stdin."""
     say = answers()
     for module in IMPORTED:
         importlib.import_module(module)
@@ -217,7 +217,7 @@ async def contend(told: Json) -> None:
         while name in POLLING and probe.requests.total() < len(jobs) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         gc.collect()
-        gc.freeze()  # as a triggerer may not do; it spares all contenders alike the pauses of this process' own imports
+        gc.freeze()  # a triggerer may not do this; for all contenders, it removes the pauses that their imports cause
         say({})
         while line := await asyncio.to_thread(sys.stdin.readline):
             command = json.loads(line)
@@ -241,7 +241,7 @@ def body(kind: tuple[str, str, str], name: str) -> Json:
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     meta: Json = {"name": name, "namespace": NAMESPACE}
     if kind is POD:
-        # no node is like that, so no kubelet has it: its status is ours to write
+        # no node matches this selector, so no kubelet runs the pod and this script can write its status
         spec: Json = {**template["spec"], "nodeSelector": {"nobody": "here"}}
     elif kind is JOB:
         spec = {"suspend": True, "template": template}
@@ -256,7 +256,7 @@ def body(kind: tuple[str, str, str], name: str) -> Json:
 
 
 def status(kind: tuple[str, str, str], *, over: bool) -> Json:
-    """The status of one that runs, or of one that has succeeded."""
+    """The status of a running or a succeeded object."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if kind is POD:
         state = {"terminated": {"exitCode": 0}} if over else {"running": {"startedAt": now}}
@@ -273,14 +273,14 @@ def status(kind: tuple[str, str, str], *, over: bool) -> Json:
 
 
 class Stage:
-    """Jobs, and their ends."""
+    """Jobs, and the changes that end them."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
         self._uids: dict[tuple[str, str, str], dict[str, str]] = {}
 
     async def jobs(self, kind: tuple[str, str, str], count: int) -> dict[str, str]:
-        """The uids of that many jobs that have not ended, by name."""
+        """The uids, by name, of this many unfinished jobs."""
         there = self._uids.setdefault(kind, {})
         slots = asyncio.Semaphore(16)
 
@@ -302,13 +302,13 @@ class Stage:
             assert response.status == 200, await response.text()
 
     async def end(self, kind: tuple[str, str, str], name: str) -> float:
-        """Let a job succeed; when that was sent."""
+        """Make a job succeed; returns the time at which the request was sent."""
         sent = time.monotonic()
         await self._write(kind, name, status(kind, over=True))
         return sent
 
     async def clear(self, kind: tuple[str, str, str], names: list[str]) -> None:
-        """Remove jobs that have ended."""
+        """Delete finished jobs."""
         slots = asyncio.Semaphore(16)
 
         async def remove(name: str) -> None:
@@ -341,7 +341,7 @@ async def measure(stage: Stage, process: Contender, kind: tuple[str, str, str], 
 
 
 async def detect(stage: Stage, process: Contender, kind: tuple[str, str, str], args: argparse.Namespace) -> Json:
-    """Let jobs succeed, spread over more than a poll, and ask when that was noticed."""
+    """Make jobs succeed, spread over more than a poll interval, and return when each was noticed."""
     names = [f"job-{n * args.jobs // args.changes:05}" for n in range(args.changes)]
     sent = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders in processes of their own, and what a process has used."""
+"""Shared by the benchmarks: contenders in separate processes, and the resource usage of a process."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def cpu(pid: int | str = "self") -> float:
-    """Seconds of CPU that a process has used."""
+    """CPU seconds used by a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def memory(pid: int | str = "self", key: str = "VmRSS") -> float:
-    """MiB of a process that are in memory (VmRSS), or were at most (VmHWM)."""
+    """MiB of a process that are in memory (VmRSS), or its maximum so far (VmHWM)."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return round(int(status[key].split()[0]) / 1024, 1)
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """The nearest-rank quantile; None of nothing."""
+    """The nearest-rank quantile. None if there are no values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(q * len(ranked)))] if ranked else None
 
 
 def machine() -> str:
-    """One line: what a measurement was taken on."""
+    """One line that describes the machine and the versions of a measurement."""
     names = ("apache-airflow", "apache-airflow-providers-cncf-kubernetes", "kubernetes_asyncio", "aiohttp")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"{os.cpu_count()} CPUs, Python {platform.python_version()}, {versions}"
 
 
 def session(cluster: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
-    """A session with the cluster's credentials; `cluster` is of `credentials`."""
+    """A session with the cluster's credentials; `cluster` is the result of `credentials`."""
     tls = ssl.create_default_context(cafile=cluster["ca_file"])
     return aiohttp.ClientSession(
         cluster["url"],
@@ -60,7 +60,7 @@ def session(cluster: Mapping[str, str], **options: Any) -> aiohttp.ClientSession
 
 
 def credentials(cluster: EmbeddedCluster) -> dict[str, str]:
-    """What a contender needs to reach the cluster."""
+    """The credentials that a contender needs to reach the cluster."""
     return {
         "url": cluster.url,
         "token": cluster.token,
@@ -70,7 +70,7 @@ def credentials(cluster: EmbeddedCluster) -> dict[str, str]:
 
 
 class Contender:
-    """The same script in a process of its own, which reads lines of JSON and answers each with one."""
+    """The same script in a separate process, which reads lines of JSON and answers each with one line."""
 
     def __init__(self, script: str, told: Json, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -86,7 +86,7 @@ class Contender:
         return self._process.pid
 
     def read(self) -> Json:
-        """The next line it writes."""
+        """The next line that the process writes."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -106,7 +106,7 @@ class Contender:
 
 
 def answers() -> Callable[[Json], None]:
-    """In a contender: what tells the stage something. Whatever else this process prints goes to stderr from now on."""
+    """In a contender: a function that sends an answer to the stage. All other output of the process goes to stderr."""
     out = os.dup(1)
     os.dup2(2, 1)
 
@@ -120,7 +120,7 @@ def answers() -> Callable[[Json], None]:
 def contender(
     script: str, told: Json, cluster: Mapping[str, str], *, log_level: str = "WARNING"
 ) -> Iterator[Contender]:
-    """A contender that reaches the cluster by Airflow's connection `kubernetes_default`, ready to be asked."""
+    """A contender that reaches the cluster by Airflow's connection `kubernetes_default`, ready for requests."""
     extra = {"kube_config_path": cluster["kubeconfig"]}
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
     env = {"AIRFLOW_CONN_KUBERNETES_DEFAULT": connection, "AIRFLOW__LOGGING__LOGGING_LEVEL": log_level}
