@@ -1,7 +1,7 @@
 """A small Kubernetes API over HTTP for the engine's tests: list, watch and logs from a store in the test.
 
-It does what the recordings of a real cluster show, and what a bad network does on top: it cuts answers after any byte,
-ends them as if they were whole, expires resource versions, refuses tokens and goes away.
+It behaves as the recordings of a real cluster show. It also simulates a bad network: it cuts responses after any byte,
+ends them as if they were complete, expires resource versions, rejects tokens and becomes unavailable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stamp(seconds: float, nanos: int = 0) -> str:
 
 @dataclass
 class Record:
-    """One record of a log file in CRI format: a line, or a part of one (`partial`)."""
+    """One record of a log file in CRI format: a line, or a part of a line (`partial`)."""
 
     time: str
     text: bytes
@@ -44,7 +44,7 @@ class Record:
 
 @dataclass
 class LogFile:
-    """The log of one run of one container: its rotated files, of which the last is served."""
+    """The log of one run of one container: its rotated files. Only the last file is served."""
 
     files: list[list[Record]] = field(default_factory=lambda: [[]])
     ended: bool = False
@@ -145,7 +145,7 @@ class FakeKube:
         self, name: str, *, restart: int = 0, state: str = "running", phase: str = "Running", init: Iterable[str] = (),
         containers: Iterable[str] = ("main",), labels: dict[str, str] | None = None, last: bool | None = None,
     ) -> Object:  # fmt: skip
-        """Create a pod or set its status: every container in the same state and run."""
+        """Create a pod or set its status: all containers get the same state and run."""
         status = {"restartCount": restart, "state": {state: {"exitCode": 1} if state == "terminated" else {}}}
         if restart if last is None else last:
             status["lastState"] = {"terminated": {"exitCode": 1}}
@@ -306,7 +306,7 @@ class FakeKube:
 
 
 class Cut(Exception):
-    """The stream was cut, or has reached its limit."""
+    """The stream was cut or has reached its limit."""
 
 
 @dataclass
@@ -343,7 +343,7 @@ class Writer:
 
 
 def seen(held: set[str], kind: str, obj: Object, match: Callable[[Object], bool]) -> str | None:
-    """The event of a watch with a selector for a change, given the uids that it has sent."""
+    """The watch event that a change causes for a selector, given the uids that the watch has sent."""
     if kind == "BOOKMARK":
         return kind
     uid = obj["metadata"]["uid"]
@@ -364,7 +364,7 @@ def status(code: int, reason: str, message: str) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def serving(kube: FakeKube) -> AsyncIterator[Api]:
-    """Serve it, and give an Api for it."""
+    """Serve the API and yield an Api for it."""
     async with clients(kube) as make_client:
         api = Api(make_client)
         try:
@@ -375,7 +375,7 @@ async def serving(kube: FakeKube) -> AsyncIterator[Api]:
 
 @contextlib.asynccontextmanager
 async def clients(kube: FakeKube) -> AsyncIterator[MakeClient]:
-    """Serve it, and give a function that builds clients for it."""
+    """Serve the API and yield a function that builds clients for it."""
     from kubernetes_asyncio import client
 
     runner = web.ServerRunner(web.Server(kube.handle), shutdown_timeout=0.01)

@@ -1,4 +1,4 @@
-"""A follower of the logs of a fake cluster, and a sink that collects the lines."""
+"""A follower of the logs of a fake cluster, and a sink that collects its lines."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Gate:
-    """Where a request of `who` waits. `answer`: the request is processed, its response waits."""
+    """The gate at which a request of `who` waits. `answer`: the request is processed and its response waits."""
 
     who: str
     answer: bool
@@ -156,7 +156,7 @@ class Cluster:
     # the operator and the kubelets
 
     def reconcile(self, rng: random.Random) -> None:
-        """One step of the operator and the kubelets, if there is something to do."""
+        """One step of the operator and the kubelets, if a step is possible."""
         gone = [n for n, p in self.pods.items() if "deletionTimestamp" in p["metadata"]]
         if gone and rng.random() < 0.5:
             del self.pods[rng.choice(gone)]
@@ -223,7 +223,7 @@ class Cluster:
 
 @dataclass
 class Try:
-    """One try of the task and its processes."""
+    """One try of the task, with its processes."""
 
     owner: Owner
     began: int  # first try since the task was cleared
@@ -231,7 +231,7 @@ class Try:
     ref: JobRef | None = None
     process: asyncio.Task[None] | None = None
     others: list[asyncio.Task[None]] = field(default_factory=list)
-    killed: bool = False  # a kill has released its job
+    killed: bool = False  # a kill has released the job of this try
 
     @property
     def name(self) -> str:
@@ -239,7 +239,7 @@ class Try:
 
 
 class Airflow:
-    """One task instance: its state, its tries, and the rules by which Airflow starts the next one."""
+    """One task instance: its state, its tries, and Airflow's rules for starting the next try."""
 
     def __init__(self) -> None:
         self.state = "none"  # none, running, up_for_retry, success, failed
@@ -262,13 +262,13 @@ class Airflow:
         return self.current
 
     def end(self, ended: Try, succeeded: bool) -> None:
-        """A try reports its end. Airflow ignores all but the current try."""
+        """A try reports its end. Airflow ignores the report of any try but the current one."""
         if ended is self.current and self.state == "running":
             again = self.try_number <= self.max_tries
             self.state = "success" if succeeded else "up_for_retry" if again else "failed"
 
     def clear(self) -> None:
-        """Clear the task. Only this changes max_tries, and not while the task runs."""
+        """Clear the task. Nothing else changes max_tries, and clearing a running task doesn't change it."""
         if self.state != "running":
             self.max_tries = self.try_number + RETRIES
         self.state = "none"

@@ -39,7 +39,7 @@ from tests.clusters import TestCluster
 
 Object = dict[str, Any]
 T = TypeVar("T")
-#: trains until SIGTERM, then exits at once
+#: trains until SIGTERM, then exits immediately
 TRAINS = "trap 'exit 143' TERM; echo started; sleep 600 & wait"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -89,7 +89,7 @@ async def api_of(cluster: TestCluster, cls: type[Any] = Api, token: str = "") ->
     async def make_client() -> aio.ApiClient:
         configuration = aio.Configuration()
         await aio_config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
-        if token:  # as the only credentials: a server prefers a client certificate
+        if token:  # the only credentials, because a server prefers a client certificate
             configuration.cert_file = configuration.key_file = None
             configuration.api_key = {"BearerToken": f"Bearer {token}"}
         return aio.ApiClient(configuration)
@@ -177,7 +177,7 @@ class Task:
         )
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:
-        """Follow until the job has ended. With `deleted`, then delete a kept job, as operators do."""
+        """Follow until the job has ended. With `deleted`, delete a kept job afterwards, as operators do."""
         outcome = await self.follow(ref, **how)
         assert isinstance(outcome, Outcome)
         if outcome.kept and deleted:
@@ -213,7 +213,7 @@ class Task:
         await until(run)
 
     async def condition(self, kind: str) -> None:
-        """Wait until the job has this condition; for a kind without it, until it is implied."""
+        """Wait until the job has this condition, or the state that implies it if the kind has no such condition."""
 
         async def has() -> bool:
             job = await self.job() or {}
@@ -234,13 +234,13 @@ class Task:
 
 
 class TrainTask(Task):
-    """A task with a TrainJob of a runtime of the namespace."""
+    """A task with a TrainJob that uses a runtime of the namespace."""
 
     kind = TRAINJOB
     version = "v1alpha1"
 
     async def submit(self, number: int = 1, program: str = TRAINS, **how: Any) -> Submitted:
-        """Create the runtime before, since its author decides what a TrainJob can't: restarts and failure policies."""
+        """Create the runtime first, since only a runtime can set restarts and failure policies."""
         policy, jobset = how.get("restart_policy", "Never"), how.pop("jobset", {})
         runtime = torch_runtime(self.name, policy, how.get("grace", 1), jobset, how.pop("role", "node"))
         with contextlib.suppress(ApiStatusError):
@@ -275,12 +275,12 @@ class TrainTask(Task):
         return self.stamped(built, number, submission)
 
 
-#: a test of what holds for every kind: `of_each_kind` gives it a task of each
+#: parametrizes a test over all kinds: `of_each_kind` yields a task of each
 of_each_kind = pytest.mark.parametrize("task", [Task, TrainTask], indirect=True, ids=["pytorchjob", "trainjob"])
 
 
 def torch_runtime(name: str, restart_policy: str, grace: int, jobset: Mapping[str, Any], role: str = "node") -> Object:
-    """A TrainingRuntime like torch-distributed, in which a failure is retried only as `restart_policy` says.
+    """A TrainingRuntime like torch-distributed, in which `restart_policy` alone decides about retries of a failure.
 
     :param jobset: further fields of the JobSet's spec.
     :param role: name of the replicated job. Default: node.
@@ -356,9 +356,9 @@ class EvictedApi(Api):
 
 
 class NamesakeApi(Api):
-    """A TrainJob that is gone. The next try's has its name; pods have no label of ours, and JobSets can't be read.
+    """A deleted TrainJob and the next try's job of the same name. Pods lack our labels, and JobSets can't be read.
 
-    :param created: of the pods, by their names.
+    :param created: creation times of the pods, by name.
     """
 
     ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "old", "ti-1", submission="first")

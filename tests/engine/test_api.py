@@ -194,7 +194,7 @@ async def test_client_is_rebuilt_when_a_file_changes() -> None:
 
 
 async def test_client_of_another_cluster_is_not_used() -> None:
-    """A file changes and leads to a cluster without the known job; the present client continues to work."""
+    """A changed file leads to a cluster without the known job; the current client stays in use."""
     here, there = FakeKube(), FakeKube()
     uid = here.put("a")["metadata"]["uid"]
     there.put("other")
@@ -254,7 +254,7 @@ async def test_slow_client_build_counts_against_the_request_timeout() -> None:
 
 
 async def test_failed_client_build_is_not_repeated_for_each_request() -> None:
-    """An exec plugin may be expensive."""
+    """An exec plugin may be slow or expensive."""
     tried = Counter[str]()
 
     async def make() -> ApiClient:
@@ -292,7 +292,7 @@ async def test_retired_client_is_closed() -> None:
 
 
 async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
-    """In a triggerer, the context decides to which task's log a line goes."""
+    """In a triggerer, the context determines which task's log gets a line."""
     task: ContextVar[str] = ContextVar("task", default="none")
     kube = FakeKube()
     kube.put("a")

@@ -1,4 +1,4 @@
-"""What a pod's status says of a container's newest run."""
+"""The newest run of a container, read from a pod's status."""
 
 from __future__ import annotations
 

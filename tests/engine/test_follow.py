@@ -1,4 +1,4 @@
-"""Following a job against an API server: every end, every limit, and what is left of the job then."""
+"""Following a job against an API server: every outcome, every limit, and the state of the job afterwards."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_success_is_summarized(task: Task) -> None:
 
 
 async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
-    """The rate limit leaves lines out; among them may be those that tell how the training ended."""
+    """The rate limit drops lines, possibly those that contain the result or the cause."""
     flood = f"yes {'x' * 1000} | head -c 45000000"
     result = """echo 'KTRAIN_RESULT {"loss": 0.5}'"""
     ref = (await task.submit(1, f"{flood}; {result}; {flood} >&2; echo \"KeyError: 'label_map'\" >&2; exit 3")).ref
@@ -124,8 +124,8 @@ async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, 
 @of_each_kind
 @pytest.mark.parametrize("program", ["true", "exit 3"])
 async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str) -> None:
-    """The outcome of the first may never arrive: its triggerer died with it."""
-    beside = program.replace("exit 3", "sleep 600")  # a worker that goes on after its master's end
+    """The outcome of the first follower may be lost, because its triggerer was killed with it."""
+    beside = program.replace("exit 3", "sleep 600")  # a worker that continues after its master's end
     ref = (await task.submit(1, f"test $RANK = 1 && {beside}; {program}", workers=1)).ref
     first = await task.ended(ref, deleted=False)
     assert not await task.holding(ref)
@@ -146,7 +146,7 @@ async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
 
 
 async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
-    """Nobody followed it for a while: the deadline has passed since, and it had succeeded in time."""
+    """Nobody followed the job for a while: it succeeded in time, and the deadline has passed since."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
     assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
@@ -154,7 +154,7 @@ async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
 
 @of_each_kind
 async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
-    """Its logs are still read when the worker hands over."""
+    """The logs of the job are still read when the worker hands over."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
     stop = StopSignal()
@@ -169,9 +169,9 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
 @pytest.mark.parametrize("policy", ["None", "Running", "All"])
 @pytest.mark.parametrize("each", [600, 2], ids=["one host", "many hosts"])
 async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy: str, each: float) -> None:
-    """The operator deletes the Worker, which still runs, when the Master has succeeded.
+    """The operator deletes the running Worker when the Master has succeeded.
 
-    The Master ends a second after its line: under `All` its pod is deleted with its log as soon as it has ended.
+    The Master ends a second after its line. With `All`, its pod and log are deleted as soon as it has ended.
     """
     worker = "echo started; trap 'exit 143' TERM; sleep 600 & wait"
     program = f"case $RANK in 0) sleep 5; echo line 0; sleep 1;; *) {worker};; esac"
@@ -192,7 +192,7 @@ async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy:
     [
         ({"run_policy": {"suspend": True}}, {"queue": 1}, "queue", "queue_timeout"),
         ({"gpus": 1000}, {"schedule": 1}, "scheduling", "schedule_timeout"),
-        # a real kubelet takes seconds to find out that there is no such registry
+        # a real kubelet needs seconds to detect that the registry doesn't exist
         ({"image": "registry.example/none:1"}, {"startup": 30 if REAL else 1}, "image", "startup_timeout"),
         ({"program": TRAINS}, {"log_stall": 1}, "hang", "log_stall_timeout"),
     ],
@@ -211,7 +211,7 @@ async def test_each_limit_ends_the_job(
 
 
 class SlowLines(Lines):
-    """A log that takes a while for each line, as that of a loaded machine does."""
+    """A sink that needs time for each line, as on a loaded machine."""
 
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
         time.sleep(0.02)
@@ -219,7 +219,7 @@ class SlowLines(Lines):
 
 
 async def test_what_the_final_read_leaves_out_is_counted_in_one_line(task: Task) -> None:
-    """It is stopped by the deadline; the result is found nevertheless."""
+    """The deadline stops the final read; the result is found nevertheless."""
     task.log = SlowLines()
     ref = (await task.submit(1, """seq 2000 | sed 's/^/line /'; echo 'KTRAIN_RESULT {"loss": 0.5}'""")).ref
     await task.condition("Succeeded")
@@ -232,7 +232,7 @@ async def test_what_the_final_read_leaves_out_is_counted_in_one_line(task: Task)
 
 @of_each_kind
 async def test_restarts_are_counted(task: Task) -> None:
-    """By then the container runs again, and its log has nothing yet: the run before tells why."""
+    """The container runs again and its log is still empty: the log of the previous run contains the cause."""
     program = "sleep 3; echo broken; exit 1"
     ref = (await task.submit(1, program, restart_policy="OnFailure", run_policy={"backoffLimit": 10})).ref
     outcome = await task.ended(ref, limits=Limits(max_restarts=0), logs="none")
@@ -243,7 +243,7 @@ async def test_restarts_are_counted(task: Task) -> None:
 
 
 async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
-    """Under ExitCode the operator deletes what fails with 128 and above, and its containers never restart."""
+    """Under ExitCode the operator deletes pods that fail with 128 and above, so their containers never restart."""
     ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
     outcome = await task.ended(ref, limits=Limits(max_restarts=2), logs="none")
     assert outcome.cause is not None
@@ -255,7 +255,7 @@ CRASHES = "echo starting; echo \"KeyError: 'label_map'\" >&2; exit 1"
 
 
 async def test_a_crash_loop_ends_the_job(task: Task) -> None:
-    """The job says Running all the while. Each restart is reported with its reason."""
+    """The job remains Running. Each restart is reported with its reason."""
     ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
     outcome = await task.ended(ref, limits=Limits(crash_loop=3))
     assert outcome.cause is not None
@@ -302,7 +302,7 @@ async def test_a_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
 
 @pytest.mark.embedded
 async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
-    """A Worker that found no node is scaled away, and no watch tells: it is missing from the next list."""
+    """A Worker that found no node is scaled down. No watch event reports it: it is missing from the next list."""
     ref = (await task.submit(1, gpus=30, workers=2)).ref
     following = asyncio.create_task(task.follow(ref, limits=Limits(schedule=15), until=soon(16)))
     await task.running(ref, 2)
@@ -315,7 +315,7 @@ async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster)
 
         await until(scaled)
         cluster.admin("expire")
-        with contextlib.suppress(OSError):  # its own answer, too
+        with contextlib.suppress(OSError):  # including its own answer
             cluster.admin("drop", seconds=0.01)
         assert isinstance(await following, Handover)
     finally:
@@ -324,7 +324,7 @@ async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster)
 
 @of_each_kind
 async def test_the_deadline_is_absolute(task: Task) -> None:
-    """It was set long ago, by the try that submitted the job."""
+    """The try that submitted the job set the deadline long ago."""
     ref = (await task.submit()).ref
     await task.running(ref)
     outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
@@ -342,7 +342,7 @@ async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
 
 
 async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
-    """Airflow's alarm is next, and would interrupt it: the cause would be lost."""
+    """Airflow's alarm follows soon. It would interrupt the wait, and the cause would be lost."""
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
     await task.running(ref)
     outcome = await task.ended(ref, deadline=time.time() - 1)
@@ -365,7 +365,7 @@ async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pyte
 
 
 async def test_what_waits_in_a_queue_waits(task: Task) -> None:
-    """Its own clock is the only one that runs."""
+    """Only the queue's clock runs."""
     ref = (await task.submit(1, run_policy={"suspend": True})).ref
     ended = await task.follow(ref, limits=Limits(schedule=0.1, startup=0.1, log_stall=0.1), until=soon(1.5))
     assert isinstance(ended, Handover)
@@ -391,12 +391,12 @@ async def test_a_result_survives_a_handover(task: Task) -> None:
     program = """trap 'exit 143' TERM; echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""
     ref = (await task.submit(1, program)).ref
     outcome: Handover | Outcome = Handover()
-    while isinstance(outcome, Handover):  # again and again: one of them has the line and not the end
+    while isinstance(outcome, Handover):  # repeatedly: one of the responses contains the line but not the end
         outcome = await task.follow(ref, handover=outcome, until=soon(0.5))
     assert outcome.result == {"loss": 0.5}
 
 
-# what others do
+# changes by others
 
 
 @of_each_kind
@@ -417,7 +417,7 @@ async def test_deleted_under_us(task: Task) -> None:
     ("program", "phase"), [("echo line 0", "Succeeded"), ("echo line 0; exit 3", "Failed")], ids=["success", "failure"]
 )
 async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program: str, phase: str) -> None:
-    """The operator deletes the job as it ends (recording 12b): its deletion tells its last state."""
+    """The operator deletes the job as it ends (recording 12b): the DELETED event contains its last state."""
     ref = (await task.submit(1, f"sleep 1; {program}")).ref
     await task.patch({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 0}}})
     outcome = await task.ended(ref)
@@ -428,7 +428,7 @@ async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program
 
 @of_each_kind
 async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
-    """A watch with a selector tells of it as if it were deleted."""
+    """A watch with a selector reports the removal of the label as a deletion."""
     ref = (await task.submit()).ref
     await task.running(ref)
     following = asyncio.create_task(task.ended(ref, shared=True, deadline=time.time() + 4))
@@ -450,7 +450,7 @@ async def test_gone_before_it_was_ever_seen(task: Task) -> None:
 
 @of_each_kind
 async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
-    """Deleted and created again, by the next life of the task: this one is gone, and that one goes on."""
+    """The next life of the task deletes the job and creates it again: the first is gone, and the second continues."""
     ref = (await task.submit(1)).ref
     following = asyncio.create_task(task.ended(ref))
     await task.running(ref)
@@ -474,7 +474,7 @@ async def test_another_try_takes_it_over(task: Task) -> None:
 
 @pytest.mark.embedded
 async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: TestCluster) -> None:
-    """It shows the try before; the API server knows better."""
+    """The watch shows the previous try as the owner; the API server has the current one."""
     ref = (await task.submit(1)).ref
     before = asyncio.create_task(task.follow(ref))
     await task.running(ref)
@@ -490,7 +490,7 @@ async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: Tes
 @pytest.mark.embedded
 @pytest.mark.parametrize("program", ["echo line 0", "echo line 0; exit 3"])
 async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
-    """Jobs and pods come by two watches, in no order."""
+    """Jobs and pods come from two watches, in any order."""
     cluster.admin("delay_watch", delay=2, path="/pods")
     try:
         outcome = await task.ended((await task.submit(1, program)).ref)
@@ -502,7 +502,7 @@ async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster
 
 @pytest.mark.embedded
 async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: TestCluster) -> None:
-    """An API server that restarts may refuse what it has not read the rules for."""
+    """An API server that restarts may reject requests until it has loaded its RBAC rules."""
     ref = (await task.submit(1, "sleep 1")).ref
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs", seconds=2)
     try:
@@ -513,7 +513,7 @@ async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: T
 
 @pytest.mark.embedded
 async def test_refusals_end_what_was_just_created(task: Task, cluster: TestCluster) -> None:
-    """A right that is missing shows now, and costs no GPUs for ten minutes."""
+    """A missing right is detected immediately, and holds no GPUs for ten minutes."""
     ref = (await task.submit(1)).ref
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
     try:
@@ -547,7 +547,7 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
 
 
 async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None:
-    """It has seconds; an API server that does not answer has none of them."""
+    """A kill has only a few seconds; an API server that doesn't answer must not use them up."""
 
     class Hangs(MeddledApi):
         asked = asyncio.Event()
@@ -589,7 +589,7 @@ async def test_cancelling_touches_nothing(task: Task) -> None:
 
 @pytest.mark.embedded
 async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, cluster: TestCluster) -> None:
-    """A Worker goes on, with its GPU, and cannot be deleted."""
+    """A Worker continues to run with its GPU and can't be deleted."""
     ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1)).ref
     cluster.admin("status", status=403, verb="delete", path=ref.name)
     try:
@@ -602,12 +602,12 @@ async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, clu
     assert outcome.release_error in task.log.said
 
 
-# handing over
+# handover
 
 
 @of_each_kind
 async def test_handed_over_with_its_logs(task: Task) -> None:
-    """The next one goes on from the cursor: no line is lost, and none repeated."""
+    """The next process continues at the cursor: no line is lost or repeated."""
     ref = (await task.submit(1, COUNTS)).ref
     handover, hands = Handover(), 0
     while True:

@@ -1,4 +1,4 @@
-"""The end of following: the final drain, deleted pods, and logs that the API server refuses."""
+"""The end of following: the final drain, deleted pods, and logs that the API server refuses to return."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_drain_ends_in_time_and_reports_unread_containers() -> None:
 
 
 class SlowSink(Sink):
-    """Needs time for each line, like the logger of a loaded machine."""
+    """A sink that needs time for each line, like the logger on a loaded machine."""
 
     def __call__(self, line: LogLine) -> None:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Logs across handovers and recreated pods: a cursor resumes where the last process stopped."""
+"""Logs across handovers and recreated pods: a cursor resumes where the previous process stopped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_late_handover_reads_all_lines_since_the_cursor() -> None:
         await until(lambda: len(sink.lines) == 14_000)
         write(log, 14_000, 14_010)
         await until(lambda: len(sink.lines) == 14_010)
-        assert len([query for query in kube.queries if "follow" in query]) == 2  # one of each process
+        assert len([query for query in kube.queries if "follow" in query]) == 2  # one per process
         report = await follower.drain(5)
     assert sink.texts == numbered(0, 14_010)
     assert (sink.notes, report.gaps) == ([], {})
@@ -143,7 +143,7 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
             log.end()
             ended = kube.pod("p", state="terminated", phase="Failed")
             follower.observe(ended)
-            if handed_over and n % 100 == 99:  # while the pod is there
+            if handed_over and n % 100 == 99:  # while the pod exists
                 saved = follower.cursor.to_dict()
                 await follower.close()
                 follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved))

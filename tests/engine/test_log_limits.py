@@ -1,4 +1,4 @@
-"""What following may use: rate limit, stream budget, long lines, and pauses after a stall."""
+"""Limits of log following: rate limit, stream budget, long lines, and pauses after a stall."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
 
 
 async def test_no_line_is_logged_right_after_a_stall() -> None:
-    """Airflow needs time to cancel a trigger that it has assigned to another triggerer."""
+    """Airflow needs time to cancel a trigger that it has reassigned to another triggerer."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
@@ -103,7 +103,7 @@ async def test_no_line_is_logged_right_after_a_stall() -> None:
     async with following(kube, sink, budget=budget) as follower:
         await until(lambda: len(sink.lines) == 5)
         saved = follower.cursor.to_dict()
-        budget.stall = 0.2  # only now: a loaded machine stands still by itself
+        budget.stall = 0.2  # set only now, because the process may stall on a loaded machine
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(log, 5, 10)
         sent = kube.sent
@@ -133,14 +133,14 @@ async def test_silence_is_confirmed_by_the_server() -> None:
     kube.pod("p", containers="ab")
     logs = [kube.log("p", container) for container in "ab"]
     async with following(kube, sink) as follower:
-        assert await follower.silent()  # nothing was ever written
+        assert await follower.silent()  # nothing was written
         for log in logs:
             write(log, 0, 10)
         await until(lambda: len(sink.lines) == 20)
         assert await follower.silent()
-        logs[1].files[-1].append(Record(stamp(5), b"x" * 16384, partial=True))  # of which the stream brings nothing
+        logs[1].files[-1].append(Record(stamp(5), b"x" * 16384, partial=True))  # the stream delivers none of them
         assert not await follower.silent()
-        assert await follower.silent()  # since it was asked
+        assert await follower.silent()  # since the request
         await until(lambda: kube.open == 2)
         kube.away = True
         kube.cut()
@@ -150,7 +150,7 @@ async def test_silence_is_confirmed_by_the_server() -> None:
         kube.refusal = None
         assert await follower.silent()
         follower.observe(kube.pod("p", containers="ab", state="terminated", phase="Succeeded"))
-        assert not await follower.silent()  # nothing runs
+        assert not await follower.silent()  # no container runs
         for log in logs:
             log.end()
     asked = [query for query in kube.queries if query.get("tailLines") == "1"]

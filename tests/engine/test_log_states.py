@@ -1,4 +1,4 @@
-"""What a container follower does next, decided from what is known."""
+"""The next action of a container follower, decided from its known state."""
 
 from __future__ import annotations
 

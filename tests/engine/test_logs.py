@@ -101,7 +101,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
                 restart, key = pods[pod], Cursor.key(kube.objects[pod]["metadata"]["uid"], "main")
                 pods[pod] += 1
                 await until(lambda p=pod, r=restart: (p, "main", r) in sink.by_run())
-                kube.away = rng.random() < 0.5  # the restart is seen, or only found later
+                kube.away = rng.random() < 0.5  # the restart is observed, or only detected later
                 if kube.away:
                     kube.turned_away.clear()
                     kube.cut()
@@ -115,7 +115,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
                 if not kube.away or rng.random() < 0.5:
                     follower.observe(kube.objects[pod])
                 kube.away = False
-                # until the new run is read: of two that are missed, the kubelet would keep one
+                # until the new run is read: if two restarts are missed, the kubelet keeps only one previous log
                 await until(lambda k=key, r=restart: follower.cursor.positions[k].restart > r)
             else:
                 say(pod, pods[pod])
@@ -182,7 +182,7 @@ async def test_tail_check_avoids_a_second_download_of_a_burst() -> None:
 
 @pytest.mark.parametrize("text", ["the same", "line {n}"])
 async def test_tail_check_rejects_ambiguous_last_lines(text: str) -> None:
-    """A response ends after 20 of 40 lines as if it were complete, and the last lines may look like these."""
+    """A response ends after 20 of 40 lines as if it were complete, and the last lines may be equal to these."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p", state="terminated", phase="Succeeded")
     log = kube.log("p")
@@ -248,9 +248,7 @@ async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
         kube.away = False
         await until(lambda: len(sink.lines) == 13)
         assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
-        assert (
-            kube.requests["get"] >= 1
-        )  # without an event of a watch, the pod was read before the log was requested again
+        assert kube.requests["get"] >= 1  # without a watch event, the pod was read before the log was requested again
         assert (await follower.drain(5)).gaps == {}
 
 
@@ -264,7 +262,7 @@ async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in
         kube.cut()
         write(kube.log("p"), 5, 10)
         kube.log("p").end()
-        write(kube.log("p", restart=1), 0, 3, begin=50)  # served from now on, though the status says run 0
+        write(kube.log("p", restart=1), 0, 3, begin=50)  # served from now on, although the status still shows run 0
         asked = kube.requests["log"]
         kube.away = False
         await until(lambda: kube.requests["log"] > asked and kube.requests["get"] > 1)
@@ -350,7 +348,7 @@ async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None
         kube.cut()
         kube.delete("p")
         kube.pod("p")
-        write(kube.log("p"), 0, 5)  # on another node, whose clock is behind
+        write(kube.log("p"), 0, 5)  # on another node, whose clock is slow
         kube.away = False
         await until(lambda: sink.notes)
         assert len(sink.lines) == 5

@@ -26,7 +26,7 @@ from .fakekube import until
 
 pytestmark = pytest.mark.embedded
 
-#: numbers its lines from 0; at SIGTERM, or after so many, it writes a last one and ends with that exit code
+#: numbers its lines from 0; at SIGTERM or after a given count, it writes a last line and exits with the given code
 WRITER = """
 import signal, sys, time
 lines, code = int(sys.argv[1]), int(sys.argv[2])
@@ -68,7 +68,7 @@ class CollectedLines:
         return sum(map(len, self.runs.values()))
 
     def broken(self) -> dict[tuple[str, int], list[str]]:
-        """Runs with a missing, repeated or misplaced line, and the lines around it."""
+        """Runs with a missing, repeated or misplaced line, and the lines around that line."""
         found = {}
         for run, texts in self.runs.items():
             words = [" ".join(text.split()[:2]) for text in texts]
@@ -80,7 +80,7 @@ class CollectedLines:
 
 
 class WritingPods:
-    """Pods that write, and a follower that observes them through a watch."""
+    """Pods that write logs, and a follower that observes them through a watch."""
 
     def __init__(self, cluster: TestCluster, api: Api, test: str) -> None:
         self.cluster, self.api, self.test = cluster, api, test
@@ -90,7 +90,7 @@ class WritingPods:
         self.calm = False
 
     async def write(self, name: str, lines: int, code: int = 0) -> None:
-        """Create a pod whose container writes some lines and exits with `code`; unless that is 0, it restarts."""
+        """Create a pod whose container writes lines and exits with `code`. It restarts unless the code is 0."""
         labels = {"test": self.test, **{f"training.kubeflow.org/replica-{k}": v for k, v in ROLE.items()}}
         container = {
             "name": "main", "image": clusters.IMAGE, "imagePullPolicy": "IfNotPresent",
@@ -108,7 +108,7 @@ class WritingPods:
         try:
             await retry_transient(lambda: self.api.request(method, path, body=body), now + 60)
         except ApiStatusError as error:
-            if not error.conflict:  # the answer to the first request was cut, and it had been carried out
+            if not error.conflict:  # the response to the first request was cut, although the request had been processed
                 raise
 
     async def observe(self, subscription: Subscription) -> None:
@@ -117,7 +117,7 @@ class WritingPods:
             self.follower.observe(seen.object, deleted=seen.type == "DELETED")
 
     async def trouble(self, rng: random.Random) -> None:
-        """Cut all connections, or each log stream after some bytes, again and again until `calm`."""
+        """Cut all connections, or each log stream after some bytes, repeatedly until `calm`."""
         while not self.calm:
             if rng.random() < 0.5:
                 await self.fault("drop", seconds=0.01)
@@ -128,12 +128,12 @@ class WritingPods:
                 await until(lambda b=before, w=wanted: self.collected.lines >= b + w, 1)
 
     async def fault(self, name: str, **how: Any) -> None:
-        """A fault switch; the request may itself be cut by the one before."""
+        """Set a fault switch. The previous fault may cut the request."""
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self.cluster.admin, name, **how)
 
     async def clear(self) -> None:
-        """Clear all faults, even if the last one breaks this request."""
+        """Clear all faults, even if the previous fault breaks this request."""
         async with asyncio.timeout(240):
             while True:
                 with contextlib.suppress(OSError):
@@ -184,10 +184,10 @@ async def test_every_line_of_every_run_is_read_once_and_in_order(cluster: TestCl
         at.calm = True
         await trouble
         await at.clear()
-        # these are followed again: their logs go with them
+        # these pods are still followed: deleting them deletes their logs
         seen = len(at.collected.runs[deleted, 0])
         await until(lambda: len(at.collected.runs[deleted, 0]) > seen)
-        last = at.restarts(restarts)  # what begins after it has 20 s and more to wait
+        last = at.restarts(restarts)  # a pod that starts later waits for 20 s and more
         await until(lambda: len(at.collected.runs[restarts, last]) == 601)
         await at.delete(deleted)
         await at.delete(restarts)

@@ -1,7 +1,7 @@
 """Random interleavings of the real submit and release with a model of a cluster: no job is duplicated, no GPU leaks.
 
 A seed is one interleaving of about a hundred steps. `KTRAIN_MODEL_RUNS=100000 pytest tests/engine/test_model.py` runs
-more of them; a failure names its seed and tells what happened.
+more of them. A failure reports its seed and its steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Interleaving:
         self.faulty = self.rng.random() < 0.5
         self.foreign = self.rng.random() < 0.05
 
-    # who may do what
+    # which requests each participant may send
 
     def _allowed(self, who: str, verb: str, job: Object, sent: Object) -> None:
         owner = Owner.of(job)
@@ -85,7 +85,7 @@ class Interleaving:
     # processes
 
     async def _try(self, me: Try) -> None:
-        """Submit, follow and release, as a worker and then a triggerer do."""
+        """Submit, follow and release, first as a worker, then as a triggerer."""
         api = client(self.cluster, me.name)
         succeeded = False
         try:
@@ -154,7 +154,7 @@ class Interleaving:
             me.others.append(spawn(self._kill(me, me.ref, mode), me.name))
 
     def _late_kill(self) -> None:
-        """An on_kill that comes late, from a try that isn't current or was killed before."""
+        """A late on_kill from a try that isn't current or was killed before."""
         old = [t for t in self.airflow.tries if t.ref and (t is not self.airflow.current or t.killed)]
         if old:
             self._kill_now(self.rng.choice(old))
@@ -217,7 +217,7 @@ class Interleaving:
                     raise task.exception() or Broken
 
     async def _settle(self) -> None:
-        """Let everything finish without faults. Then no job whose task is over may hold a GPU."""
+        """Complete all pending requests without faults. Afterwards no job of a finished task may hold a GPU."""
         self.faulty = False
         if self.airflow.state == "running" and self.airflow.current.process:
             if self.rng.random() < 0.5:
@@ -254,7 +254,7 @@ class Interleaving:
             raise Broken(f"{me.name} was killed, but its pods hold GPUs")
         if self.airflow.state in ("none", "up_for_retry", "running"):
             return
-        # no try is left that could act: run the reaper
+        # no try is left that could act, so run the reaper
         ref = JobRef("PyTorchJob", "v1", "ns", NAME, job["metadata"]["uid"], owner.ti_id, "prod",
                      job["metadata"]["labels"]["ktrain.airflow/submission"])  # fmt: skip
         reaping = spawn(self._reap(ref), REAPER)

@@ -1,4 +1,4 @@
-"""The whole life of a job under exactly the Role that `ktrain rbac` prints, on a cluster that enforces it."""
+"""The whole life of a job with exactly the Role that `ktrain rbac` prints, on a cluster that enforces RBAC."""
 
 from __future__ import annotations
 

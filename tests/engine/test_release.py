@@ -1,4 +1,4 @@
-"""Release against an API server: what goes, what is kept, what is never touched, and what is said where it fails."""
+"""Release against an API server: what is deleted, kept or left unchanged, and the messages of failures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.clusters import TestCluster
 from tests.engine.tasks import EvictedApi, MeddledApi, NamesakeApi, Task, api_of, of_each_kind, until
 
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
-#: the Master ends, the Workers go on: `cleanPodPolicy: None` leaves them, with their GPUs
-#: the master outlives the start of its workers: their init containers look for it
+#: the Master ends and the Workers continue: `cleanPodPolicy: None` leaves them and their GPUs
+#: the master must still run when its workers start: their init containers look for it
 LEFT_BEHIND = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
 
 
@@ -107,7 +107,7 @@ async def test_suspend_keeps_an_unfinished_job_without_pods(task: Task) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.DELETE_PODS, Mode.SUSPEND])
 async def test_only_running_pods_of_a_finished_job_are_deleted(task: Task, mode: Mode) -> None:
-    """With SUSPEND, the job has ended since it was seen running; to suspend it would release nothing."""
+    """With SUSPEND, the job has ended since it was seen running; suspending it would release nothing."""
     ref = (await task.submit(1, LEFT_BEHIND, workers=2, run_policy={"cleanPodPolicy": "None"})).ref
     await task.condition("Succeeded")
     await task.running(ref, 2)
@@ -184,11 +184,11 @@ async def test_new_job_of_the_same_name_is_not_released(task: Task) -> None:
 
 
 class Meddled(MeddledApi):
-    """Someone writes to the job between our read and our write, a given number of times."""
+    """Another client writes to the job between our read and our write, a given number of times."""
 
     task: Task
     times = 1
-    owner = 0  # the try that adopts the job; 0: only an unimportant field changes
+    owner = 0  # the try that adopts the job; 0: only an irrelevant field changes
 
     async def before(self, method: str, path: str) -> None:
         if method not in ("DELETE", "PATCH") or self.task.kind.plural not in path or not self.times:
@@ -313,7 +313,7 @@ async def test_missing_right_is_an_error(task: Task, cluster: TestCluster) -> No
 
 
 async def test_pods_of_a_job_without_our_labels_are_found(task: Task) -> None:
-    """As the job control operators delete it: it has no owner, and its pods don't have our labels."""
+    """Like a deletion by the job control operators: the job has no owner, and its pods lack our labels."""
     ref = (await task.submit()).ref
     await task.running(ref)
     theirs = JobRef(ref.kind, ref.version, ref.namespace, ref.name, ref.uid)

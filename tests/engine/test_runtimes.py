@@ -1,4 +1,4 @@
-"""What is read of a cluster before a TrainJob is sent."""
+"""The objects of a cluster that are read before a TrainJob is submitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submit against an API server: create is the lock, and what is found under the name is taken, replaced or refused."""
+"""Submit against an API server: the create is the lock; an existing job is adopted, replaced or rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_created_job_has_owner_and_submission(task: Task) -> None:
     assert Owner.of(job) == task.owner(1)
     assert submitted.ref.uid == job["metadata"]["uid"]
     assert submitted.ref.submission == job["metadata"]["labels"][SUBMISSION_LABEL]
-    await task.running(submitted.ref)  # its pods are found by our label
+    await task.running(submitted.ref)  # our label finds its pods
 
 
 async def test_retry_adopts_a_live_job_and_logs_differences(task: Task) -> None:
@@ -147,7 +147,7 @@ async def test_error_names_finalizers_that_block_a_deletion(task: Task) -> None:
     ],
 )
 async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None, says: str) -> None:
-    """A pod on a lost node, or one with a grace period of hours."""
+    """For a pod on a lost node, or one with a grace period of hours."""
     meta = {"name": "train", "namespace": "ns", "uid": "j", "deletionTimestamp": "2026-11-21T10:00:00Z"}
     me = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
     job = {"metadata": {**meta, "annotations": {OWNER_ANNOTATION: me.annotation()}}}
@@ -183,7 +183,7 @@ async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
 
 @of_each_kind
 async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: Task) -> None:
-    """If it were resumed before, the operator would count these pods as failed, and the job would fail."""
+    """If it were resumed earlier, the operator would count these pods as failed, and the job would fail."""
     first = await task.submit(1, "trap 'sleep 2; exit 143' TERM; echo started; sleep 600 & wait", grace=10)
     await task.running(first.ref)
     (before,) = await task.pods(first.ref)
@@ -443,7 +443,7 @@ REFUSED = {
     for name, answers in json.loads(RECORDED.read_text())["answers"].items()
     if answers[0]["status"] >= 400 and not name.startswith("update")
 }
-#: what a create may be refused for although the manifest is right: the runtime isn't there, or lacks a job
+#: reasons to reject a create although the manifest is valid: the runtime doesn't exist, or lacks a job
 RETRYABLE = {"missing runtime", "missing namespaced runtime", "initializer without its job"}
 
 
@@ -499,7 +499,7 @@ async def test_invalid_manifest_creates_no_job(task: Task) -> None:
 
 
 class EndingPodsApi(Api):
-    """No job has the name, but pods of an earlier one for 1.5 s. Then a connection is lost once."""
+    """No job has the name, but pods of a previous job exist for 1.5 s. Then a connection is lost once."""
 
     def __init__(self) -> None:
         super().__init__(self._nobody)

@@ -1,4 +1,4 @@
-"""What a TrainJob's status does not tell, and what outlives it: against an API server."""
+"""TrainJobs against an API server: failures that their status doesn't show, and objects that outlive them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_logs_of_all_nodes_by_completion_index(task: TrainTask) -> None:
 
 
 async def test_pods_of_a_jobset_of_somebody_else_are_not_the_jobs(task: TrainTask) -> None:
-    """They have the label with its name: the JobSet's owner shows that they are not."""
+    """They have the label with its name, but the JobSet's owner is another object."""
     ref = (await task.submit(1)).ref
     await task.running(ref)
     (ours,) = await job_pods(task.api, ref)
@@ -77,7 +77,7 @@ async def test_pods_of_a_jobset_of_somebody_else_are_not_the_jobs(task: TrainTas
 
 
 class LogRequests(Api):
-    """Has no logs, and keeps which were asked for."""
+    """Returns no logs and records the requested ones."""
 
     def __init__(self) -> None:
         super().__init__(EvictedApi._nobody)
@@ -92,7 +92,7 @@ class LogRequests(Api):
 
 
 async def test_the_launcher_is_the_primary_although_the_job_had_no_status_at_first() -> None:
-    """The runtime decides that there is a launcher. Its log has the result."""
+    """The runtime defines the launcher. Its log contains the result."""
     api, log, launcher = LogRequests(), Lines(), pod("launcher")
     launcher["status"]["containerStatuses"] = [
         {"name": "node", "restartCount": 0, "state": {"running": {"startedAt": CREATED}}}
@@ -115,7 +115,7 @@ async def test_the_launcher_is_the_primary_although_the_job_had_no_status_at_fir
 
 
 async def test_restarts_by_jobset_are_followed_and_counted(task: TrainTask) -> None:
-    """All pods are recreated under other names; the TrainJob shows nothing of it."""
+    """All pods are recreated with other names; the TrainJob's status doesn't show it."""
     policy = {"failurePolicy": {"maxRestarts": 1}}
     ref = (await task.submit(1, "sleep 1; echo attempt; exit 3", jobset=policy)).ref
     outcome = await task.ended(ref)
@@ -181,7 +181,7 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
         return not any((c["type"], c["status"]) == ("Failed", "True") for c in conditions)
 
     await until(has_lost_its_condition)
-    again = await task.follow(ref, release=False)  # a triggerer that restarted
+    again = await task.follow(ref, release=False)  # a triggerer that was restarted
     assert isinstance(again, Outcome)
     assert again.phase is Phase.FAILED
     retry = await task.submit(2)
@@ -190,7 +190,7 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
 
 
 async def test_failed_is_the_end_although_the_condition_vanishes(task: TrainTask, cluster: TestCluster) -> None:
-    """Nobody suspends the job of a sensor: it trains again, and the sensor has seen that it failed."""
+    """Nobody suspends the job of a sensor: it trains again after the sensor has seen its failure."""
     ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 0})).ref
     outcome = await task.follow(ref, release=False)
     assert isinstance(outcome, Outcome)
@@ -201,7 +201,7 @@ async def test_failed_is_the_end_although_the_condition_vanishes(task: TrainTask
 
 
 async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
-    """The TrainJob is gone at once, its pods after their grace period."""
+    """The TrainJob is deleted immediately, its pods after their grace period."""
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
     releasing = asyncio.create_task(release(task.api, ref))
@@ -216,7 +216,7 @@ async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
 
 
 async def test_a_job_is_created_when_no_pod_of_its_name_is_left(task: TrainTask) -> None:
-    """The name is free before the pods are gone (recording 58), whoever deleted the job."""
+    """The name is free before the pods are deleted (recording 58), whoever deleted the job."""
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
     (old,) = await task.pods(ref)
@@ -241,7 +241,7 @@ async def test_pods_that_nobody_deletes_are_named(task: TrainTask) -> None:
 async def test_a_job_that_appears_meanwhile_is_adopted_and_not_waited_for(
     task: TrainTask, cluster: TestCluster
 ) -> None:
-    """Two tries race: the pods that the later one sees are those of the earlier one's job."""
+    """Two tries race: the pods that the later one finds belong to the earlier one's job."""
     first = await task.submit(1)
     await task.running(first.ref)
     again = await task.submit(1)
@@ -249,7 +249,7 @@ async def test_a_job_that_appears_meanwhile_is_adopted_and_not_waited_for(
 
 
 class NoDeadline(MeddledApi):
-    """Counts the deletions by how they propagate."""
+    """Counts the deletions by propagation policy."""
 
     propagations: list[str]
 
@@ -260,7 +260,7 @@ class NoDeadline(MeddledApi):
 
 
 async def test_a_trainjob_is_never_deleted_in_the_foreground(task: TrainTask, cluster: TestCluster) -> None:
-    """Kubeflow Trainer would recreate its JobSet until it is gone (recordings 53b, 53e)."""
+    """Kubeflow Trainer would recreate the JobSet during the deletion (recordings 53b, 53e)."""
     async with api_of(cluster, NoDeadline) as api:
         api.propagations = []
         ref = (await task.submit(1)).ref

@@ -399,7 +399,7 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
 
             coming: list[asyncio.Task[list[Subscription]]] = []
             async with Hook().api() as first:
-                first.at_close(begins_to_close)  # runs first, before the informers are closed
+                first.at_close(begins_to_close)  # runs before the informers are closed
                 for selector in selectors:
                     async with shared_informer(first, PODS, label_selector=selector).subscribe() as subscription:
                         await subscription.changed()
@@ -432,7 +432,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
             await until(lambda: pods.stats["cuts"] > 4)
             kube.refusal, kube.away = None, False
             kube.put("a")
-            assert len(await subscription.changed()) == 1  # without an error before it
+            assert len(await subscription.changed()) == 1  # no error before it
     assert len(log_lines(caplog)) == 2
     assert log_lines(caplog)[0].startswith(f"WARNING Watch of {PODS} failed. Trying again.\n")
     assert log_lines(caplog)[1].startswith(f"INFO Watch of {PODS} works again after ")
@@ -453,7 +453,7 @@ async def test_cut_stream_that_reopens_is_not_logged(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize(("stable_after", "lists"), [(0.0, 1), (60.0, 2)])
 async def test_only_streams_that_end_early_count_as_failures(stable_after: float, lists: int) -> None:
-    """A proxy that cuts streams now and then must not slow the watch down; one that cuts each at once must."""
+    """A proxy that cuts streams occasionally must not slow the watch down; one that cuts each immediately must."""
     kube = FakeKube()
     async with serving(kube) as api, SharedInformer(api, PODS, stable_after=stable_after).subscribe() as subscription:
         await subscription.changed()
@@ -494,7 +494,7 @@ def test_pauses_grow_to_a_limit_with_jitter(failures: int, rng: random.Random) -
 
 
 class Story:
-    """Random writes and connection failures; at the end the subscriptions must equal the store."""
+    """Random writes and connection failures. At the end the subscriptions must equal the store."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -537,7 +537,7 @@ class Story:
                 for _ in range(actions):
                     self.rng.choice([self.write, self.write, self.trouble])()
                     before, turns = ours.stats.total(), self.rng.choice([0, 1, 5, 500])
-                    while turns and ours.stats.total() == before:  # until it has made progress, or has had time to
+                    while turns and ours.stats.total() == before:  # until it has made progress or had time to
                         turns -= 1
                         await asyncio.sleep(0)
                 self.kube.cut_after = lambda: None
@@ -564,7 +564,7 @@ class Story:
             uid, version = event.object["metadata"]["uid"], int(event.object["metadata"]["resourceVersion"])
             assert (event.type, uid, version) not in once
             once.add((event.type, uid, version))
-            # a deletion that is found by listing has the object in its last known state
+            # a deletion that a list reveals contains the object's last known state
             assert version > held.get(uid, 0) or (version == held[uid] and event.type == "DELETED")
             held[uid] = version
 
