@@ -18,14 +18,14 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture
 def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """A task instance in a deployment of its own; what is left of its job goes at the end."""
+    """A task instance in its own deployment; remaining objects of its job are deleted at the end."""
     set_connection(cluster, monkeypatch)
     with Instance(cluster) as made:
         yield made
 
 
 def set_connection(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the default connection lead to this cluster."""
+    """Point the default connection to this cluster."""
     extra = {"kube_config_path": str(cluster.kubeconfig), "namespace": cluster.namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "tests")

@@ -1,4 +1,4 @@
-"""One task instance without an Airflow: what the SDK gives to `execute`, for one try after the other."""
+"""A task instance without Airflow: what the SDK passes to `execute`, for several tries in sequence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Store(dict[str, Any]):
     """`task_state_store`."""
 
     def set(self, key: str, value: Any) -> None:
-        """As Airflow, which takes JSON alone: no tuple, no StrEnum."""
+        """Accepts only JSON, as Airflow does: no tuple, no StrEnum."""
         assert TypeAdapter(JsonValue).validate_python(value, strict=True) == value
         self[key] = value
 
@@ -50,9 +50,9 @@ class Ti:
     map_index: int = -1
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     xcoms: dict[str, Any] = field(default_factory=dict)
-    refuses: str = ""  # the key of an XCom that Airflow, or an XCom backend, does not take
+    refuses: str = ""  # the key of an XCom that Airflow, or an XCom backend, rejects
     jobs: Callable[[], list[Object]] = list  # the jobs in the cluster
-    jobs_at: dict[str, int] = field(default_factory=dict)  # how many there were when an XCom was pushed, by its key
+    jobs_at: dict[str, int] = field(default_factory=dict)  # number of jobs when an XCom was pushed, by its key
 
     def xcom_push(self, key: str, value: Any) -> None:
         if key == self.refuses:
@@ -66,7 +66,7 @@ class Ti:
 
 
 class DefersSoon(PyTorchJobOperator):
-    """Follows a job whose trigger failed for a moment only, twice, then to its end."""
+    """Follows a job only for a moment after the first two failures of its trigger, then to its end."""
 
     seconds_in_worker = (0.5, 1.0)
 
@@ -83,7 +83,7 @@ class Instance:
         self._resource = kind.group, version or kind.versions[0], cluster.namespace, kind.plural
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
-        self.has_state = True  # False: as Airflow below 3.3
+        self.has_state = True  # False: as in Airflow below 3.3
         self.ti: Ti | None = None
         self.operator: TrainingJobOperator | None = None
         self.folder = ""
@@ -107,7 +107,7 @@ class Instance:
         self, *, number: int = 1, retries: int = 0, max_tries: int | None = None,
         operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "", **parameters: Any,
     ) -> Any:  # fmt: skip
-        """Run `execute` as try `number`; what it returns, or the exception with which it defers."""
+        """Run `execute` as try `number`. Returns its result, or the exception with which it defers."""
         most = retries if max_tries is None else max_tries
         self.ti = Ti(self.run_id, number, most, refuses=refuses, jobs=self.jobs)
         if "manifest" not in parameters:
@@ -123,12 +123,12 @@ class Instance:
             return deferred
 
     def resume(self, event: Object) -> Any:
-        """As the worker goes on after the trigger's event."""
+        """Resume the task after the trigger's event, as the worker does."""
         assert self.operator is not None
         return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
 
     def fail(self, error: str, **more: Any) -> Any:
-        """As the worker goes on where the trigger failed or the deferral timed out; what it returns, or its deferral.
+        """Resume the task after a failed trigger or a timed-out deferral. Returns its result or its deferral.
 
         :param error: a value of Airflow's TriggerFailureReason.
         :param more: `traceback`, of a trigger that failed.
@@ -140,7 +140,7 @@ class Instance:
             return deferred
 
     def wait_ended(self) -> None:
-        """Until the job has, whoever follows it."""
+        """Wait until the job has ended, whoever follows it."""
         deadline = time.monotonic() + 240
         while not any(phase_of(job).ended for job in self.jobs()):
             assert time.monotonic() < deadline, "the job does not end"
@@ -163,7 +163,7 @@ class Instance:
         return list(found["items"])
 
     def everything(self) -> set[str]:
-        """The uids of all jobs and pods there are."""
+        """The uids of all jobs and pods."""
         jobs = self._custom.list_cluster_custom_object("kubeflow.org", "v1", "pytorchjobs")["items"]
         pods = self._core.list_pod_for_all_namespaces().items
         return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
@@ -174,7 +174,7 @@ class Instance:
         return [p.status.phase for p in pods].count("Running")
 
     def set_finalizers(self, *names: str) -> None:
-        """A job with one stays while it is being deleted."""
+        """Set finalizers: a job with a finalizer stays while it is being deleted."""
         for job in self.jobs():
             self._custom.patch_namespaced_custom_object(
                 *self._resource, job["metadata"]["name"], {"metadata": {"finalizers": list(names)}}
@@ -190,9 +190,9 @@ class Instance:
 
 
 class Supervisor:
-    """Airflow's supervisor process as a trigger or a task sees it: it answers with the state of one task.
+    """Airflow's supervisor process as seen by a trigger or a task: it answers with the state of one task.
 
-    :param states: one answer after the other; the last one stays. `asked` counts the questions about states.
+    :param states: the answers in order; the last one is repeated. `asked` counts the requests for states.
     """
 
     def __init__(self, *states: TaskInstanceState | Exception | None) -> None:
@@ -212,7 +212,7 @@ class Supervisor:
 
 @contextlib.contextmanager
 def supervised(answers: Supervisor) -> Iterator[Supervisor]:
-    """Have this process ask `answers`."""
+    """Make `answers` the supervisor of this process."""
     from airflow.sdk.execution_time import task_runner
 
     with mock.patch.object(task_runner, "SUPERVISOR_COMMS", answers, create=True):

@@ -72,7 +72,7 @@ def test_what_may_be_put_right_outside_the_task_is_retried(
 
 
 def refused(instance: Instance, parameters: dict[str, Any], said: list[str]) -> TrainingJobError:
-    """The error of `execute`, which says all of `said` and leaves nothing behind."""
+    """The error of `execute`. It contains all of `said`, and no objects are left behind."""
     before = instance.everything()
     with pytest.raises(TrainingJobError) as error:
         instance.execute(**parameters)
@@ -84,7 +84,7 @@ def refused(instance: Instance, parameters: dict[str, Any], said: list[str]) -> 
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "", token: str = "") -> None:
-    """Have the connection ask another server, or with another token."""
+    """Point the connection to another server, or change its token."""
     config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
     if server:
         config["clusters"][0]["cluster"]["server"] = server

@@ -1,4 +1,4 @@
-"""Airflow below 3.3: a task has no state that a retry finds, only XComs that its next try does not see."""
+"""Airflow below 3.3: a task has no state that survives a retry, only XComs that the next try doesn't see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
 
 @pytest.fixture
 def stateless(instance: Instance) -> Instance:
-    """A task instance without `task_state_store`. The XComs of a try go before the next one, as they do in Airflow."""
+    """A task instance without `task_state_store`. A try's XComs are deleted before the next try, as in Airflow."""
     instance.has_state = False
     return instance
 

@@ -1,6 +1,6 @@
-"""Canaries: the Airflow internals that `compat` and its users rely on have the names, values and behaviour they assume.
+"""Canaries: the Airflow internals used by `compat` and its callers have the expected names, values and behaviour.
 
-Each assertion's message names what breaks in this provider.
+Each assertion's message names the part of this provider that breaks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
 AIRFLOW = pathlib.Path(airflow.__file__).parent
 PACKAGE = pathlib.Path(airflow_provider_ktrain.__file__).parent
-#: what Airflow documents for authors of providers, and Airflow's provider that we build on
+#: the documented interface for authors of providers, and Airflow's provider that this one builds on
 PUBLIC = {
     "airflow.plugins_manager", "airflow.providers.cncf.kubernetes.hooks.kubernetes", "airflow.sdk",
     "airflow.sdk.bases.decorator", "airflow.sdk.exceptions", "airflow.sdk.types", "airflow.triggers.base",
@@ -43,7 +43,7 @@ def accepts(function: Any, *names: str) -> bool:
 
 
 def imports_of(file: pathlib.Path) -> set[str]:
-    """The Airflow modules that a file imports, anywhere in it."""
+    """The Airflow modules that a file imports, also inside functions."""
     nodes = list(ast.walk(ast.parse(file.read_text())))
     found = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     found |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

@@ -1,4 +1,4 @@
-"""A training that has ended is never repeated and never lost, whoever fails to say so."""
+"""A training that has ended is never repeated and its outcome is never lost, whichever component fails to report it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
 
 
 def test_a_worker_that_cannot_tell_airflow(instance: Instance) -> None:
-    """The next try takes the result; the job goes when Airflow knows."""
+    """The next try adopts the result. The job is deleted when Airflow has the result."""
     with pytest.raises(ConnectionError):
         instance.execute(command=RESULT, deferrable=False, retries=1, refuses="usage")
     (job,) = instance.jobs()
@@ -32,7 +32,7 @@ def test_a_worker_that_cannot_tell_airflow(instance: Instance) -> None:
 
 
 def test_airflow_gave_the_deferral_up(instance: Instance) -> None:
-    """No triggerer was there for so long that Airflow timed the deferral out; the training went on and succeeded."""
+    """Airflow timed the deferral out because no triggerer was available; the training continued and succeeded."""
     instance.execute(command=RESULT)
     instance.wait_ended()
     assert instance.fail("Trigger timeout") == {"loss": 0.5}
@@ -58,7 +58,7 @@ def test_airflow_gave_the_deferral_up_and_it_runs_on(instance: Instance) -> None
 
 
 def away(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection leads to no cluster."""
+    """The connection points to no cluster."""
     config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:9"
     extra = {"kube_config": json.dumps(config)}
@@ -80,7 +80,7 @@ def test_worker_lost_after_execute_returned(instance: Instance, capsys: pytest.C
 
 
 def test_earlier_success_needs_no_cluster(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor parameters that are valid by now."""
+    """It needs no valid parameters either."""
     instance.execute(command=RESULT, deferrable=False, retries=1, on_finish_action="keep_job")
     away(instance, monkeypatch)
     again: dict[str, Any] = {"number": 2, "retries": 1, "logs": "no such choice", "on_finish_action": "keep_job"}
@@ -118,7 +118,7 @@ def test_do_xcom_push_false_pushes_no_result(instance: Instance) -> None:
 @pytest.mark.embedded
 def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> None:
     """Airflow has the result by then, and the next try returns it and deletes the job."""
-    instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # asked again for 60 s
+    instance.cluster.admin("status", status=503, verb="delete", path="/pytorchjobs")  # the deletion is retried for 60 s
     before = signal.signal(signal.SIGALRM, stop)
     done = threading.Event()
     waiting = threading.Thread(target=interrupt_after_push, args=(instance, done))
@@ -139,7 +139,7 @@ def test_worker_lost_during_a_deletion_that_takes_long(instance: Instance) -> No
 
 
 class Lost(SystemExit):
-    """The worker's process ends here. asyncio swallows other exceptions that a signal handler raises in a callback."""
+    """Ends the worker's process here. asyncio swallows other exceptions that a signal handler raises in a callback."""
 
 
 def stop(*_: object) -> None:
@@ -147,7 +147,7 @@ def stop(*_: object) -> None:
 
 
 def interrupt_after_push(instance: Instance, done: threading.Event) -> None:
-    """Once Airflow has the result, the process is interrupted: it waits for the deletion."""
+    """Interrupt the process after Airflow has the result, while it waits for the deletion."""
     while not done.wait(0.1):
         if instance.ti is not None and "return_value" in instance.ti.xcoms:
             os.kill(os.getpid(), signal.SIGALRM)
@@ -157,7 +157,7 @@ def interrupt_after_push(instance: Instance, done: threading.Event) -> None:
 @pytest.mark.embedded
 @pytest.mark.parametrize(("retries", "kept"), [(1, True), (0, False)])
 def test_job_that_cannot_be_followed_is_kept_for_a_retry(instance: Instance, retries: int, kept: bool) -> None:
-    """A refused watch proves nothing about the training; without a retry nobody would release it."""
+    """A rejected watch proves nothing about the training; without a retry nobody would release the job."""
     instance.cluster.admin("status", status=403, verb="watch", path="/pods|/pytorchjobs")
     try:
         with pytest.raises(AirflowException, match="no right to watch"):
@@ -190,7 +190,7 @@ def test_clear_trains_again(instance: Instance) -> None:
 
 
 def test_outcome_that_cannot_be_stored_keeps_the_job(instance: Instance) -> None:
-    """A broken store fails no training; the job is then what a retry takes the result of."""
+    """A broken store doesn't fail a training; a retry then reads the result from the job."""
 
     class Unwell(Store):
         def set(self, key: str, value: Any) -> None:

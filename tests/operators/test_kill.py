@@ -1,6 +1,6 @@
 """`on_kill` in the worker's signal handler, at any moment: Airflow's state of the task decides within its 5 seconds.
 
-A killed task raises, and its job goes; one whose worker is only stopped leaves its job to the next try.
+A killed task raises and its job is deleted. If only the worker is stopped, the job is kept for the next try.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
 
 @pytest.fixture
 def kill(instance: Instance) -> Iterator[Kill]:
-    """Have the task killed, as Airflow does it, once a condition holds."""
+    """Kill the task as Airflow does, as soon as a condition holds."""
 
     def on_signal(*_: object) -> None:
         if instance.operator:
@@ -58,7 +58,7 @@ def kill(instance: Instance) -> Iterator[Kill]:
 
 @pytest.fixture(autouse=True)
 def supervisor() -> Iterator[Supervisor]:
-    """Airflow's supervisor process, which knows the task's state: a user has marked it failed."""
+    """Airflow's supervisor process, which has the task's state: a user has marked it failed."""
     with supervised(Supervisor(TaskInstanceState.FAILED)) as answers:
         yield answers
 
@@ -66,7 +66,7 @@ def supervisor() -> Iterator[Supervisor]:
 def check_killed(instance: Instance, says: str | None = "The task was killed", **parameters: Any) -> str:
     with pytest.raises(TrainingKilledError, match=says) as error:
         instance.execute(**parameters)
-    # a loaded machine is given more: tests/e2e/test_kills.py has Airflow's own SIGKILL
+    # a loaded machine gets more time: tests/e2e/test_kills.py has Airflow's own SIGKILL
     assert time.monotonic() - instance.killed_at < 4 * AIRFLOWS_PATIENCE
     return str(error.value)
 
@@ -81,7 +81,7 @@ def test_while_it_follows(instance: Instance, kill: Kill, monkeypatch: pytest.Mo
 
 
 class Hanging(Supervisor):
-    """It does not answer about states, as while Airflow's API server is away."""
+    """Doesn't answer requests for states, as while Airflow's API server is unavailable."""
 
     def send(self, message: Any) -> Any:
         if isinstance(message, GetTaskStates):
@@ -128,7 +128,7 @@ def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supe
 
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: int) -> None:
-    """It is asked for a part of the 5 s only."""
+    """The request for the state uses only a part of the 5 s."""
     Hanging.over.clear()
     with supervised(Hanging(TaskInstanceState.FAILED)):
         kill(instance.running)
@@ -139,14 +139,14 @@ def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: i
 
 
 class Breaks(PyTorchJobOperator):
-    """An error of our own, as the job is followed."""
+    """Raises an error of our own while the job is followed."""
 
     def _options(self, _: Any) -> Any:
         raise ValueError("no options")
 
 
 def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is wrong with the training."""
+    """The training is not affected."""
     with pytest.raises(ValueError, match="no options"):
         instance.execute(retries=1, operator=Breaks)
     (before,) = instance.jobs()
@@ -163,7 +163,7 @@ def test_an_error_without_a_retry_releases_a_job_that_was_just_created(instance:
 
 
 def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
-    """It is a limit that the user set, also where a retry is left."""
+    """The user set this limit, so it also applies if a retry is left."""
 
     class TimedOut(PyTorchJobOperator):
         def _push_job(self, *_: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
 
 
 def test_a_kill_finds_the_job_that_an_earlier_try_left(instance: Instance) -> None:
-    """The task is marked failed before the retry has adopted it: nobody else would release it."""
+    """The task is marked failed before the retry has adopted the job: nobody else would release it."""
     instance.execute(number=1, retries=1)
 
     class KilledEarly(PyTorchJobOperator):
@@ -197,7 +197,7 @@ def test_a_kill_after_the_handover_is_the_triggers(instance: Instance) -> None:
 
 
 def test_a_kill_before_the_trigger_is_on_its_way_releases_the_job(instance: Instance) -> None:
-    """The worker stores what the trigger needs; Airflow does not take the deferral of a task that is over."""
+    """The worker stores what the trigger needs; Airflow doesn't accept the deferral of a task that has ended."""
 
     class Killed(Store):
         def set(self, key: str, value: Any) -> None:
@@ -232,7 +232,7 @@ def test_while_it_follows_after_a_failed_trigger(
 
 
 def test_before_it_has_asked_anybody(instance: Instance) -> None:
-    """Airflow lets `execute` go on after `on_kill`."""
+    """Airflow lets `execute` continue after `on_kill`."""
 
     class KilledEarly(PyTorchJobOperator):
         def build_manifest(self, *args: Any, **kwargs: Any) -> Manifest:
@@ -252,7 +252,7 @@ def test_what_is_kept_is_suspended(instance: Instance, kill: Kill) -> None:
 
 
 def test_as_its_job_appears(instance: Instance, kill: Kill) -> None:
-    """It is killed about when the answer to its create arrives."""
+    """The task is killed at about the time at which the response to its create arrives."""
     kill(instance.jobs)
     check_killed(instance, deferrable=False)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
@@ -271,7 +271,7 @@ def test_while_it_submits(instance: Instance, kill: Kill) -> None:
 
 @pytest.mark.embedded
 def test_while_the_api_server_is_away(instance: Instance, kill: Kill) -> None:
-    """It goes on asking for as long as Airflow lets it; a kill's own seconds are not all it has."""
+    """Requests are retried for as long as Airflow allows it, beyond the seconds reserved for a kill."""
     fault = threading.Event()
 
     def away() -> bool:

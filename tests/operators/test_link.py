@@ -1,4 +1,4 @@
-"""The button that leads to the job's page."""
+"""The button that links to the job's page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_a_template_there_is_none(instance: Instance) -> None:
 def test_a_template_that_asks_for_what_there_is_not(
     template: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No reason to fail a training."""
+    """A template with an unknown field doesn't fail a training."""
     monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", template)
     with caplog.at_level(logging.WARNING):
         assert url_of(JOB) == ""

@@ -1,4 +1,4 @@
-"""What a task tells Airflow's metrics as it ends, by a backend of Airflow's own kind."""
+"""The metrics that a task reports to Airflow when it ends, collected by a backend like Airflow's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_seconds_gpus_and_logs_of_a_task(instance: Instance, kept: Kept) -> None
     assert values["gpus"] == 1
     assert values["log.lines"] == 2
     assert values["gpu_seconds.held"] >= 1
-    assert values["seconds.running"] > 0  # a loaded host can see it run late
+    assert values["seconds.running"] > 0  # on a loaded host it may run late
     assert values["seconds.submit"] > 0
     assert values["seconds.release"] > 0
     assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())

@@ -1,4 +1,4 @@
-"""The TrainJobs of docs/how-to/migrate-to-trainjob.md run as they are written there."""
+"""The TrainJobs of docs/how-to/migrate-to-trainjob.md run unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGES = {"pytorch-demo": "demo", "pytorch-mnist": "mnist", "pytorch-allreduce":
 
 
 def documented(name: str) -> dict[str, Any]:
-    """The manifest of this name on the page."""
+    """The manifest with this name on the page."""
     texts = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (found,) = (manifest for manifest in map(yaml.safe_load, texts) if manifest["metadata"]["name"] == name)
     return dict(found)
@@ -47,7 +47,7 @@ def task(trainer: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
 
 
 def run(task: Instance, manifest: dict[str, Any], capfd: pytest.CaptureFixture[str], **parameters: Any) -> str:
-    """The log of a task that runs the job to its end."""
+    """Run the job to its end. Returns the task's log."""
     task.execute(operator=TrainJobOperator, manifest=manifest, deferrable=False, **parameters)
     assert not task.jobs()
     return capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""Parameters of operators before there is a cluster: templated, read, laid over the manifest."""
+"""Parameters of operators before a cluster is contacted: templated, parsed and merged into the manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = ClaimVolume("{{ params.claim }}", "/data")
 
 
 def rendered(native: bool = False, **parameters: Any) -> PyTorchJobOperator:
-    """A task as Airflow hands it to `execute`."""
+    """A task with rendered templates, as Airflow passes it to `execute`."""
     with DAG("dag", render_template_as_native_obj=native):
         task = PyTorchJobOperator(task_id="train", image="i:1", **parameters)
     context: Any = {"params": {"n": 2, "nodes": ["a", "b"], "claim": "team-a"}, "ti": Ti("run", 1, 0), "dag": task.dag}
@@ -49,7 +49,7 @@ def test_numbers_may_be_templates(native: bool) -> None:
     assert (pod["priorityClassName"], pod["tolerations"][0]["key"]) == ("class-2", "pool-2")
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "team-a"}
     assert pod["volumes"][1]["emptyDir"]["sizeLimit"] == "2Gi"
-    assert SHARED.claim == "{{ params.claim }}"  # which another task may use as well
+    assert SHARED.claim == "{{ params.claim }}"  # another task may use it as well
 
 
 def test_what_is_submitted_can_be_seen_in_the_rendered_fields() -> None:
@@ -65,7 +65,7 @@ def test_a_list_needs_native_objects() -> None:
 
 @pytest.mark.parametrize("wrong", [{"command": "python3 train.py"}, {"max_restarts": "some"}, {"labels": ["a"]}])
 def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any]) -> None:
-    """There is no connection here."""
+    """There is no connection, so the error is raised before any request."""
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", **wrong)
     context: Any = {"ti": Ti("run", 1, 0)}
@@ -74,7 +74,7 @@ def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any])
 
 
 def test_limits_may_be_text_when_a_task_resumes() -> None:
-    """Airflow creates a new operator then, and `execute`, which checks the parameters, doesn't run."""
+    """Airflow creates a new operator then and doesn't run `execute`, which checks the parameters."""
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", max_restarts="3", crash_loop_limit="4")
     limits = task._options({"metadata": {}}).limits
@@ -82,7 +82,7 @@ def test_limits_may_be_text_when_a_task_resumes() -> None:
 
 
 def test_parameters_stay_as_they_are() -> None:
-    """Whatever is computed of them is a part of the request."""
+    """Values computed from them are part of the request."""
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", workers="2", max_restarts="some")
     before = dict(vars(task))

@@ -1,4 +1,4 @@
-"""The reaper operator: two looks, and only then a release; never of what somebody follows."""
+"""The reaper operator: it releases a job only after two checks, and never a job that a process follows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.operators.instance import Instance, Supervisor, supervised
 
 @pytest.fixture
 def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
-    """Airflow says that the task has failed, and its job is there: the deployment is of this test alone."""
+    """Airflow reports that the task has failed, but its job exists. The deployment belongs to this test only."""
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", instance.run_id)
     with supervised(Supervisor(TaskInstanceState.FAILED)) as answers:
         instance.execute()
@@ -32,7 +32,7 @@ def supervisor(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperator, dict[str, Any]]:
-    """The first look; the event that brings what it has found to the second."""
+    """The first check; returns the event that passes its findings to the second."""
     reaper = ReapTrainingJobsOperator(task_id="reap", **parameters)
     try:
         assert reaper.execute(instance.context) == []
@@ -59,7 +59,7 @@ def test_by_default_it_only_says_so(instance: Instance, supervisor: Supervisor) 
 
 
 def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> None:
-    instance.execute(number=2, max_tries=1, name="other")  # a clear of a changed task leaves the old job to it
+    instance.execute(number=2, max_tries=1, name="other")  # after a clear, a changed task keeps its old job
     reaper, found = look(instance, dry_run=False, max_jobs=1)
     assert len(found["candidates"]) == 2
     assert len(reaper.second_look(instance.context, found)) == 1
@@ -82,7 +82,7 @@ def test_what_is_followed_again_by_the_second_look_stays(instance: Instance, sup
 
 
 def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
-    """Its task has failed again since: that is a first look at another try's job."""
+    """Its task has failed again since: for the second check, this is the first sight of another try's job."""
     reaper, found = look(instance, dry_run=False)
     instance.execute(number=2, retries=1, max_tries=2)
     assert reaper.second_look(instance.context, found) == []
@@ -116,7 +116,7 @@ def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None
 
 
 def test_what_its_operator_would_bring_back_is_deleted() -> None:
-    """A finished job is kept without pods, but the pods of an evicted MPIJob would be recreated."""
+    """A finished job is kept without pods, but an evicted MPIJob is deleted because its pods would be recreated."""
     evicted, completed = EvictedApi(), EvictedApi(completionTime="2026-11-21T10:00:00Z")
     asyncio.run(_release(evicted.ref, evicted, "ns"))
     asyncio.run(_release(completed.ref, completed, "ns"))
@@ -144,7 +144,10 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
     instance.execute(number=2, max_tries=1, name="other")
     reaper, found = look(instance, dry_run=False)
     assert len(found["candidates"]) == 2
-    supervisor.states = [*[TaskInstanceState.FAILED] * 3, TaskInstanceState.RUNNING]  # both in the look, then each
+    supervisor.states = [
+        *[TaskInstanceState.FAILED] * 3,
+        TaskInstanceState.RUNNING,
+    ]  # both in the check, then each
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
 
@@ -201,7 +204,7 @@ def test_a_namespace_that_does_not_exist_is_an_error(
 def test_without_the_right_to_read_namespaces_it_goes_on(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Role that `ktrain rbac` prints is one of a namespace, and gives none to read namespaces."""
+    """The Role that `ktrain rbac` prints is namespaced and grants no right to read namespaces."""
     kubeconfig = least_rights(instance.cluster, "reaper")
     extra = {"kube_config": json.dumps(kubeconfig), "namespace": instance.cluster.namespace}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
@@ -211,7 +214,7 @@ def test_without_the_right_to_read_namespaces_it_goes_on(
 
 
 def least_rights(cluster: TestCluster, name: str) -> Any:
-    """A kubeconfig of a service account that has the Role that `ktrain rbac` prints."""
+    """A kubeconfig of a service account that has the Role printed by `ktrain rbac`."""
     configuration = client.Configuration()
     config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)
     api, where = client.ApiClient(configuration), cluster.namespace

@@ -1,4 +1,4 @@
-"""A result never fails a training that succeeded; the return value of a function has to be JSON."""
+"""A result never fails a training that succeeded; the return value of a function must be JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_output_under_a_key_that_no_xcom_has_is_left_out(instance: Instance, cap
 
 
 def test_multiple_outputs_of_a_list_are_one_output(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
-    """Airflow itself raises a TypeError, after the training."""
+    """Airflow itself would raise a TypeError after the training."""
     assert instance.execute(command=prints("[1, 2]"), deferrable=False, multiple_outputs=True) == [1, 2]
     assert instance.operator is not None
     assert not instance.operator.multiple_outputs
@@ -51,7 +51,7 @@ def returns(what: str) -> Any:
 
 
 def test_return_value_arrives_by_the_termination_message(instance: Instance) -> None:
-    """The Master's log is not followed."""
+    """The Master's log isn't followed."""
     function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
     assert instance.execute(**function, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
 

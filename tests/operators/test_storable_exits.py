@@ -1,6 +1,6 @@
-"""Whatever text comes in, what leaves our process can be stored: JSON in UTF-8 without NUL.
+"""Everything that leaves our process can be stored, whatever text comes in: JSON in UTF-8 without NUL.
 
-PostgreSQL refuses NUL in JSONB, which ended one triggerer after the other. Airflow's log refuses half of a surrogate
+PostgreSQL rejects NUL in JSONB; this ended one triggerer after the other. Airflow's log rejects half of a surrogate
 pair.
 """
 
@@ -74,7 +74,7 @@ def test_texts_of_errors(text: str, value: dict[str, Any]) -> None:
 
 @given(TEXT)
 def test_tracebacks_of_what_a_task_raises(text: str) -> None:
-    """Airflow logs the whole chain."""
+    """Airflow logs the whole chain of exceptions."""
 
     def fails(error: type[Exception]) -> None:
         try:
@@ -121,7 +121,7 @@ def test_line_of_a_log_names_the_code_that_wrote_it(capsys: pytest.CaptureFixtur
 
 
 def test_event_of_a_trigger_that_fails() -> None:
-    """As a proxy's binary error page made it fail: one such event stopped every triggerer of an Airflow."""
+    """A proxy's binary error page made the trigger fail: one such event stopped every triggerer of an Airflow."""
     text = "\x1f\x8b\0\udcff"
     job = dict.fromkeys(("kind", "version", "namespace", "name", "uid"), text)
     trigger = TrainingJobTrigger(job=job, options={"release": False}, kubernetes_conn_id=text)

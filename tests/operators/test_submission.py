@@ -1,4 +1,4 @@
-"""What `execute` does for one try after the other: where the job goes, which attempt it is, what travels on."""
+"""`execute` for several tries in sequence: the target of the job, the number of the attempt, and the stored state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
 
 
 def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> None:
-    """In the DAG file, while try 1 trains; then its worker is lost."""
+    """`retries` is lowered in the DAG file while try 1 trains; then its worker is lost."""
     retries: dict[str, Any] = {"checkpoint_dir": "/checkpoints", "max_tries": 3}
     instance.execute(number=1, retries=3, **retries)
     (first,) = instance.jobs()
@@ -63,7 +63,7 @@ def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> 
 
 @pytest.mark.parametrize("missing", ["version", "max_tries", "first_try", "place", "attempt", "nothing"])
 def test_submission_state_of_another_release_is_read(instance: Instance, missing: str) -> None:
-    """With a field less, and with fields more."""
+    """One state has fewer fields, the other has more."""
     instance.execute(number=1, retries=1)
     (first,) = instance.jobs()
     state = instance.store["ktrain_submission"]
@@ -97,7 +97,7 @@ def test_the_owner_is_this_try(instance: Instance) -> None:
 def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str
 ) -> None:
-    """Else it would start a second job there."""
+    """Otherwise the retry would start a second job in another place."""
     instance.execute(number=1, retries=1)
     other = {"conn_type": "kubernetes", "extra": {"namespace": instance.cluster.namespace}}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
@@ -110,7 +110,7 @@ def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
     assert instance.everything() == before
 
 
-# a retry whose manifest or parameters have become invalid while the job of the try before runs on
+# a retry with an invalid manifest or invalid parameters, while the job of the previous try still runs
 
 TWO_MASTERS: dict[str, Any] = {"replicas": {"Master": 2}}
 
@@ -162,7 +162,7 @@ def test_an_invalid_manifest_releases_nothing_while_the_cluster_is_away(
 
 
 def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None:
-    """Else what was kept as its time was over would be over again at once, with each retry."""
+    """Otherwise a job that was kept at its timeout would time out again immediately, in each retry."""
     hour = datetime.timedelta(hours=1)
     kept: dict[str, Any] = {"on_finish_action": "keep_job", "retries": 2}
     first = instance.execute(number=1, execution_timeout=hour, **kept)
@@ -217,7 +217,7 @@ def test_a_clear_may_go_elsewhere(instance: Instance) -> None:
 
 
 def test_where_it_goes_is_written_before_it_is_created(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is lost between the two leaves a trace for the next try."""
+    """If the worker is lost between the two, the next try finds the reference."""
     extra = {"kube_config": json.dumps(_elsewhere(instance.cluster.kubeconfig))}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with pytest.raises(Exception, match="cannot be reached"):
@@ -260,7 +260,7 @@ def test_a_failed_job_raises_its_category(instance: Instance) -> None:
 
 
 def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance) -> None:
-    """And it does not hide why the job failed."""
+    """It doesn't hide why the job failed."""
     instance.execute()
     cause = {"category": "user code", "summary": "Master 0 failed with exit code 3"}
     outcome = {"phase": "Failed", "succeeded": False, "cause": cause, "release_error": "the API server is away"}
@@ -270,7 +270,7 @@ def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance)
 
 
 def test_deferral_timeout_releases_the_job(instance: Instance) -> None:
-    """`defer(timeout=)`: neither `on_kill` nor `execute_complete` runs then."""
+    """`defer(timeout=)`: neither `on_kill` nor `execute_complete` runs in this case."""
     instance.execute()
     with pytest.raises(TaskDeferralTimeout):
         instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)

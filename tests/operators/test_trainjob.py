@@ -1,4 +1,4 @@
-"""What TrainJobOperator sends: its parameters, by `spec.trainer` and by patches of the runtime."""
+"""What TrainJobOperator submits: its parameters, as fields of `spec.trainer` and as patches of the runtime."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def execute(task: Instance, **parameters: Any) -> Object:
 
 
 def pods(task: Instance) -> list[Any]:
-    """The pods that carry the labels of the task."""
+    """The pods with the labels of the task."""
     labels = f"ktrain.airflow/run-id={task.key.run_id}"
     core = client.CoreV1Api(api(task.cluster))
     return list(core.list_namespaced_pod(task.cluster.namespace, label_selector=labels).items)
@@ -139,7 +139,7 @@ def test_a_priority_class_is_refused_with_the_reason(task: Instance) -> None:
 
 
 def test_reserved_variables_are_final(task: Instance) -> None:
-    """The webhook of the Trainer refuses what stands in the manifest."""
+    """The webhook of the Trainer rejects these variables in the manifest."""
     with pytest.raises(TrainingConfigurationError, match="must not have reserved envs"):
         execute(task, env={"PET_NNODES": "2"})
 
@@ -227,7 +227,7 @@ def test_an_older_trainer_refuses_overrides_with_the_reason(older_task: Instance
 
 
 def connect_with_role(task: Instance, monkeypatch: pytest.MonkeyPatch, *, cluster_runtimes: bool) -> None:
-    """Let the connection have the rights that `ktrain rbac` prints, and no others."""
+    """Give the connection the rights that `ktrain rbac` prints, and no others."""
     core, rights = client.CoreV1Api(api(task.cluster)), client.RbacAuthorizationV1Api(api(task.cluster))
     name, namespace = f"reader-{task.key.run_id}", task.cluster.namespace
     core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})

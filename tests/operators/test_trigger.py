@@ -1,4 +1,4 @@
-"""The trigger: one event and no sooner than Airflow bears it; a kill that reaches only what was killed."""
+"""The trigger: one event, not earlier than Airflow can handle it; a kill affects only the killed try."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.operators.instance import DefersSoon, Instance, Supervisor, supervise
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
-    """What Airflow's supervisor process would answer to a trigger."""
+    """The answers of Airflow's supervisor process to a trigger."""
     with supervised(Supervisor(TaskInstanceState.DEFERRED)) as answers:
         yield answers
 
 
 class ImpatientTrigger(TrainingJobTrigger):
-    """It asks for the task's state for a shorter time, and ends sooner after a kill."""
+    """Asks for the task's state for a shorter time, and ends sooner after a kill."""
 
     state_patience = 1.0
     seconds_after_last_line = 0.0
@@ -48,7 +48,7 @@ class ImpatientTrigger(TrainingJobTrigger):
 def trigger_of(
     deferred: Any, instance: Instance, cls: type[TrainingJobTrigger] = TrainingJobTrigger
 ) -> TrainingJobTrigger:
-    """As the triggerer has it: built from what was serialized."""
+    """The trigger as the triggerer has it: built from its serialized form."""
     _, arguments = deferred.trigger.serialize()
     trigger = cls(**arguments)
     ti: Any = SimpleNamespace(dag_id=instance.key.dag_id, run_id=instance.run_id, task_id="train", map_index=-1)
@@ -96,7 +96,7 @@ def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
 
 @pytest.mark.parametrize("answer", [TaskInstanceState.DEFERRED, RuntimeError("no answer")])
 def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervisor: Supervisor, answer: Any) -> None:
-    """The first question takes the triggerer's supervisor 7 s: no kill should have to wait for it."""
+    """The first request takes the triggerer's supervisor 7 s: no kill should have to wait for it."""
     supervisor.states = [answer]
     deferred = instance.execute(command=["sh", "-c", "sleep 2"])
 
@@ -108,7 +108,7 @@ def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervi
 
 
 class BusySupervisor(Supervisor):
-    """It loads Airflow's API at the first question about a state, and serves nobody else until `loaded` is set."""
+    """Loads Airflow's API at the first request for a state, and answers no other request until `loaded` is set."""
 
     def __init__(self, *states: TaskInstanceState) -> None:
         super().__init__(*states)
@@ -126,7 +126,7 @@ class BusySupervisor(Supervisor):
 
 
 def test_following_does_not_wait_for_the_first_question(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not even to have the connection's secrets masked."""
+    """Masking the connection's secrets doesn't wait for it either."""
     trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 2"]), instance)
     busy = BusySupervisor(TaskInstanceState.DEFERRED)
     capsys.readouterr()
@@ -150,7 +150,7 @@ def test_following_does_not_wait_for_the_first_question(instance: Instance, caps
 def test_airflow_learns_of_a_kill_while_the_connection_is_read(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow 3.3 calls `on_kill` by the message of the cancellation, which asgiref drops around a thread."""
+    """Airflow 3.3 calls `on_kill` based on the cancellation's message, which asgiref drops in a thread."""
     trigger = trigger_of(instance.execute(), instance)
     reading, answered = threading.Event(), threading.Event()
     read = EnvironmentVariablesBackend.get_conn_value
@@ -176,7 +176,7 @@ def test_airflow_learns_of_a_kill_while_the_connection_is_read(
 
 
 def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
-    """A clear: the next try has taken the job over before the old trigger is killed."""
+    """After a clear, the next try has adopted the job before the old trigger is killed."""
     trigger = trigger_of(instance.execute(number=1, retries=1), instance)
     instance.execute(number=2, retries=1)
     supervisor.states = [TaskInstanceState.RUNNING]
@@ -188,7 +188,7 @@ def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor:
 
 
 def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: Supervisor) -> None:
-    """A triggerer cancels what it has cancelled again and again."""
+    """A triggerer cancels a task repeatedly."""
     trigger = trigger_of(instance.execute(), instance)
     supervisor.states = [TaskInstanceState.FAILED]
 
@@ -205,8 +205,8 @@ def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: 
 
 
 async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cancelled while it follows."""
-    capsys.readouterr()  # the worker's words
+    """A task that is cancelled while it follows the job."""
+    capsys.readouterr()  # the worker's messages
     running = asyncio.ensure_future(anext(aiter(trigger.run())))
 
     async def followed() -> bool:
@@ -230,7 +230,7 @@ def test_a_triggerer_that_stops_deletes_nothing(
 def test_lines_after_a_kill_are_logged_and_counted(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Until the pods are gone; nobody follows the job any more."""
+    """Lines are logged until the pods are gone; no process follows the job any more."""
     program = "trap 'for i in 1 2 3; do echo dying $i; sleep 0.3; done; exit 143' TERM; echo started; sleep 600 & wait"
     trigger = trigger_of(instance.execute(command=["sh", "-c", program]), instance)
 
@@ -268,7 +268,7 @@ def test_below_3_3_a_cancelled_trigger_asks_whether_its_task_was_killed(
 
 
 def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """It runs triggers inline, without a task instance, and Ctrl-C ends all of it."""
+    """`dags test` runs triggers inline, without a task instance, and Ctrl-C ends the whole process."""
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
     asyncio.run(stopped(trigger, capsys))
@@ -278,7 +278,7 @@ def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pyte
 def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trigger has failed and keeps its event back for some seconds; the job is alive."""
+    """The trigger has failed and delays its event for some seconds; the job is alive."""
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
     config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
@@ -316,7 +316,7 @@ def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance)
 
 
 def test_a_training_is_not_repeated_because_its_worker_died_at_the_event(instance: Instance) -> None:
-    """Between the event and `execute_complete`: the next try takes what the job says, and deletes it."""
+    """Between the event and `execute_complete`: the next try reads the outcome from the job, and deletes it."""
     deferred = instance.execute(command=["sh", "-c", "sleep 1"], retries=1)
     trigger = trigger_of(deferred, instance)
 
@@ -338,7 +338,7 @@ def test_a_training_is_not_repeated_because_its_worker_died_at_the_event(instanc
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[TestCluster]:
-    """Another cluster; a triggerer or a retry that asks it for a job of the first finds nothing."""
+    """Another cluster; a triggerer or a retry doesn't find the first cluster's job there."""
     with clusters.cluster(gpus=1) as reached:
         yield reached
 
@@ -355,7 +355,7 @@ def server(cluster: TestCluster) -> str:
 def test_a_job_is_not_looked_for_in_another_cluster(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There it would look deleted by someone else, and the next try would submit it once more."""
+    """In the other cluster it would appear to be deleted, and the next try would submit it again."""
     trigger = trigger_of(instance.execute(number=1, retries=1, operator=DefersSoon), instance)
     connect(monkeypatch, kube_config_path=str(other.kubeconfig))
 
@@ -365,11 +365,11 @@ def test_a_job_is_not_looked_for_in_another_cluster(
     event = asyncio.run(first()).payload
     assert server(instance.cluster) in event["error"]
     assert server(other) in event["error"]
-    with pytest.raises(TaskDeferred):  # so there is time to put it back
+    with pytest.raises(TaskDeferred):  # this leaves time to restore the connection
         instance.resume(event)
     with pytest.raises(TrainingClusterError, match=f"submitted to {server(instance.cluster)}.*{server(other)}"):
         instance.execute(number=2, retries=1)
-    del instance.store["ktrain_job"]  # a worker that was lost just as it submitted
+    del instance.store["ktrain_job"]  # a worker that was lost at the moment it submitted
     with pytest.raises(TrainingJobError, match=r"^cluster changed since the previous try"):
         instance.execute(number=2, retries=1)
     (job,) = instance.jobs()
@@ -411,7 +411,7 @@ def test_the_same_cluster_may_get_another_address(instance: Instance, monkeypatc
 async def test_a_connection_that_is_edited_gets_clients_of_its_own(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """In one triggerer, where another trigger still follows a job by what the connection was."""
+    """Another trigger in the same triggerer still follows a job with the previous version of the connection."""
     kubeconfig = tmp_path / "config"
     kubeconfig.write_bytes(instance.cluster.kubeconfig.read_bytes())
     connect(monkeypatch, kube_config_path=str(kubeconfig))

@@ -20,14 +20,14 @@ from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.operators.instance import DefersSoon, Instance, Object
 
-FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # as Airflow's database returns it
+FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # in the format that Airflow's database returns
 TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value
 TRACEBACK = ["Traceback (most recent call last):\n", "ModuleNotFoundError: No module named 'airflow_provider_ktrain'\n"]
 COUNTS = """i=0; while [ $i -lt 8 ]; do echo line $i; i=$((i+1)); sleep 0.5; done; echo 'KTRAIN_RESULT {"loss": 0.5}'"""
 
 
 def fails_to_load(instance: Instance) -> Any:
-    """As Airflow answers an ImportError, or a TypeError of the trigger's arguments."""
+    """Airflow's answer to an ImportError, or to a TypeError of the trigger's arguments."""
     return instance.fail(FAILED, traceback=TRACEBACK)
 
 
@@ -89,7 +89,7 @@ def test_failed_job_raises_its_cause(instance: Instance) -> None:
 
 
 def test_failures_are_counted_and_at_last_the_worker_follows_to_the_end(instance: Instance) -> None:
-    """Lines are read on from the last deferral: none is lost."""
+    """The log continues at the last deferral: no line is lost."""
     counts = ["sh", "-c", COUNTS]
     numbers = [arguments(instance.execute(operator=DefersSoon, command=counts))["failures"]]
     while isinstance(resumed := fails_to_load(instance), TaskDeferred):
@@ -100,7 +100,7 @@ def test_failures_are_counted_and_at_last_the_worker_follows_to_the_end(instance
 
 
 def test_worker_reads_on_from_the_last_deferral(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """Airflow erases the failed trigger's log: its lines come again, those of the worker don't."""
+    """Airflow erases the failed trigger's log, so its lines are read again; those of the worker aren't."""
     instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
     while isinstance(fails_to_load(instance), TaskDeferred):
         pass
@@ -148,7 +148,7 @@ def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
 
 @pytest.mark.embedded
 def test_api_server_away_is_no_reason_to_release(instance: Instance) -> None:
-    """Nothing can be proved then: the task defers again, with what it had."""
+    """Nothing can be proved in this state: the task defers again with the same arguments."""
     first = arguments(instance.execute(operator=DefersSoon))
     instance.cluster.admin("status", status=503, path="/pytorchjobs|/pods")
     try:
@@ -184,7 +184,7 @@ def first_event(trigger: TrainingJobTrigger) -> Object:
 
 
 def test_error_in_the_trigger_is_an_event(instance: Instance) -> None:
-    """A trigger that raises leaves the worker nothing but a traceback."""
+    """If a trigger raises, the worker gets only a traceback."""
     kwargs = arguments(instance.execute(operator=DefersSoon))
     trigger = TrainingJobTrigger(**{**kwargs, "job": {**kwargs["job"], "kind": "NoJob"}})
     event = first_event(trigger)
@@ -202,7 +202,7 @@ def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:
 
 
 def test_arguments_of_an_earlier_release_are_followed(instance: Instance) -> None:
-    """They were flat before their format was frozen; without a handover all lines are read again."""
+    """They were flat before their format was frozen. Without a handover, all lines are read again."""
     kwargs = arguments(instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 1"]))
     flat = {name: kwargs[name] for name in ("job", "options", "kubernetes_conn_id", "cluster_context", "failures")}
     trigger = TrainingJobTrigger(**flat, cursor={"zlib": "c$}@"}, metrics={"seconds.queued": 1}, marked="", past={})
@@ -215,6 +215,6 @@ def test_arguments_of_an_earlier_release_are_followed(instance: Instance) -> Non
 
 
 def test_job_without_an_owner_is_never_released() -> None:
-    """It is not a task's, and its deletion would not be fenced."""
+    """It doesn't belong to a task, and its deletion would not be fenced."""
     assert TrainingJobTrigger(job={"owner": ""}).options["release"] is False
     assert TrainingJobTrigger(job={"owner": "ti-1"}).options["release"] is True

@@ -1,4 +1,4 @@
-"""What a task says at its deferral about where the trigger's log lines will be visible."""
+"""The message at a task's deferral about the place where the trigger's log lines will be visible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trouble on the way to the cluster or to Airflow proves nothing about a training: its job is kept."""
+"""Failures between the task and the cluster or Airflow prove nothing about a training: its job is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.operators.instance import DefersSoon, Instance, Store
 
 
 class Impatient(PyTorchJobOperator):
-    """Follows a job whose trigger failed to its end, and gives up at once where that cannot be done."""
+    """Follows a job whose trigger failed to its end, and gives up immediately if this isn't possible."""
 
     seconds_in_worker = ()
     patience = 0.0
@@ -31,7 +31,7 @@ def alive(instance: Instance) -> list[str]:
 
 
 def without_airflow(key: str) -> Store:
-    """A task state that cannot be written."""
+    """A task state that can't be written."""
 
     class Unwell(Store):
         def set(self, name: str, value: Any) -> None:
@@ -46,7 +46,7 @@ def without_airflow(key: str) -> Store:
 def test_airflow_that_takes_no_xcom_ends_no_training(
     instance: Instance, capsys: pytest.CaptureFixture[str], retries: int
 ) -> None:
-    """The XCom tells which job it is, for people; the job is followed without it."""
+    """The XCom shows people which job it is; the job is followed without it."""
     assert isinstance(instance.execute(retries=retries, refuses="job"), TaskDeferred)
     assert alive(instance)
     assert (
@@ -61,7 +61,7 @@ def test_airflow_that_does_not_store_the_job_ends_no_training(instance: Instance
 
 
 def test_timeout_of_a_deferral_releases_a_job_that_could_not_be_stored(instance: Instance) -> None:
-    """The arguments of the trigger name it as well."""
+    """The arguments of the trigger also contain the reference to the job."""
     instance.store = without_airflow("ktrain_job")
     instance.execute()
     with pytest.raises(TaskDeferralTimeout):
@@ -70,7 +70,7 @@ def test_timeout_of_a_deferral_releases_a_job_that_could_not_be_stored(instance:
 
 
 class Breaks(PyTorchJobOperator):
-    """Following fails at once, by an error of our own."""
+    """Following fails immediately, with an error of our own."""
 
     patience = 0.0
 
@@ -80,7 +80,7 @@ class Breaks(PyTorchJobOperator):
 
 
 def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """No retry is left: the job goes on, and the reaper takes it if nobody else does."""
+    """No retry is left: the job continues, and the reaper releases it if nobody else does."""
     with pytest.raises(AttributeError):
         instance.execute(operator=Breaks, deferrable=False)
     assert alive(instance)
@@ -91,7 +91,7 @@ def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.Ca
 def test_credentials_refused_at_the_last_adoption_end_no_training(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are refused (401) while the job of the try before is alive; no retry is left."""
+    """They are rejected (401) while the job of the previous try is alive; no retry is left."""
     instance.execute(number=1, retries=1)
     (before,) = alive(instance)
     instance.cluster.admin("status", status=401, verb="patch", path="/pytorchjobs")
@@ -112,7 +112,7 @@ i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.5; done"""
 def test_following_that_fails_midway_goes_on_at_the_newest_line(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The credentials are refused for a moment: no line is logged twice, and the result that was read is kept."""
+    """The credentials are rejected for a moment: no line is logged twice, and the result that was read is kept."""
     log = ""
 
     def wait_for(text: str) -> None:
@@ -150,7 +150,7 @@ def connection(instance: Instance, **extra: Any) -> str:
 def test_connection_that_cannot_be_read_is_no_failure_of_the_task(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A secrets backend that is away looks like a connection that does not exist."""
+    """An unavailable secrets backend looks like a missing connection."""
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", connection(instance))
     first = instance.execute(operator=DefersSoon, kubernetes_conn_id="other")
     monkeypatch.delenv("AIRFLOW_CONN_OTHER")
@@ -169,7 +169,7 @@ def elsewhere(instance: Instance) -> str:
 def test_last_failure_of_a_trigger_keeps_a_job_that_cannot_be_reached(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No retry is left: nothing is known of the training."""
+    """No retry is left, and the state of the training is unknown."""
     instance.execute(operator=Impatient)
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", elsewhere(instance))
     with pytest.raises(TrainingClusterError):
@@ -188,7 +188,7 @@ def returns_a_set() -> Any:
 
 
 def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
-    """The worker was lost between the outcome and the failure: the retry does not succeed without a result."""
+    """The worker was lost between the outcome and the failure: the retry doesn't succeed without a result."""
     function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns_a_set, "deferrable": False}
     for number in (1, 2):
         with pytest.raises(TrainingConfigurationError, match="its return value is not JSON"):
@@ -199,7 +199,7 @@ def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
 def test_template_of_log_files_that_a_task_cannot_fill_in_ends_no_training(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is only needed to name a CloudWatch stream."""
+    """The template is only needed to name a CloudWatch stream."""
     monkeypatch.setenv("AIRFLOW__LOGGING__REMOTE_LOGGING", "True")
     monkeypatch.setenv("AIRFLOW__LOGGING__REMOTE_BASE_LOG_FOLDER", "cloudwatch://group")
     monkeypatch.setenv("AIRFLOW__LOGGING__LOG_FILENAME_TEMPLATE", "{{ dag_run.logical_date.isoformat() }}.log")
@@ -207,7 +207,7 @@ def test_template_of_log_files_that_a_task_cannot_fill_in_ends_no_training(
 
 
 def test_success_of_a_job_that_is_being_deleted_is_not_repeated(instance: Instance) -> None:
-    """Its worker was lost, and somebody deletes the job as the retry begins."""
+    """The worker was lost, and somebody deletes the job when the retry begins."""
     parameters: dict[str, Any] = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
     command = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]
     instance.execute(number=1, command=command, **parameters)
