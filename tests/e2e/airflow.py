@@ -26,9 +26,9 @@ from tests.e2e.database import free_port
 
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TICK = 0.2  # seconds between looks at a condition
+TICK = 0.2  # seconds between checks of a condition
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
-# each component has an address of its own on loopback, so that Airflow's jobs and log servers can be distinguished
+# each component has its own loopback address, so that Airflow's jobs and log servers can be distinguished
 HOSTNAME = """import os
 
 
@@ -38,7 +38,7 @@ def own():
 
 
 def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T:
-    """What `look` returns once it is something."""
+    """Wait until `look` returns a true value; returns that value."""
     end = time.monotonic() + timeout
     while True:
         found = look()
@@ -50,7 +50,7 @@ def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T
 
 
 class Airflow:
-    """One Airflow in its own home. Components are process groups that can be stopped and killed by name."""
+    """One Airflow in its own home directory. Components are process groups that can be stopped and killed by name."""
 
     def __init__(
         self, home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, sql: str = "", **settings: str
@@ -120,9 +120,10 @@ class Airflow:
         wait_for("the API server answers", self._healthy)
 
     def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
-        """Start a component, called `name` (default: its own name). Call it from the main thread, with which it ends.
+        """Start a component, named `name` (default: its own name). The component ends with the calling thread, so call it
+        from the main thread.
 
-        :param env: environment variables of this component alone.
+        :param env: environment variables of this component only.
         """
         name = name or component
         if name in self.processes:  # the caller has ended it
@@ -139,12 +140,12 @@ class Airflow:
         return process
 
     def log_folder(self, name: str) -> pathlib.Path:
-        """Where a component keeps its logs: a disk of its own where logs are stored remotely, else one for all."""
+        """The log folder of a component: its own if logs are stored remotely, else one for all components."""
         remote = "AIRFLOW__LOGGING__REMOTE_LOGGING" in self.env
         return self.home / (f"disk-of-{name}" if remote else "logs")
 
     def set_triggerers(self, *names: str) -> None:
-        """Restart triggerers: afterwards exactly these run and nobody counts another one as alive."""
+        """Restart triggerers. Afterwards exactly these run, and Airflow counts no other one as alive."""
         before = {job["id"] for job in self._triggerer_jobs()}
         for name in [name for name in self.processes if name.startswith("triggerer")]:
             self.end(name)
@@ -158,18 +159,18 @@ class Airflow:
         wait_for(f"the triggerers {', '.join(names)} work and no other", restarted)
 
     def signal(self, name: str, number: Signals) -> None:
-        """To the component and all its children, those in sessions of their own included."""
+        """Send a signal to the component and all its children, including those in their own sessions."""
         for pid in [*descendants(self.processes[name].pid), self.processes[name].pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def end(self, name: str) -> None:
-        """SIGKILL to a component; it is forgotten."""
+        """Send SIGKILL to a component and remove it from the list."""
         self.signal(name, signal.SIGKILL)
         self.processes.pop(name).wait(30)
 
     def wait_triggerers(self, number: int) -> None:
-        """Until so many triggerers work."""
+        """Wait until this many triggerers work."""
 
         wait_for(f"{number} triggerers work", lambda: len(self._triggerer_jobs()) == number)
 
@@ -185,12 +186,12 @@ class Airflow:
             process.wait(30)
 
     def task_processes(self, ti_id: str = "") -> list[int]:
-        """The processes that run tasks at this moment (not their supervisors), or that of one task instance."""
+        """The processes that currently run tasks (not their supervisors), or the process of one task instance."""
         titles = {pid: title(pid) for pid in descendants(self.processes["scheduler"].pid)}
         return [p for p, t in titles.items() if t.startswith(f"airflow worker -- {ti_id}") and "LocalExecutor" not in t]
 
     def kill_worker(self) -> None:
-        """SIGKILL to the process that runs a task and to the one that supervises it: a worker that is lost."""
+        """Send SIGKILL to the process that runs a task and to its supervisor: the worker is lost."""
         for pid in descendants(self.processes["scheduler"].pid):
             if "LocalExecutor" in (name := title(pid)) and "<idle>" not in name:
                 for process in (pid, *descendants(pid)):
@@ -198,7 +199,7 @@ class Airflow:
                         os.kill(process, signal.SIGKILL)
 
     def kill_task(self, dag_id: str, run_id: str, task_id: str, number: Signals) -> None:
-        """Signal the process that runs a task."""
+        """Send a signal to the process that runs a task."""
         (process,) = self.task_processes(self.task(dag_id, run_id, task_id)["id"])
         os.kill(process, number)
 
@@ -229,7 +230,7 @@ class Airflow:
         return json.loads(read) if read else None
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
-        """Start a run once the DAG is known; returns its id."""
+        """Start a run as soon as the DAG is known; returns its id."""
         wait_for(f"the DAG {dag_id} is known", lambda: self.known(dag_id))
         self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
         body = {"logical_date": None, "conf": conf or {}}
@@ -238,8 +239,8 @@ class Airflow:
     def backfill(self, dag_id: str, from_date: str, to_date: str, max_active_runs: int) -> None:
         """`airflow backfill create`, while no scheduler runs.
 
-        SQLite has one writer: Airflow undoes a backfill that another one interrupts, and a scheduler that has seen its
-        runs by then dies of it.
+        SQLite has one writer: Airflow rolls a backfill back if another write interrupts it. A scheduler that has already
+        seen its runs then crashes.
         """
         scheduler = self.processes["scheduler"]
         scheduler.terminate()
@@ -271,7 +272,7 @@ class Airflow:
         return found
 
     def triggerer_of(self, dag_id: str, run_id: str, task_id: str) -> str:
-        """The name of the triggerer that has the task's trigger; empty where none has it."""
+        """The name of the triggerer that has the task's trigger; empty if no triggerer has it."""
         job = self.task(dag_id, run_id, task_id)["triggerer_job"] or {}
         return next((name for name, host in self.hosts.items() if host == job.get("hostname")), "")
 
@@ -314,7 +315,7 @@ class Airflow:
         self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", body)
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The task's log as the UI shows it, a line each."""
+        """The lines of the task's log, as the UI shows it."""
         path = f"{self._ti(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
         try:
             content = self.call("GET", path)["content"]
@@ -332,14 +333,14 @@ class Airflow:
 
 
 def _texts(entry: Any) -> Iterator[str]:
-    """One entry of a log: its text, then the exceptions that it tells of."""
+    """One entry of a log: its text, then its exceptions."""
     yield entry["event"] if isinstance(entry, dict) else str(entry)
     for error in (entry.get("error_detail") or ()) if isinstance(entry, dict) else ():
         yield f"{error['exc_type']}: {error['exc_value']}"
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, grandchildren and so on, deepest last."""
+    """Children, grandchildren and so on. The deepest are last."""
     parents: dict[int, list[int]] = {}
     for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -361,7 +362,7 @@ def title(pid: int) -> str:
 
 @contextlib.contextmanager
 def running(home: pathlib.Path, cluster: TestCluster, dags: pathlib.Path, **settings: str) -> Iterator[Airflow]:
-    """An Airflow on the selected database for the length of a `with`; skips the test where there is none."""
+    """A context manager: an Airflow on the selected database. Skips the test if the database is missing."""
     with database.database(home) as sql:
         airflow = Airflow(home, cluster, dags, sql, **settings)
         try:

@@ -1,6 +1,6 @@
-"""Fixtures and checks of the chaos tests, for modules `test_chaos_*.py`; each module has an Airflow of its own.
+"""Fixtures and checks of the chaos tests, for modules `test_chaos_*.py`. Each module has its own Airflow.
 
-They are imported by name: `from tests.e2e.chaos import airflow, begin, check_end, cluster, triggerers`.
+Import them by name: `from tests.e2e.chaos import airflow, begin, check_end, cluster, triggerers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.conftest import DAGS
 from tests.e2e.scenario import Begin, Stage, beginning
 
-QUICK = {  # Airflow notices within seconds what it notices within minutes by default
+QUICK = {  # Airflow notices within seconds what takes minutes by default
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
     "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
@@ -57,7 +57,7 @@ def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
 
 @pytest.fixture
 def triggerers(airflow: Airflow) -> Iterator[Airflow]:
-    """For tests that end or stop triggerers: begins with one, named `triggerer`; the usual ones run afterwards."""
+    """For tests that end or stop triggerers. They begin with one, named `triggerer`; the usual ones run again afterwards."""
     if len(airflow.triggerers) > 1:
         airflow.set_triggerers("triggerer")
     yield airflow
@@ -65,14 +65,14 @@ def triggerers(airflow: Airflow) -> Iterator[Airflow]:
 
 
 def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
-    """The task has ended in this state and try, holds no GPU, and created no more jobs than expected."""
+    """The task has ended in this state and try, holds no GPU, and created only the expected number of jobs."""
     assert stage.wait_state(state, timeout=240)["try_number"] == try_number
     stage.check_freed()
     stage.check_created(jobs)
 
 
 def check_reaped(stage: Stage) -> None:
-    """Nobody was left to release the job: the next run of the reaper does."""
+    """No process was left to release the job: the reaper's next run releases it."""
     assert stage.gpus() == 2
     run = stage.airflow.trigger("ktrain_reaper")
     stage.airflow.wait_state("ktrain_reaper", run, "reap", "success")

@@ -1,7 +1,7 @@
-"""The database of an Airflow under test: SQLite, or a PostgreSQL server of its own (KTRAIN_TEST_DATABASE=postgresql).
+"""The database of an Airflow under test: SQLite, or its own PostgreSQL server (KTRAIN_TEST_DATABASE=postgresql).
 
 The server listens on a free loopback port, keeps its data in a temporary directory and ends with the test process,
-also when that is killed. PostgreSQL refuses to run as root: there it runs as the user `postgres`.
+also if that process is killed. PostgreSQL refuses to run as root: in this case it runs as the user `postgres`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pytest
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 STARTED_WITHIN = 60.0  # seconds
 PR_SET_PDEATHSIG = 1  # see prctl(2)
-OPTIONS = {  # durability is of no use to a test
+OPTIONS = {  # tests don't need durability
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
@@ -50,7 +50,7 @@ def selected() -> str:
 
 
 def missing() -> str:
-    """Why the selected database can't be used on this machine; empty if it can."""
+    """Why the selected database can't be used on this machine; empty if it can be used."""
     if selected() == SQLITE:
         return ""
     if _program("initdb") is None:
@@ -74,7 +74,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def database(home: pathlib.Path) -> Iterator[str]:
-    """The URL of a new, empty database for the Airflow in `home`. Skips the test where the server is missing."""
+    """The URL of a new, empty database for the Airflow in `home`. Skips the test if the server is missing."""
     if reason := missing():
         pytest.skip(reason)
     if selected() == SQLITE:
@@ -147,7 +147,7 @@ def _wait_started(process: subprocess.Popen[bytes], port: int, log: pathlib.Path
 
 
 def _program(name: str) -> str | None:
-    """A program of the newest PostgreSQL server; Debian keeps them out of PATH."""
+    """The path of a program of the newest PostgreSQL server. Debian doesn't put these programs in PATH."""
     debian = pathlib.Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
     newest = sorted(debian, key=lambda path: float(path.parent.parent.name))
     return str(newest[-1]) if newest else shutil.which(name)

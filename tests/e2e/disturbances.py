@@ -1,4 +1,4 @@
-"""What `make soak` does to Airflow's processes and to the API server, chosen at random by a seed."""
+"""The disturbances of Airflow's processes and of the API server in `make soak`, chosen at random by a seed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.e2e.airflow import Airflow, descendants, title
 
 T = TypeVar("T")
 PAUSE = (4.0, 16.0)  # seconds between two disturbances
-CALM = 60.0  # seconds that Airflow's API server is left alone after it was killed: without it no task starts
-AWAY = (2.0, 20.0)  # seconds that a process or the API server is away
+CALM = 60.0  # seconds for which Airflow's API server is left alone after it was killed: no task starts without it
+AWAY = (2.0, 20.0)  # seconds for which a process or the API server is unavailable
 
 
 class Disturbances:
-    """One disturbance at a time; call `next` often, and from the main thread alone.
+    """One disturbance at a time. Call `next` often, and only from the main thread.
 
     :param random: decides what is disturbed, when, and for how long.
     """
@@ -34,8 +34,8 @@ class Disturbances:
         self._cluster = cluster
         self._random = random
         self._next = time.monotonic()
-        self._api_server_calm = 0.0  # until then
-        self._undo: list[tuple[float, Callable[[], object]]] = []  # when, and how a disturbance is ended
+        self._api_server_calm = 0.0  # until this time
+        self._undo: list[tuple[float, Callable[[], object]]] = []  # when and how a disturbance ends
         self._kinds: dict[str, Callable[[], bool]] = {
             "worker killed": self._kill_worker,
             "worker terminated": self._terminate_worker,
@@ -55,7 +55,7 @@ class Disturbances:
             }
 
     def next(self) -> None:
-        """End what is to be ended by now, and disturb something if it is time to."""
+        """End disturbances that are due to end, and start one if it is time."""
         now = time.monotonic()
         for due in [entry for entry in self._undo if entry[0] <= now]:
             self._undo.remove(due)
@@ -70,7 +70,7 @@ class Disturbances:
             self.last = kind
 
     def end(self) -> None:
-        """Bring back what is away."""
+        """Restore what is unavailable."""
         for _, undo in self._undo:
             undo()
         self._undo.clear()
@@ -89,7 +89,7 @@ class Disturbances:
     # workers
 
     def _kill_worker(self) -> bool:
-        """A task's process and its supervisor: nobody is left to report it."""
+        """Kill a task's process and its supervisor: no process is left to report the failure."""
         scheduler = self._airflow.processes["scheduler"].pid
         busy = [p for p in descendants(scheduler) if "LocalExecutor" in title(p) and "<idle>" not in title(p)]
         worker = self._choice(sorted(busy))
@@ -101,7 +101,7 @@ class Disturbances:
         return True
 
     def _terminate_worker(self) -> bool:
-        """SIGTERM to a task's process, as when its worker is replaced by a deployment."""
+        """Send SIGTERM to a task's process, as when a deployment replaces its worker."""
         task = self._choice(sorted(self._airflow.task_processes()))
         if task is None:
             return False
@@ -134,7 +134,7 @@ class Disturbances:
     def _start_again(self, component: str, name: str) -> None:
         try:
             self._airflow.processes[name].wait(20)
-        except subprocess.TimeoutExpired:  # its graceful end takes too long
+        except subprocess.TimeoutExpired:  # a graceful end would take too long
             self._airflow.signal(name, signal.SIGKILL)
         self._airflow.run(component, name)
 
@@ -157,14 +157,14 @@ class Disturbances:
         return True
 
     def _fault(self, fault: str, **how: int) -> bool:
-        with contextlib.suppress(Exception):  # it may be away already
+        with contextlib.suppress(Exception):  # it may already be gone
             self._cluster.admin(fault, seconds=round(self._random.uniform(*AWAY), 1), **how)
             return True
         return False
 
 
 class Waking:
-    """Lets a stalled component go on."""
+    """Resumes a stalled component."""
 
     def __init__(self, airflow: Airflow, name: str) -> None:
         self._airflow = airflow

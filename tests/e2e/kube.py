@@ -1,4 +1,4 @@
-"""What the end-to-end tests ask of the cluster, by the official client."""
+"""Requests of the end-to-end tests to the cluster, by the official client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 
 
 class Kube:
-    """Jobs of one kind, and pods, of one namespace.
+    """Jobs of one kind, and pods, in one namespace.
 
     :param kind: of the jobs. Default: PyTorchJob.
     """
@@ -34,7 +34,7 @@ class Kube:
         return list(found["items"])
 
     def version(self) -> str:
-        """The resource version of now."""
+        """The current resource version."""
         found = self.custom.list_namespaced_custom_object(*self.resource)
         return str(found["metadata"]["resourceVersion"])
 
@@ -53,7 +53,7 @@ class Kube:
                 )
 
     def gpus_held(self, selector: str = "") -> int:
-        """GPUs of pods that have not ended."""
+        """The number of GPUs of unfinished pods."""
         held = [p for p in self.pods(selector) if p.status.phase not in ("Succeeded", "Failed")]
         limits = [c.resources.limits or {} for p in held for c in p.spec.containers if c.resources]
         return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)

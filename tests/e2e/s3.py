@@ -1,4 +1,4 @@
-"""S3 for tests: moto's server on loopback, with one bucket, as remote log storage of an Airflow under test."""
+"""S3 for tests: moto's server on loopback with one bucket, as the remote log storage of an Airflow under test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CREDENTIALS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "re
 
 @dataclass(frozen=True)
 class S3:
-    """:param client: boto3's."""
+    """:param client: the client of boto3."""
 
     url: str
     client: Any
@@ -49,7 +49,7 @@ class S3:
 
 @contextlib.contextmanager
 def running(home: pathlib.Path) -> Iterator[S3]:
-    """S3 for the length of a `with`; skips the test where moto is not installed (`make test-matrix`)."""
+    """A context manager: S3. Skips the test if moto is not installed (`make test-matrix`)."""
     pytest.importorskip("moto")
     import boto3
 
@@ -65,7 +65,7 @@ def running(home: pathlib.Path) -> Iterator[S3]:
         client = boto3.client("s3", endpoint_url=url, **CREDENTIALS)
 
         def created() -> bool:
-            with contextlib.suppress(Exception):  # the server does not listen yet
+            with contextlib.suppress(Exception):  # the server doesn't listen yet
                 client.create_bucket(Bucket=BUCKET)
                 return True
             return False

@@ -1,4 +1,4 @@
-"""What the tests that kill things ask after each: how many jobs there ever were, who holds GPUs, what the logs say."""
+"""Checks after each chaos test: the number of jobs ever created, the pods that hold GPUs, and the logs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.e2e.kube import Kube
 
 TASK = "train"
 REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node 1")}
-#: a test of what holds for every kind: it gives the kind to `begin`
+#: parametrizes a test over all kinds: it passes the kind to `begin`
 of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
-FREED_WITHIN = 240.0  # seconds from the task's end until no pod of it holds a GPU: 60 and what a loaded machine takes
-NOT_NOW = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be away
+FREED_WITHIN = 240.0  # seconds from the task's end until its pods hold no GPU: 60, and a margin for a loaded machine
+NOT_NOW = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be unavailable
 LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
 
 
 class Watcher:
-    """Every job that was ever created, as it was last, by uid: by a watch that outlives the API server's absences."""
+    """Every job ever created, in its last state, by uid. Its watch continues after the API server was unavailable."""
 
     def __init__(self, kube: Kube) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.order: list[str] = []  # the uids, as they were created
+        self.order: list[str] = []  # the uids in order of creation
         self.deleted: set[str] = set()  # uids
         self._kube = kube
         self._version = ""  # seen so far
@@ -56,7 +56,7 @@ class Watcher:
     def _run(self) -> None:
         while not self._over.wait(0.1):
             with contextlib.suppress(*NOT_NOW):
-                # goes on from where it was: no job is so short that it is missed
+                # continues where it stopped, so that no job is too short to be seen
                 for event in watch.Watch().stream(
                     self._kube.custom.list_namespaced_custom_object, *self._kube.resource,
                     resource_version=self._version, timeout_seconds=5,
@@ -72,14 +72,14 @@ class Watcher:
 
 
 def terminal(job: dict[str, Any]) -> str:
-    """`Succeeded` or `Failed`, as the job's conditions say; empty while it has not ended."""
+    """`Succeeded` or `Failed`, by the job's conditions; empty while the job hasn't ended."""
     phase = phase_of(job)
     return str(phase) if phase in (Phase.SUCCEEDED, Phase.FAILED) else ""
 
 
 @dataclass
 class Stage:
-    """One run of a chaos DAG, with a finger on everything."""
+    """One run of a chaos DAG, with access to its jobs, its task and its log."""
 
     airflow: Airflow
     cluster: TestCluster
@@ -96,7 +96,7 @@ class Stage:
 
     @property
     def replicas(self) -> tuple[str, str]:
-        """The replicas of the job, as they are named in its log."""
+        """The replicas of the job, by their names in its log."""
         return REPLICAS[self.kube.kind.name]
 
     @property
@@ -104,7 +104,7 @@ class Stage:
         return f"{PREFIX}/dag-id={self.dag},{PREFIX}/run-id={label_value(self.run)}"
 
     def created(self) -> list[dict[str, Any]]:
-        """The jobs that this run ever created."""
+        """All jobs that this run ever created."""
         labels = dict(pair.split("=") for pair in self.selector.split(","))
         jobs = list(self.watcher.jobs.values())
         return [j for j in jobs if labels.items() <= (j["metadata"].get("labels") or {}).items()]
@@ -113,7 +113,7 @@ class Stage:
         return wait_for(f"{number} jobs are created", lambda: self.created()[number - 1 :])[0]
 
     def job(self) -> dict[str, Any] | None:
-        """The one that is there."""
+        """The job that currently exists."""
         mine = {c["metadata"]["uid"] for c in self.created()}
         return next((j for j in self.kube.jobs() if j["metadata"]["uid"] in mine), None)
 
@@ -131,7 +131,7 @@ class Stage:
         return False
 
     def check_freed(self, within: float = FREED_WITHIN) -> None:
-        """No pod of this run holds a GPU, soon."""
+        """No pod of this run holds a GPU soon."""
 
         def free() -> bool:
             with contextlib.suppress(*NOT_NOW):
@@ -141,7 +141,7 @@ class Stage:
         wait_for(f"no pod of {self.dag} holds a GPU", free, within)
 
     def check_succeeded_job(self) -> None:
-        """It is gone. Below Airflow 3.3 it is kept for a retry: see docs/guarantees.md."""
+        """The job is deleted. Below Airflow 3.3 it is kept for a retry: see docs/guarantees.md."""
         kept = not hasattr(BaseTrigger, "on_kill")
         assert bool(self.job()) is kept
 
@@ -161,7 +161,7 @@ class Stage:
         wait_for(f"try {number}", reached)
 
     def wait_followed(self, try_number: int = 1) -> None:
-        """Until a triggerer runs the task's trigger; before that, nobody hears of what is done to the task."""
+        """Wait until a triggerer runs the task's trigger; before that, no process reacts to changes of the task."""
         self.wait_state("deferred")
         self.wait_line(f"trigger {self.dag}/", try_number)
 
@@ -187,7 +187,7 @@ class Stage:
         wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
 
     def segments(self, try_number: int) -> list[dict[str, list[int]]]:
-        """The numbered lines that each process wrote into the log of a try, by replica."""
+        """The numbered lines that each process wrote to the log of a try, by replica."""
         segments = []
         folder = self.airflow.home / "logs" / f"dag_id={self.dag}" / f"run_id={self.run}" / f"task_id={TASK}"
         for file in sorted(folder.glob(f"attempt={try_number}.log*")):
@@ -199,7 +199,7 @@ class Stage:
         return segments
 
     def check_lines(self, seconds: int, try_number: int = 1) -> None:
-        """All lines of both replicas came; and within one process, none was skipped or came twice."""
+        """All lines of both replicas arrived; within one process, no line was skipped or repeated."""
         segments = self.segments(try_number)
         for replica in self.replicas:
             parts = [numbers[replica] for numbers in segments if replica in numbers]
@@ -213,7 +213,7 @@ Begin = Callable[..., Stage]
 
 @contextlib.contextmanager
 def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """A function that starts a run of a chaos DAG, with `kind=` of that DAG for another kind than PyTorchJob."""
+    """A function that starts a run of a chaos DAG; `kind=` selects that DAG for a kind other than PyTorchJob."""
     with contextlib.ExitStack() as watchers:
 
         def begin(dag: str, kind: Kind = PYTORCHJOB, **conf: Any) -> Stage:

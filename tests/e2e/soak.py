@@ -1,10 +1,10 @@
-"""`make soak`: short trainings through a real Airflow while its processes and the API server are killed at random.
+"""`make soak`: short trainings with a real Airflow while its processes and the API server are killed at random.
 
     python -m tests.e2e.soak --trainings 200 --seed 7
 
-Nobody kills a task, so each training must succeed, be trained once, and leave nothing. What happened is counted from
-outside, by a watch of all jobs. Exits with 1 where a training was repeated, a job was deleted alive, a GPU is still
-held, or a task has not succeeded; logs and the processes' output are then kept.
+No task is killed by a user, so each training must succeed, run only once, and leave no objects. A watch of all jobs
+counts the results from outside. Exits with 1 if a training was repeated, a job was deleted alive, a GPU is still held,
+or a task has not succeeded. In this case the logs and the processes' output are kept.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.e2e.scenario import NOT_NOW, Watcher, terminal
 
 DAG_IDS = ("soak_deferred", "soak_worker")
 FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
-LOOK = 3.0  # seconds between two looks at the tasks
+LOOK = 3.0  # seconds between two checks of the tasks
 SETTINGS = {
     **QUICK,
     "AIRFLOW__CORE__PARALLELISM": "6",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",  # longer than the API server is away
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",  # longer than the API server is unavailable
     # a worker that is killed before it has started its task leaves the task queued
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
@@ -53,7 +53,7 @@ LABELS = tuple(f"{PREFIX}/{name}" for name in ("dag-id", "run-id", "task-id", "m
 
 @dataclass
 class Count:
-    """What came of the trainings; `repeated`, `deleted_alive` and `failed` name the jobs and tasks."""
+    """The results of the trainings; `repeated`, `deleted_alive` and `failed` name the jobs and tasks."""
 
     created: int = 0
     repeated: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def main() -> int:
     if reason := database.missing():
         print(f"skipped: {reason}")
         return 0
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries while the API server is away
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # retries while the API server is unavailable
     seed = random.randrange(10**6) if options.seed is None else options.seed
     minutes = options.minutes or 5 + options.trainings / 2
     print(f"soak: {options.trainings} trainings on {database.version()}, seed {seed}", flush=True)
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[Count, Disturbances, float]:
-    """Run all trainings to their end; returns the counts, what was disturbed, and how many seconds it took."""
+    """Run all trainings to their end. Returns the counts, the disturbances, and the duration in seconds."""
     dags = home / "dags"
     dags.mkdir()
     (dags / "soak.py").symlink_to(DAGS / "soak.py")
@@ -125,7 +125,7 @@ def _disturb_until_ended(
         if time.monotonic() < look:
             continue
         look = time.monotonic() + LOOK
-        with contextlib.suppress(OSError, AssertionError):  # Airflow's API server was killed, or does not serve yet
+        with contextlib.suppress(OSError, AssertionError):  # Airflow's API server was killed or isn't ready yet
             tasks = [task for dag_id, run in runs.items() for task in airflow.tasks(dag_id, run)]
         states = collections.Counter(str(task["state"]) for task in tasks)
         if time.monotonic() > report:
@@ -137,10 +137,10 @@ def _disturb_until_ended(
 
 
 def counted(jobs: Iterable[dict[str, Any]], deleted: Collection[str], tasks: list[dict[str, Any]]) -> Count:
-    """What came of the trainings.
+    """The results of the trainings.
 
-    :param jobs: all jobs that were ever created, as they were last, in the order of their creation.
-    :param deleted: the uids of those that were deleted.
+    :param jobs: all jobs ever created, in their last state, in order of creation.
+    :param deleted: the uids of deleted jobs.
     :param tasks: as Airflow's API returns them.
     """
     count = Count()
@@ -153,7 +153,7 @@ def counted(jobs: Iterable[dict[str, Any]], deleted: Collection[str], tasks: lis
             count.deleted_alive.append(_described(job))
     for of_one in by_training.values():
         succeeded = [terminal(job) == "Succeeded" for job in of_one]
-        # any job that comes after one that had succeeded trains again what was trained
+        # any job created after a successful one repeats its training
         count.repeated += [_described(job) for n, job in enumerate(of_one) if any(succeeded[:n])]
     count.states.update(str(task["state"]) for task in tasks)
     count.tries = sum(task["try_number"] for task in tasks)
@@ -166,7 +166,7 @@ def _described(job: dict[str, Any]) -> str:
 
 
 def gpus_left(kube: Kube) -> int:
-    """GPUs that pods still hold when they have had their time to end."""
+    """GPUs that pods still hold after the time that they have to end."""
     end = time.monotonic() + FREED_WITHIN
     held = 0
     while time.monotonic() < end:
@@ -181,7 +181,7 @@ def gpus_left(kube: Kube) -> int:
 
 
 def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
-    """The report, as docs/guarantees.md shows it."""
+    """The report in the format of docs/guarantees.md."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit.strip() or 'unknown'}",

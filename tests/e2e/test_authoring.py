@@ -1,4 +1,4 @@
-"""What people build on the operators: functions, checkpoints, sweeps, assets, backfills in a pool, a reaper."""
+"""Features built on the operators: functions, checkpoints, sweeps, assets, backfills in a pool, the reaper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     assert "epoch 1 loss" not in second
     assert airflow.xcom("resumes", run, "train")["resumed_from"] == 2
 
-    airflow.clear("resumes", run, "train")  # its first attempt trains from the start, and so fails in epoch 3 again
+    airflow.clear("resumes", run, "train")  # its first attempt trains from the start, so it fails in epoch 3 again
     wait_for("the try after the clear's first", lambda: airflow.task("resumes", run, "train")["try_number"] == 4)
     airflow.wait_state("resumes", run, "train", "success")
     third = airflow.log("resumes", run, "train", 3)
@@ -64,7 +64,7 @@ def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
 
 @pytest.mark.timeout(1200)
 def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
-    """20 intervals, two GPUs each, a pool of four: deferred tasks, as the first two are, count (include_deferred)."""
+    """20 intervals, two GPUs each, a pool of four. Deferred tasks, such as the first two, count (include_deferred)."""
     pool = {"name": "four_gpus", "slots": 4, "include_deferred": True}
     airflow.call("POST", "/api/v2/pools", pool)
     wait_for("the DAG is known", lambda: airflow.known("intervals"))
@@ -93,14 +93,14 @@ def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None
 
 
 def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kube) -> None:
-    """The worker is killed and its task marked failed: nobody is left to act, until the reaper's second look."""
+    """The worker is killed and its task marked failed. Only the reaper's second check releases the job."""
     run = airflow.trigger("orphan")
     wait_for("the pod runs", lambda: kube.gpus_held("ktrain.airflow/dag-id=orphan") == 1)
     airflow.kill_task("orphan", run, "train", signal.SIGKILL)
     airflow.wait_state("orphan", run, "train", "failed")
     assert kube.gpus_held("ktrain.airflow/dag-id=orphan") == 1
 
-    airflow.trigger("ktrain_reaper")  # and its schedule may have begun a run of its own
+    airflow.trigger("ktrain_reaper")  # the reaper's schedule may have started a run as well
     wait_for("the GPU is free", lambda: kube.gpus_held("ktrain.airflow/dag-id=orphan") == 0)
 
     def reports() -> list[str]:

@@ -1,7 +1,7 @@
-"""`make chaos`: what is killed, stalled or taken away while a task trains, and what is left of its job then.
+"""`make chaos`: processes are killed, stalled or made unavailable while a task trains; then the job's state is checked.
 
-After each: as many jobs as there should be were ever created, no pod of a finished task holds a GPU within a minute
-(or it is said that the reaper's next run frees it), the task's state is right, and its log tells the truth.
+After each test: the expected number of jobs were ever created, no pod of a finished task holds a GPU within a minute
+(or the log reports that the reaper's next run frees it), the task's state is right, and its log is correct.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JOBS = "/pytorchjobs"
 
 @needs_faults
 def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, airflow: Airflow) -> None:
-    """It had asked, and the API server would not have it."""
+    """Its create was sent, and the API server rejected it."""
     cluster.admin("status", status=503, verb="create", path=JOBS)
     stage = begin("chaos_worker_retries", seconds=5)
     stage.wait_line("can't process the request for PyTorchJob")
@@ -44,7 +44,7 @@ def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, air
 @of_each_kind
 @needs_faults
 def test_worker_killed_after_the_create(begin: Begin, kind: Kind, cluster: TestCluster, airflow: Airflow) -> None:
-    """Before it knew: the job was created, and whatever it asks next is not answered."""
+    """The job was created, but its next requests get no response."""
     cluster.admin("status", status=503, verb="get,list,watch", path=f"/{kind.plural}")
     stage = begin("chaos_worker_retries", kind, seconds=15)
     wait_for("the job's pods", lambda: stage.gpus() == 2)
@@ -58,7 +58,7 @@ def test_worker_killed_after_the_create(begin: Begin, kind: Kind, cluster: TestC
 
 @of_each_kind
 def test_worker_lost_while_following(begin: Begin, kind: Kind, airflow: Airflow) -> None:
-    """The process and its supervisor: nobody reports it. The retry goes on with the job."""
+    """The process and its supervisor are killed: no process reports it. The retry continues with the job."""
     stage = begin("chaos_worker_retries", kind, seconds=60)
     stage.wait_line(f"[{stage.replicas[1]}] line 3")
     airflow.kill_worker()
@@ -68,9 +68,9 @@ def test_worker_lost_while_following(begin: Begin, kind: Kind, airflow: Airflow)
 
 
 def test_worker_killed_after_execute_returned(begin: Begin) -> None:
-    """Airflow doesn't know of the success yet: the retry returns the result and trains nothing.
+    """Airflow doesn't have the success yet: the retry returns the result without another training.
 
-    It is stored. Below Airflow 3.3 it is read from the kept job, whose log is read again.
+    The result is stored. Below Airflow 3.3 it is read from the log of the kept job.
     """
     stage = begin("chaos_worker_ended", seconds=3)
     stage.wait_line("execute has returned")
@@ -83,7 +83,7 @@ def test_worker_killed_after_execute_returned(begin: Begin) -> None:
 
 @of_each_kind
 def test_worker_lost_for_good(begin: Begin, kind: Kind, airflow: Airflow) -> None:
-    """Without a retry nobody is left to act: the reaper."""
+    """Without a retry only the reaper is left to act."""
     stage = begin("chaos_worker", kind, seconds=600)
     stage.wait_line(f"[{stage.replicas[1]}] line 3")
     airflow.kill_worker()
@@ -92,7 +92,7 @@ def test_worker_lost_for_good(begin: Begin, kind: Kind, airflow: Airflow) -> Non
 
 
 def test_sigterm_to_the_worker(begin: Begin) -> None:
-    """Airflow lets such a task go on and even succeed: it must not."""
+    """Airflow lets such a task continue and even succeed; it must not."""
     stage = begin("chaos_worker", seconds=600)
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_triggerer_killed_with_a_second_one_beside(begin: Begin, triggerers: Air
 
 
 def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers: Airflow) -> None:
-    """It withholds the event until it has run for ten seconds: the job has ended, and Airflow does not know."""
+    """It delays the event until it has run for ten seconds: the job has ended, but Airflow hasn't been notified."""
     stage = begin("chaos_deferred_retries", seconds=6, wait=0)
     wait_for("the job has ended", stage.ended)
     wait_for("its pods have ended", lambda: not stage.gpus())
@@ -127,7 +127,7 @@ def test_triggerer_killed_between_the_end_and_its_event(begin: Begin, triggerers
 
 
 def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Airflow) -> None:
-    """As it wakes, Airflow kills its trigger, which the other one runs by now: the job must not notice."""
+    """When it resumes, Airflow kills its trigger, which the other one already runs: the job must not be affected."""
     stage = begin("chaos_deferred", seconds=75)
     stage.wait_followed()
     triggerers.run("triggerer", "triggerer-2")
@@ -141,19 +141,19 @@ def test_triggerer_stalled_with_a_second_one_beside(begin: Begin, triggerers: Ai
 
 
 def test_marked_failed_before_a_triggerer_has_it(begin: Begin, triggerers: Airflow) -> None:
-    """Between the worker's end and the trigger's start nothing of ours runs: the reaper."""
+    """Between the worker's end and the trigger's start none of our code runs: the reaper releases the job."""
     stage = begin("chaos_deferred", seconds=600)
     wait_for("the job's pods", lambda: stage.gpus() == 2)
     triggerers.end("triggerer")
     stage.wait_state("deferred")
     stage.set_state("failed")
     stage.wait_state("failed")
-    triggerers.run("triggerer")  # the reaper needs one; it has nothing to do with the job
+    triggerers.run("triggerer")  # the reaper needs a triggerer, which has nothing to do with the job
     check_reaped(stage)
 
 
 def test_deferral_times_out_with_its_triggerer(begin: Begin, triggerers: Airflow) -> None:
-    """Airflow's own timeout, where the trigger could not keep the deadline: the worker frees the GPUs."""
+    """Airflow's own timeout, because the trigger could not enforce the deadline: the worker frees the GPUs."""
     stage = begin("chaos_timeout", seconds=600)
     stage.wait_followed()
     triggerers.signal("triggerer", signal.SIGSTOP)
@@ -182,7 +182,7 @@ def test_mark_success_while_deferred(begin: Begin) -> None:
 
 @of_each_kind
 def test_mark_failed_while_deferred_with_keep_job(begin: Begin, kind: Kind) -> None:
-    """The job is kept, and its GPUs are not."""
+    """The job is kept; its GPUs are released."""
     stage = begin("chaos_deferred_keeps", kind, seconds=600)
     stage.wait_followed()
     stage.set_state("failed")
@@ -194,7 +194,7 @@ def test_mark_failed_while_deferred_with_keep_job(begin: Begin, kind: Kind) -> N
 
 @of_each_kind
 def test_clear_while_running(begin: Begin, kind: Kind) -> None:
-    """The old worker's kill releases its job; the new try's one is another."""
+    """The old worker's kill releases its job; the new try creates another job."""
     stage = begin("chaos_worker", kind, seconds=10)
     stage.wait_line(f"[{stage.replicas[1]}] line 3")
     stage.clear()
@@ -217,7 +217,7 @@ def test_api_server_away_while_waiting(begin: Begin, cluster: TestCluster) -> No
 
 @needs_faults
 def test_api_server_away_while_releasing(begin: Begin, cluster: TestCluster) -> None:
-    """The deletion is refused until the API server is gone altogether."""
+    """The deletion is rejected until the API server is unavailable."""
     stage = begin("chaos_deferred", seconds=8)
     stage.wait_followed()
     cluster.admin("status", status=503, verb="delete", path=JOBS)
@@ -230,7 +230,7 @@ def test_api_server_away_while_releasing(begin: Begin, cluster: TestCluster) -> 
 
 @needs_faults
 def test_api_server_away_while_marked_failed(begin: Begin, cluster: TestCluster) -> None:
-    """The triggerer goes on asking, for longer than Airflow gives a kill."""
+    """The triggerer retries for longer than Airflow allows for a kill."""
     stage = begin("chaos_deferred", seconds=600)
     stage.wait_followed()
     cluster.admin("drop", seconds=AWAY)
@@ -262,7 +262,7 @@ def test_job_deleted_under_us_with_a_retry(begin: Begin, kind: Kind) -> None:
 
 
 def test_fifty_jobs_end_a_second_after_the_deferral(begin: Begin, airflow: Airflow) -> None:
-    """A very fast event fails a task of Airflow 3.3; none of these may."""
+    """A very fast event fails a task of Airflow 3.3; none of these may fail."""
     stage = begin("chaos_many", seconds=3, wait=0)
 
     def states() -> list[str]:

@@ -1,8 +1,7 @@
-"""`make chaos`: what happens to the way to the API server while a task trains: credentials that fail, an address that
-changes.
+"""`make chaos`: changes of the access to the API server while a task trains: failing credentials and a changed address.
 
 Airflow reaches the cluster through a forwarder that can move to another port, with a kubeconfig whose exec plugin can
-be made to fail; the tests themselves reach it directly.
+be made to fail. The tests themselves reach it directly.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ cat {folder}/credentials
 class Forwarder:
     """Forwards HTTP on loopback to an API server; its port can change. A context manager.
 
-    It names the API server as the host: the embedded cluster answers no other name.
+    It sends the API server's name as the host, because the embedded cluster accepts no other name.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -72,7 +71,7 @@ class Forwarder:
 
     async def _move(self) -> None:
         before = self._server
-        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)  # while the old port is still taken
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)  # while the old port is still in use
         self.port = self._server.sockets[0].getsockname()[1]
         if before is not None:
             before.close()
@@ -107,7 +106,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
 
 
 class Way:
-    """How Airflow reaches the cluster: a kubeconfig with an exec plugin, and the forwarder."""
+    """Airflow's access to the cluster: a kubeconfig with an exec plugin, and the forwarder."""
 
     def __init__(self, cluster: TestCluster, folder: Path, forwarder: Forwarder) -> None:
         self.kubeconfig = folder / "kubeconfig"
@@ -125,7 +124,7 @@ class Way:
         self._write()
 
     def refuse(self, *hosts: str) -> None:
-        """Have the exec plugin fail in the processes of these hosts."""
+        """Make the exec plugin fail in the processes of these hosts."""
         self._refused.write_text("".join(f"{host}\n" for host in hosts))
 
     def move(self) -> str:
@@ -174,7 +173,7 @@ def test_exec_plugin_fails_in_the_triggerer_then_works(begin: Begin, airflow: Ai
 
 
 def test_exec_plugin_fails_in_the_worker_then_works(begin: Begin, airflow: Airflow, way: Way) -> None:
-    """Credentials may work at the next try: the failure is not final."""
+    """Credentials may work at the next try: the failure isn't final."""
     way.refuse(airflow.hosts["scheduler"])  # workers are its children
     stage = begin("chaos_worker_retries", seconds=5)
     stage.wait_line("no role today")

@@ -38,9 +38,9 @@ incluster_config.SERVICE_CERT_FILENAME = "{folder}/ca.crt"
 
 @dataclass(frozen=True)
 class Pod:
-    """What a pod with a service account has; Airflow's processes take `folder` for /var/run/secrets/...
+    """The files of a pod with a service account; Airflow's processes use `folder` for /var/run/secrets/...
 
-    :param folder: empty but for a `with` of `mounted`.
+    :param folder: empty except within `mounted`.
     :param server: the cluster's entry in its kubeconfig.
     :param token: empty if the kubeconfig has a client certificate instead.
     """
@@ -123,7 +123,7 @@ def test_disable_verify_ssl(begin: Begin) -> None:
 
 
 def test_unknown_certificate_authority(begin: Begin) -> None:
-    """Without disable_verify_ssl, the same kubeconfig is refused."""
+    """Without disable_verify_ssl, the same kubeconfig is rejected."""
     stage = begin("chaos_verified")
     stage.wait_line("certificate verify failed")
     stage.check_created(0)

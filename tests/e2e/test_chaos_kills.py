@@ -1,4 +1,4 @@
-"""`make chaos`: SIGTERM, and kills that are none: a training ends only where Airflow says that its task is over."""
+"""`make chaos`: SIGTERM with and without a kill: a training ends only if the task has ended in Airflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 def check_adopted(stage: Stage, seconds: int) -> None:
-    """The retry followed the one job to its end, and nothing was trained again."""
+    """The retry followed the only job to its end, and no training was repeated."""
     check_end(stage, "success", try_number=2)
     stage.check_lines(seconds, try_number=2)
     assert "Adopting it." in stage.log(2)
@@ -30,7 +30,7 @@ def answers(airflow: Airflow) -> bool:
 
 
 def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
-    """A rolling deployment: Airflow still has the task as running."""
+    """A rolling deployment: the task is still running in Airflow."""
     stage = begin("chaos_worker_retries", seconds=40)
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)
@@ -39,9 +39,9 @@ def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
 
 
 def test_airflows_api_server_away_until_the_worker_is_stopped(begin: Begin, airflow: Airflow) -> None:
-    """After three failed heartbeats Airflow's supervisor terminates the task, and can't be asked why.
+    """After three failed heartbeats Airflow's supervisor terminates the task, and can't answer why.
 
-    The retry comes a minute later: Airflow fails a try that it starts without its API server, before our code runs.
+    The retry comes a minute later: Airflow fails a try that starts without its API server, before our code runs.
     """
     stage = begin("chaos_retry_in_a_minute", seconds=200)
     stage.wait_line("[Worker 0] line 3")
@@ -55,7 +55,7 @@ def test_airflows_api_server_away_until_the_worker_is_stopped(begin: Begin, airf
 
 
 def test_marked_failed_while_running_with_a_retry(begin: Begin) -> None:
-    """A user's kill is one, although a retry is left."""
+    """A kill by a user ends the training although a retry is left."""
     stage = begin("chaos_worker_retries", seconds=600)
     stage.wait_line("[Worker 0] line 3")
     stage.set_state("failed")
@@ -64,7 +64,7 @@ def test_marked_failed_while_running_with_a_retry(begin: Begin) -> None:
 
 
 def test_marked_failed_before_the_retry(begin: Begin) -> None:
-    """The job was kept for a retry that never comes: the reaper's next run takes it."""
+    """The job was kept for a retry that never comes: the reaper's next run releases it."""
     stage = begin("chaos_retry_in_an_hour", seconds=600)
     stage.wait_line("[Worker 0] line 3")
     stage.kill_task(signal.SIGTERM)

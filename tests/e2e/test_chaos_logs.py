@@ -1,6 +1,6 @@
-"""Logs where production keeps them: a disk of its own for each process, and S3 as remote log storage.
+"""Logs as in production: each process has its own disk, and S3 is the remote log storage.
 
-What is checked is what the UI's API returns after the task has ended, unless a test says otherwise.
+The tests check what the UI's API returns after the task has ended, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e.conftest import DAGS
 from tests.e2e.scenario import LINE, TASK, Begin, Stage
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
-EARLY = 6  # lines that the program writes before those that come at once
+EARLY = 6  # lines that the program writes before those that it writes at once
 UPLOADED_WITHIN = 60.0  # seconds from the task's end until its whole log is visible
 FAILURE = re.compile(r"^Training\w*Error: (.+)$", re.MULTILINE)  # the exception that fails the task: its first line
 REPEATED = re.compile(r"Lines since \d\d:\d\d:\d\d may be repeated: ")
@@ -44,7 +44,7 @@ def airflow(cluster: TestCluster, storage: s3.S3, tmp_path_factory: pytest.TempP
 
 
 def numbers(log: str) -> dict[str, collections.Counter[int]]:
-    """How often each numbered line of each replica is in a log."""
+    """How often each numbered line of each replica occurs in a log."""
     found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for line in log.splitlines():
         if match := LINE.match(line):
@@ -53,7 +53,7 @@ def numbers(log: str) -> dict[str, collections.Counter[int]]:
 
 
 def missing(log: str, lines: int) -> dict[str, int]:
-    """How many of the lines 0 to `lines` - 1 are not there, by replica."""
+    """How many of the lines 0 to `lines` - 1 are missing, by replica."""
     found = numbers(log)
     return {name: lines - len(found[name].keys() & set(range(lines))) for name in ("Master 0", "Worker 0")}
 
@@ -77,7 +77,7 @@ def check_log(stage: Stage, lines: int) -> str:
 
 
 def last_line(airflow: Airflow, name: str, stage: Stage) -> int:
-    """The number of the last line of worker 0 on the disk of a component; -1 where there is none."""
+    """The number of the last line of worker 0 on the disk of a component; -1 if there is no line."""
     folder = airflow.log_folder(name) / f"dag_id={stage.dag}" / f"run_id={stage.run}" / f"task_id={TASK}"
     text = "\n".join(file.read_text() for file in folder.glob("attempt=1.log*"))
     return max((int(n) for n in re.findall(r"\[Worker 0\] line (\d+)", text)), default=-1)

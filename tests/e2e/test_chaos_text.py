@@ -1,6 +1,6 @@
-"""Text that a database refuses ends no triggerer, and a result that it changes fails no training.
+"""Text that a database rejects doesn't end a triggerer, and a result that it changes doesn't fail a training.
 
-SQLite stores both; PostgreSQL does not (KTRAIN_TEST_DATABASE=postgresql).
+SQLite stores both; PostgreSQL doesn't (KTRAIN_TEST_DATABASE=postgresql).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.e2e.scenario import Begin
 __all__ = ["airflow", "begin", "cluster"]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
-PAGE = b"\x1f\x8b\x08\0\0\0\xed\xa0\x80"  # the beginning of what a proxy compressed
+PAGE = b"\x1f\x8b\x08\0\0\0\xed\xa0\x80"  # the beginning of a proxy's compressed response
 DISCOVERY = {
     "/apis/kubeflow.org": {"versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}]},
     "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs", "kind": "PyTorchJob", "namespaced": True}]},
@@ -29,7 +29,7 @@ DISCOVERY = {
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
-    """Discovery works, the job does not exist, and all else is refused with a binary page."""
+    """Discovery works, the job doesn't exist, and all other requests are rejected with a binary page."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -84,7 +84,7 @@ def test_binary_error_page_stops_no_triggerer(proxied: None, airflow: Airflow, b
 
 
 def test_result_that_the_database_changes(airflow: Airflow) -> None:
-    """It came back from PostgreSQL as an integer that no process of Airflow's could read."""
+    """PostgreSQL returned it as an integer that no process of Airflow could read."""
     run = airflow.trigger("chaos_result")
     airflow.wait_state("chaos_result", run, "report", "success")
     stored = {"loss": "1e+20", "diverged": "nan", "note": "a\ufffdb\ufffd", "accuracy": 0.97}

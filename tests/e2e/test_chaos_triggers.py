@@ -1,4 +1,4 @@
-"""`make chaos`: triggers that cannot be loaded, or that get the arguments of another release. No job is touched."""
+"""`make chaos`: triggers that can't be loaded, or that get the arguments of another release. No job is changed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MISSING = "No module named 'airflow_provider_ktrain.triggers'"
 
 @pytest.fixture
 def without_triggers(tmp_path: pathlib.Path) -> dict[str, str]:
-    """The environment of a component whose provider has no triggers on its path.
+    """The environment of a component in which the provider's triggers can't be imported.
 
-    The rest stays: Airflow reads the provider's entry points as it starts, and does not start without what they name.
+    The rest of the provider stays: Airflow reads its entry points at startup, and fails if they can't be imported.
     """
     package = tmp_path / "airflow_provider_ktrain"
     (package / "triggers").mkdir(parents=True)
@@ -33,7 +33,7 @@ def without_triggers(tmp_path: pathlib.Path) -> dict[str, str]:
 def test_triggerer_that_cannot_import_the_trigger(
     begin: Begin, triggerers: Airflow, without_triggers: dict[str, str]
 ) -> None:
-    """Airflow answers with `__fail__`; the worker follows the job until a triggerer can load the trigger."""
+    """Airflow answers with `__fail__`. The worker follows the job until a triggerer can load the trigger."""
     triggerers.end("triggerer")
     triggerers.run("triggerer", **without_triggers)
     stage = begin("chaos_defers_again", seconds=60)
@@ -42,14 +42,14 @@ def test_triggerer_that_cannot_import_the_trigger(
     assert stage.gpus() == 2
     triggerers.end("triggerer")
     triggerers.run("triggerer")
-    # Airflow 3.3 may fail a try whose trigger ends within a second of the deferral: then a retry goes on with the job
+    # Airflow 3.3 may fail a try whose trigger ends within a second of the deferral: then a retry continues with the job
     number = stage.wait_state("success")["try_number"]
     check_end(stage, "success", try_number=number)
     stage.check_lines(60, number)
 
 
 def test_arguments_of_an_earlier_release(begin: Begin, airflow: Airflow) -> None:
-    """A worker that was not upgraded yet, beside a triggerer that was."""
+    """The worker hasn't been upgraded yet; the triggerer has."""
     stage = begin("chaos_earlier_release", seconds=20)
     stage.wait_followed()
     check_end(stage, "success")

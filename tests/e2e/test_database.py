@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the end-to-end tests: it ends with whoever started it."""
+"""The PostgreSQL server of the end-to-end tests: it ends with the process that started it."""
 
 from __future__ import annotations
 

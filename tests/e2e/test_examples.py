@@ -1,4 +1,4 @@
-"""The seeds' guides, as docs/guides-as-dags.md has them: each example DAG runs on the embedded cluster."""
+"""The guides of docs/guides-as-dags.md: each example DAG runs on the embedded cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLE = "training.kubeflow.org/replica-type"
 
 
 class Pods:
-    """What happened to pods while somebody looked: no state is missed, as it is a watch."""
+    """The history of pods while a test watched them. A watch misses no state."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -30,11 +30,11 @@ class Pods:
 
     @property
     def nodes(self) -> dict[str, str]:
-        """By name, of all that got a node."""
+        """Nodes by pod name, of all pods that got a node."""
         return {p.metadata.name: p.spec.node_name for p in self.states if p.spec.node_name}
 
     def running(self, role: str) -> list[int]:
-        """How many of a role ran, each time that number changed. One that is asked to end does not count."""
+        """The running number of a role, at each change. A pod that is being deleted doesn't count."""
         now: set[str] = set()
         counts = [0]
         for pod in self.of(role):
@@ -47,7 +47,7 @@ class Pods:
 
 @contextlib.contextmanager
 def watching(kube: Kube) -> Iterator[Pods]:
-    """Watch the namespace's pods, a second at a time: each watch goes on where the one before ended."""
+    """Watch the namespace's pods, one second at a time. Each watch continues where the previous one ended."""
     pods, ended = Pods(), threading.Event()
     version = kube.core.list_namespaced_pod(kube.namespace).metadata.resource_version
 
@@ -70,7 +70,7 @@ def watching(kube: Kube) -> Iterator[Pods]:
 
 
 def run(airflow: Airflow, dag: str, conf: dict[str, Any] | None = None, timeout: float = 240) -> list[str]:
-    """Run a DAG to the success of its task `train`; the lines of its log."""
+    """Run a DAG until its task `train` succeeds. Returns the lines of its log."""
     run_id = airflow.trigger(dag, conf)
     airflow.wait_state(dag, run_id, "train", "success", timeout=timeout)
     return airflow.log(dag, run_id, "train").splitlines()
@@ -155,7 +155,7 @@ def test_torchrun_as_a_trainjob(airflow: Airflow, kube: Kube) -> None:
 
 
 def test_sweep_of_trainjobs_over_learning_rates(airflow: Airflow, kube: Kube) -> None:
-    """Each is a function that torchrun starts on two nodes."""
+    """Each job runs a function that torchrun starts on two nodes."""
     run_id = airflow.trigger("ktrain_trainjob_sweep")
     airflow.wait_state("ktrain_trainjob_sweep", run_id, "best", "success")
     assert airflow.xcom("ktrain_trainjob_sweep", run_id, "best")["learning_rate"] == 0.1

@@ -1,4 +1,4 @@
-"""The shortest of the ways in which a task is killed, under Airflow's own processes: its job goes, and no other."""
+"""The quickest ways to kill a task, with Airflow's own processes: only the task's own job is deleted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mark_failed_while_deferred(begin: Begin, kind: Kind) -> None:
 
 @of_each_kind
 def test_clear_while_deferred_starts_anew(begin: Begin, kind: Kind) -> None:
-    """The old try's trigger is killed while the new try already runs: it must not touch the new job."""
+    """The old try's trigger is killed while the new try already runs: it must not change the new job."""
     stage = begin("chaos_deferred", kind, seconds=15)
     stage.wait_followed()
     stage.clear()

@@ -1,4 +1,4 @@
-"""DAGs of the end-to-end tests of authoring: checkpoints over tries, a backfill in a pool, an orphan for the reaper."""
+"""DAGs of the end-to-end tests of authoring: checkpoints across tries, a backfill in a pool, an orphaned job."""
 
 import datetime
 import os

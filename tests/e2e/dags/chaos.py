@@ -1,4 +1,4 @@
-"""DAGs of the tests that kill things: one job of two replicas that writes a line a second, in every kind of task."""
+"""DAGs of the chaos tests: one job of two replicas that writes a line per second, in every kind of task."""
 
 import datetime
 import os
@@ -10,9 +10,9 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
-# `seconds`, `wait` and `code` come with the run; the line is written before the second passes, so that there always is
-# one; the Master's end is the job's, so it waits for the Worker, which has waited for it; and the first process of a
-# container gets no SIGTERM that it does not ask for
+# The run sets `seconds`, `wait` and `code`. A line is written before each second passes, so there is at least one line.
+# The Master's end ends the job, so the Master waits for the Worker, which has waited for the Master. The first process
+# of a container gets SIGTERM only if it handles it.
 COUNT = """
 trap 'exit 143' TERM
 i=0
@@ -30,13 +30,13 @@ JOB: dict[str, Any] = {
 
 
 class SoonTimedOut(PyTorchJobOperator):
-    """Airflow's own timeout of the deferral follows the deadline at once."""
+    """Airflow's own timeout of the deferral follows immediately after the deadline."""
 
     defer_padding = 3.0
 
 
 class WaitsAfterExecute(PyTorchJobOperator):
-    """Its first try stays in the worker after `execute` has returned, until the worker is killed."""
+    """The worker of the first try waits after `execute` has returned, until it is killed."""
 
     def post_execute(self, context: Any, result: Any = None) -> None:
         if context["ti"].try_number == 1:

@@ -1,4 +1,4 @@
-"""DAGs of `test_chaos_connections.py`: one short job by different connections; `kubernetes_default` isn't defined."""
+"""DAGs of `test_chaos_connections.py`: one short job with different connections; `kubernetes_default` isn't defined."""
 
 import os
 

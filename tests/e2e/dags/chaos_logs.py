@@ -7,8 +7,8 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
-# the first lines are logged by the worker, the others by triggerers; 1,000 lines a second keep within their budget; the
-# Master fails alone and last: the operator deletes pods that still run when another one has failed
+# The worker logs the first lines, triggerers log the others. 1,000 lines per second stay within their budget. Only the
+# Master fails, and it fails last: the operator deletes pods that still run when another one has failed.
 WRITE = """
 trap 'exit 143' TERM
 i=0

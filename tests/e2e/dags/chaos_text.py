@@ -1,4 +1,4 @@
-"""DAGs of tests/e2e/test_chaos_text.py: text and numbers that a database refuses or changes."""
+"""DAGs of tests/e2e/test_chaos_text.py: text and numbers that a database rejects or changes."""
 
 import datetime
 import os

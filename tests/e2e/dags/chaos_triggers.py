@@ -1,4 +1,4 @@
-"""DAGs of the tests in which a trigger cannot be loaded, or gets the arguments of another release."""
+"""DAGs of the tests in which a trigger can't be loaded, or gets the arguments of another release."""
 
 import datetime
 import os
@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
 
 
 class DefersAgainSoon(PyTorchJobOperator):
-    """After each failed trigger the worker follows for seconds, not for minutes."""
+    """After each failed trigger, the worker follows for seconds instead of minutes."""
 
     seconds_in_worker = (5.0, 5.0, 5.0, 5.0)
 
@@ -44,7 +44,7 @@ class FlatTrigger(TrainingJobTrigger):
 
 
 class DefersAsAnEarlierRelease(PyTorchJobOperator):
-    """Its worker is of an earlier release than the triggerer."""
+    """Its worker has an earlier release of the provider than the triggerer."""
 
     def defer(self, *, trigger: Any, **how: Any) -> NoReturn:
         super().defer(trigger=FlatTrigger(**trigger.serialize()[1]), **how)

@@ -1,4 +1,4 @@
-"""DAGs of `make soak`: many short trainings as mapped tasks, one DAG whose tasks defer and one whose tasks do not."""
+"""DAGs of `make soak`: many short trainings as mapped tasks. The tasks of one DAG defer, those of the other don't."""
 
 import datetime
 import os
@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 TRAININGS = int(os.environ.get("SOAK_TRAININGS", "2"))  # of each DAG
-SECONDS = (4, 12, 20, 28)  # how long the trainings take, in turn
+SECONDS = (4, 12, 20, 28)  # durations of the trainings, used in turn
 
 for dag_id, deferrable in (("soak_deferred", True), ("soak_worker", False)):
     with DAG(dag_id, schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), max_active_tasks=TRAININGS):
