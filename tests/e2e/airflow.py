@@ -120,8 +120,9 @@ class Airflow:
         wait_for("the API server answers", self._healthy)
 
     def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
-        """Start a component, named `name` (default: its own name). The component ends with the calling thread, so call it
-        from the main thread.
+        """Start a component, named `name` (default: its own name).
+
+        Call this from the main thread, because the component ends with the thread that started it.
 
         :param env: environment variables of this component only.
         """
@@ -239,8 +240,8 @@ class Airflow:
     def backfill(self, dag_id: str, from_date: str, to_date: str, max_active_runs: int) -> None:
         """`airflow backfill create`, while no scheduler runs.
 
-        SQLite has one writer: Airflow rolls a backfill back if another write interrupts it. A scheduler that has already
-        seen its runs then crashes.
+        SQLite has one writer: Airflow rolls a backfill back if another write interrupts it. A scheduler that has
+        already seen its runs then crashes.
         """
         scheduler = self.processes["scheduler"]
         scheduler.terminate()

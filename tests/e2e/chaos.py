@@ -57,7 +57,7 @@ def begin(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
 
 @pytest.fixture
 def triggerers(airflow: Airflow) -> Iterator[Airflow]:
-    """For tests that end or stop triggerers. They begin with one, named `triggerer`; the usual ones run again afterwards."""
+    """For tests that end or stop triggerers: begins with one named `triggerer`; the usual ones run afterwards."""
     if len(airflow.triggerers) > 1:
         airflow.set_triggerers("triggerer")
     yield airflow

@@ -131,7 +131,7 @@ class Stage:
         return False
 
     def check_freed(self, within: float = FREED_WITHIN) -> None:
-        """No pod of this run holds a GPU soon."""
+        """Wait until no pod of this run holds a GPU; fails after `within` seconds."""
 
         def free() -> bool:
             with contextlib.suppress(*NOT_NOW):

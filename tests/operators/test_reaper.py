@@ -82,7 +82,7 @@ def test_what_is_followed_again_by_the_second_look_stays(instance: Instance, sup
 
 
 def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
-    """Its task has failed again since: for the second check, this is the first sight of another try's job."""
+    """Its task has failed again since: for the second check, this is the first check of another try's job."""
     reaper, found = look(instance, dry_run=False)
     instance.execute(number=2, retries=1, max_tries=2)
     assert reaper.second_look(instance.context, found) == []
@@ -144,10 +144,7 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
     instance.execute(number=2, max_tries=1, name="other")
     reaper, found = look(instance, dry_run=False)
     assert len(found["candidates"]) == 2
-    supervisor.states = [
-        *[TaskInstanceState.FAILED] * 3,
-        TaskInstanceState.RUNNING,
-    ]  # both in the check, then each
+    supervisor.states = [*[TaskInstanceState.FAILED] * 3, TaskInstanceState.RUNNING]  # first both, then each
     assert len(reaper.second_look(instance.context, found)) == 1
     assert len(instance.jobs()) == 1
 
