@@ -1,4 +1,4 @@
-"""Manifests for tests: the seeds' documents and small ones of our own."""
+"""Manifests for tests: the documents of the seeds, and small ones of our own."""
 
 from __future__ import annotations
 

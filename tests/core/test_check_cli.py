@@ -1,4 +1,4 @@
-"""`ktrain check`: for people and for CI."""
+"""`ktrain check`: its output for people and for CI."""
 
 from __future__ import annotations
 

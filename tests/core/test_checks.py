@@ -32,7 +32,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def put(path: str, value: Any) -> Change:
-    """A change of a manifest: `a.b.0.c` set to a value; None takes it away."""
+    """A change of a manifest: sets `a.b.0.c` to a value; None removes it."""
 
     def change(manifest: dict[str, Any]) -> None:
         *parents, last = (key.replace("|", "/") for key in path.split("/"))
@@ -184,7 +184,7 @@ def test_text_in_place_of_a_number_is_quoted() -> None:
 
 
 def test_unknown_field_names_the_consequence_and_a_similar_field() -> None:
-    """A create is strict: the server refuses what it does not know, and does not drop it."""
+    """A create is strict: the server rejects unknown fields instead of dropping them."""
     manifest = changed(pytorchjob(), put(f"{CONTAINER}/imagePullPolice", "x"))
     (ours,) = check(manifest)
     assert ours.message == "unknown field `imagePullPolice`: the API server will probably reject it"
@@ -204,7 +204,7 @@ def test_another_kind_than_the_wanted_one_is_one_problem() -> None:
     assert problem.hint == "use MPIJobOperator for it"
 
 
-# ---- the recordings: what a real API server, webhook and operator made of manifests with mistakes
+# ---- the recordings: the responses of a real API server, webhook and operator to manifests with mistakes
 
 REJECTED = json.loads((Path(__file__).parent / "recordings" / "rejected.json").read_text())
 PRUNED = {"unknown-field", "clean-pod-policy"}  #: 400 under strict validation, accepted and pruned by default
@@ -260,7 +260,7 @@ def test_the_servers_schema_is_strict() -> None:
 
 
 def test_a_name_that_stands_twice_in_env_is_for_the_servers_schema_to_refuse() -> None:
-    """CRDs of training-operator before 1.9 take the last one."""
+    """CRDs of training-operator before 1.9 use the last one."""
     env = {"type": "array", "items": {}, "x-kubernetes-list-map-keys": ["name"]}
     schema = {"properties": {"spec": {"properties": {"env": env}}}}
     manifest = changed(pytorchjob(), put("spec/env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]))
@@ -342,14 +342,14 @@ def test_no_trainjob_is_too_broken_to_be_checked(place: tuple[str | int, ...], v
     job["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "node", containers=[{"name": "node", "env": []}])]
     broken, problems = check_broken(job, place, value)
     if not isinstance(broken, dict) or any(p.code == "type" for p in problems):
-        return  # it is not compared with the runtime
+        return  # this value isn't compared with the runtime
     assert all(p.path.startswith("$") for p in judge_runtime(broken, RUNTIME, 33))
     with contextlib.suppress(RuntimeMismatchError):
         TRAINJOB.expand(broken, Served(frozenset({"runtimePatches"}), RUNTIME), name_length=33)
 
 
 def check_broken(job: Any, place: tuple[str | int, ...], value: Any) -> tuple[Any, list[Problem]]:
-    """Check a job with this value at a place; returns it and its problems."""
+    """Check a job with this value at a path; returns the job and its problems."""
     manifest: Any = {"root": job}
     here, last = manifest, "root"
     for key in place:
@@ -366,7 +366,7 @@ def check_broken(job: Any, place: tuple[str | int, ...], value: Any) -> tuple[An
 
 def test_errors_are_raised_together() -> None:
     raise_errors(check(pytorchjob()))
-    raise_errors(check(load(DATA / "torchrun-cpu.yaml")))  # warnings alone do not stop anybody
+    raise_errors(check(load(DATA / "torchrun-cpu.yaml")))  # a manifest with only warnings is submitted
     with pytest.raises(ManifestError) as e:
         raise_errors(check(load(DATA / "practitioner-nccl.yaml")))
     text = str(e.value)

@@ -47,7 +47,7 @@ def pod(
     created: float = 0,
     **status: Any,
 ) -> Any:
-    """One pod: `running` since a time, or `ended`, or waiting if it is neither. `before` is the previous run."""
+    """One pod: `running` since a time, or `ended`, or else waiting. `before` is the previous run."""
     role, index = replica.split("-")
     prefix = "training.kubeflow.org"
     state = {"running": {"startedAt": at(running)}} if running is not None else {"waiting": {}}
@@ -103,7 +103,7 @@ def crashes(
 )
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> None:
-    """Each is reported once, also if another process takes over after each event."""
+    """Each restart is reported once, also if another process takes over after each event."""
     (_, recorded), *events = [json.loads(line) for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines()]
     history = RestartHistory(PYTORCHJOB)
     pods: Pods = {}
@@ -119,7 +119,7 @@ def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> No
             history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
             restarts += history.update(recorded, pods)
     assert described(restarts) == lines
-    assert history.crash_loop(1 if name.startswith("09") else 2) is None  # it succeeded
+    assert history.crash_loop(1 if name.startswith("09") else 2) is None  # the container succeeded
 
 
 def test_a_restart_names_the_exception_of_the_previous_run() -> None:
@@ -239,7 +239,7 @@ def test_a_gap_in_the_observations_resets_the_count() -> None:
     ("reason", "gone"), [("Evicted", False), ("Preempting", False), ("NodeLost", False), ("", True)], ids=str
 )
 def test_counting_starts_again_when_a_replica_loses_its_pod(reason: str, gone: bool) -> None:
-    """Its peers fail in NCCL until it runs again."""
+    """The other replicas fail in NCCL until it runs again."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))

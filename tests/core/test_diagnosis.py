@@ -1,4 +1,4 @@
-"""The first line of a failure is its cause: failures recorded on a real cluster, and some that were not recorded."""
+"""The first line of a failure is its cause: for failures recorded on a real cluster, and for some others."""
 
 from __future__ import annotations
 
@@ -433,7 +433,7 @@ def test_a_lost_node_is_infrastructure() -> None:
     "meta",
     [
         {"deletionTimestamp": time(131), "deletionGracePeriodSeconds": 30},
-        {"deletionTimestamp": time(104), "deletionGracePeriodSeconds": 0},  # as the kubelet removes it
+        {"deletionTimestamp": time(104), "deletionGracePeriodSeconds": 0},  # as when the kubelet removes it
     ],
 )
 def test_a_pod_deleted_by_hand_fails_the_job_under_never(meta: dict[str, Any]) -> None:
@@ -548,7 +548,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("line", "code", "category"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
 def test_known_messages_of_programs(line: str, code: int, category: Category) -> None:
-    """They explain a failure. None of them forbids a retry."""
+    """They explain a failure. None of them prevents a retry."""
     cause = diagnose(failed(), [pod("Worker", 2, code=code, at=5)], log_tails=logs(worker_2=line))
     assert (cause.category, cause.retryable) == (category, True)
     assert line in cause.summary
@@ -564,14 +564,14 @@ def test_known_messages_of_programs(line: str, code: int, category: Category) ->
     ],
 )
 def test_a_program_that_torchrun_did_not_start(line: str) -> None:
-    """The Trainer sets only PET_*, which torchrun reads (migrate-to-trainjob.md)."""
+    """The Trainer sets only PET_* variables, which torchrun reads (migrate-to-trainjob.md)."""
     cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=line))
     assert cause.summary == f"Worker 0 lacks the variables that torchrun sets: {line} (exit code 1)"
     assert cause.resolution.startswith("Start the program by torchrun")
 
 
 def test_no_known_message_is_a_configuration_error() -> None:
-    """Configuration errors are never retried, and a log message proves nothing."""
+    """Configuration errors are never retried, and a log message isn't sufficient evidence."""
     tables = (
         failure_patterns.PROGRAM_ERRORS,
         failure_patterns.PEER_LOSSES,
@@ -627,7 +627,7 @@ def test_a_known_message_does_not_override_a_signal(code: int, category: Categor
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
 def test_only_a_refused_manifest_is_a_configuration_error(name: str) -> None:
-    """Only events of the API server or the operator can forbid retries."""
+    """Only events of the API server or the operator can prevent retries."""
     record = recording(name)
     cause = cause_of(record)
     refused = [
@@ -743,7 +743,7 @@ def test_max_restarts_names_the_failure() -> None:
     ids=["runs again", "has ended well", "waits"],
 )
 def test_max_restarts_names_the_failure_before_the_restart(now: dict[str, Any]) -> None:
-    """The restart is counted when the container already runs again."""
+    """The restart is counted when the container is already running again."""
     again = pod("Master", 0, code=1, at=5, restarts=1)
     (status,) = again["status"]["containerStatuses"]
     status |= {"lastState": status["state"], "state": now}
@@ -789,7 +789,7 @@ def test_a_cause_travels_as_json() -> None:
     assert Cause(**{**again, "category": Category(again["category"])}) == cause
 
 
-HUGE = 256 * 1024  #: a progress bar is one line
+HUGE = 256 * 1024  #: a progress bar counts as one line
 
 
 @pytest.mark.parametrize("replicas", [1, 512])
@@ -860,7 +860,7 @@ def test_any_log_can_be_read(lines: list[str], message: str) -> None:
 
 
 def test_importing_core_imports_no_clients() -> None:
-    """core is imported by the webserver, the CLI and DAG files: it imports no Airflow, no clients and no event loop."""
+    """The webserver, the CLI and DAG files import core: it imports no Airflow, no clients and no event loop."""
     import subprocess
     import sys
 

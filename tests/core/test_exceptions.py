@@ -1,4 +1,4 @@
-"""A cause becomes the exception that `retry_policy` rules name."""
+"""Each cause raises the exception that `retry_policy` rules can match."""
 
 from __future__ import annotations
 

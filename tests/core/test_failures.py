@@ -1,4 +1,4 @@
-"""Failures that were not recorded: messages of Kubernetes and of programs, and the first line that they lead to."""
+"""Failures that were not recorded: messages of Kubernetes and of programs, and the resulting first line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def evidence(case: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     if "init" in case:
         it["status"]["initContainerStatuses"] = [case["init"]]
     if case.get("status", {}).get("phase") == "Pending" and "waiting" not in case:
-        del it["status"]["containerStatuses"]  # it has no node
+        del it["status"]["containerStatuses"]  # the pod has no node
     it["status"] |= case.get("status", {})
     events = [e | {"involvedObject": {"name": "train-pod" if e.get("of") else "train"}} for e in case.get("events", ())]
     return job, [it] if case.get("pods", True) else [], events
@@ -64,7 +64,7 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
-    assert cause.category != "configuration" or not cause.retryable  # tasks are not retried for it
+    assert cause.category != "configuration" or not cause.retryable  # configuration errors are not retried
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "find_startup_failure" in case])
@@ -78,7 +78,7 @@ def test_denied_pods_fail_the_job_after_the_grace_time(name: str) -> None:
 
 @pytest.mark.parametrize(("on_node", "gives_up"), [(20, False), (179, False), (180, True)])
 def test_the_grace_time_of_a_pod_starts_when_it_gets_its_node(on_node: float, gives_up: bool) -> None:
-    """The job has waited for hours until this worker got a node; the registry may be unavailable only now."""
+    """The job waited for hours until this worker got a node; the registry may have become unavailable only then."""
     why = {"reason": "ErrImagePull", "message": "429 Too Many Requests"}
     job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}, "waiting": why})
     now = datetime.fromisoformat(it["metadata"]["creationTimestamp"]) + timedelta(hours=2)
@@ -91,7 +91,7 @@ def test_the_grace_time_of_a_pod_starts_when_it_gets_its_node(on_node: float, gi
 
 @pytest.mark.parametrize("refused", ["train-worker-0", "train-launcher-x7k2p", ""])
 def test_a_denied_pod_that_exists_now_does_not_fail_the_job(refused: str) -> None:
-    """Its service account was created later; now the pod waits for a node."""
+    """Its service account was created later; now the pod exists and waits for a node."""
     job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}})
     why = f'pods "{refused}" is forbidden: no service account' if refused else 'webhook "x" denied the request'
     event = {"reason": "FailedCreatePod", "message": f"Error creating: {why}"}
@@ -134,13 +134,13 @@ def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
             MAX_START_RESTARTS - 1,
             {"exitCode": 128, "reason": "StartError", "message": 'exec: "trian": not found'},
             False,
-        ),  # not yet
+        ),  # not failed yet
         (
             MAX_START_RESTARTS,
             {"exitCode": 127, "reason": "Error"},
             False,
-        ),  # from a shell: the program may have run before
-        (MAX_START_RESTARTS, {"exitCode": 1, "reason": "Error"}, False),  # a program that runs and fails: max_restarts
+        ),  # output of a shell: the program may have run before
+        (MAX_START_RESTARTS, {"exitCode": 1, "reason": "Error"}, False),  # the program starts: max_restarts
         (
             MAX_START_RESTARTS,
             {"exitCode": 128, "reason": "StartError", "message": "nvidia-container-cli: no driver"},

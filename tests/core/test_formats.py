@@ -1,6 +1,6 @@
-"""The formats that travel: what a release wrote is read by every later one, with more fields and with fewer.
+"""Stored formats: each later release reads what a release wrote, with additional fields and with missing fields.
 
-tests/formats/v1 holds a recorded example of each format of version 1, and stays for ever.
+tests/formats/v1 contains a recorded example of each format of version 1, and is never removed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def xcoms(data: Any) -> Any:
     return url_of(data["job"])
 
 
-#: the reader of each recorded example, and the fields without which nothing can be read
+#: the reader of each recorded example, and its required fields
 READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "trigger_training": (trigger, {"classpath", "kwargs"} | {f"kwargs.{path}" for path in JOB}),
     "trigger_reaper": (reaper_trigger, {"classpath", "kwargs"}),
@@ -107,10 +107,10 @@ READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "state_ktrain_job": (state_job, JOB),
     "state_ktrain_outcome": (state_outcome, set()),
     "state_ktrain_outcome_failed": (state_outcome, set()),
-    "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it as a retry does
+    "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it like a retry
     "state_ktrain_tries": (tries, set()),
     "state_ktrain_sensor": (sensor, JOB - {"job"}),
-    "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_logcursor.py has the details
+    "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_logcursor.py tests the details
     "job_metadata": (job_metadata, set()),
     "xcoms": (xcoms, {"job"}),
 }
@@ -121,7 +121,7 @@ def recorded(name: str) -> Any:
 
 
 def fields_of(data: Any, at: Path = ()) -> Iterator[Path]:
-    """The path of each field, but for those below what is opaque."""
+    """The path of each field, except fields below opaque ones."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield (*at, key)
@@ -139,7 +139,7 @@ def without(data: Any, path: Path) -> Any:
 
 
 def with_more(data: Any) -> Any:
-    """The same with a field of a later release in each object."""
+    """A copy with a field of a later release in each object."""
     if not isinstance(data, dict):
         return [with_more(item) for item in data] if isinstance(data, list) else data
     more = {key: value if key in OPAQUE else with_more(value) for key, value in data.items()}

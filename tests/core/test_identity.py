@@ -1,4 +1,4 @@
-"""Names, owners, and what a task may do with a job that it finds."""
+"""Names, owners, and the decision of a task about an existing job."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_no_annotations_no_owner() -> None:
 @pytest.mark.parametrize(
     ("owner_try", "first_try", "condition", "changed", "action"),
     [
-        # this life of the task began with try 1: an owner of try 1 or 2 was an earlier try, a retry follows it
+        # this life of the task began with try 1: if try 1 or 2 is the owner, it was an earlier try and this is a retry
         (1, 1, "Running", False, Action.ADOPT),
         (1, 1, "Running", True, Action.ADOPT),
         (2, 1, "Created", False, Action.ADOPT),
@@ -144,7 +144,7 @@ def test_no_annotations_no_owner() -> None:
         (1, 1, "Succeeded", False, Action.TAKE_RESULT),
         (2, 1, "Succeeded", True, Action.TAKE_RESULT),
         (1, 1, "Failed", False, Action.REPLACE),
-        # a clear has begun another life with try 3
+        # a clear has started another life with try 3
         (1, 3, "Running", False, Action.REPLACE),
         (2, 3, "Suspended", False, Action.REPLACE),
         (2, 3, "Succeeded", False, Action.REPLACE),
@@ -159,7 +159,7 @@ def test_what_is_done_with_an_earlier_tries_job(
 
 
 def test_a_failed_job_is_replaced_also_after_its_condition_has_vanished() -> None:
-    """Its JobSet came back while it was suspended (recording 60b): the next try must not resume it."""
+    """Its JobSet was recreated while it was suspended (recording 60b): the next try must not resume it."""
     failed = trainjob(2, ("Failed", "True", "DeadlineExceeded"))
     found = trainjob(2, ("Suspended", "True", "Suspended"))
     found["spec"]["suspend"] = True
@@ -183,7 +183,7 @@ CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Fai
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_what_is_being_deleted_is_waited_for(condition: str) -> None:
-    """Its success is not repeated, unless the task was cleared."""
+    """Its success isn't repeated, unless the task was cleared."""
     found = job(Owner(KEY, 1, "before"), condition, deleting=True)
     expected = Action.TAKE_RESULT if condition == "Succeeded" else Action.WAIT
     assert decide(found, Owner(KEY, 2, "me"), 1).action is expected
@@ -213,7 +213,7 @@ def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, de
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_the_same_try_with_another_id_is_not_ours(condition: str) -> None:
-    """Another Airflow's with our deployment id, which may follow it; or of a run that was deleted and created again."""
+    """The owner belongs to another Airflow with our deployment id, or to a run that was deleted and created again."""
     decision = decide(job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
     assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
     assert "the same [ktrain] deployment_id" in decision.detail
@@ -229,7 +229,7 @@ def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) 
 
 
 def test_a_try_finds_what_it_created_itself() -> None:
-    """The answer to a create can get lost: the second create then says that it exists."""
+    """The response to a create can get lost; the second create then reports that the job exists."""
     me = Owner(KEY, 2, "me")
     assert decide(job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
     assert decide(job(me), me, 2).action is Action.ADOPT
@@ -272,10 +272,10 @@ def test_the_try_that_began_this_life(max_tries: int, retries: int, first: int) 
     [
         (3, 3, 3, False),
         (3, 3, 1, False),  # `retries` was lowered in the DAG file while try 1 trained
-        (1, 1, 5, False),  # or raised
+        (1, 1, 5, False),  # or `retries` was raised
         (2, 3, 2, True),  # a clear after try 1
         (0, 1, 3, True),  # a clear, and then `retries` was raised
-        (None, 3, 3, False),  # a job of an earlier version: by the number of its try
+        (None, 3, 3, False),  # a job of an earlier version: decided by the number of its try
         (None, 3, 1, True),
     ],
 )
@@ -287,7 +287,7 @@ def test_only_a_clear_moves_max_tries(before: int | None, now: int, retries: int
 
 
 def test_a_clear_while_running_looks_like_a_retry() -> None:
-    """Airflow leaves max_tries as it was: the job, if the kill has not released it, is adopted. Documented."""
+    """Airflow doesn't change max_tries: the job is adopted, unless the kill has released it. This is documented."""
     retries, max_tries = 2, 2
     first = first_try_since_clear(max_tries, retries)
     assert decide(job(Owner(KEY, 1, "killed")), Owner(KEY, 2, "me"), first).action is Action.ADOPT

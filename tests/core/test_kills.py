@@ -1,4 +1,4 @@
-"""The state of a task in Airflow decides what a kill does with its job."""
+"""The state of a task in Airflow determines what a kill does with the task's job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_killed_trigger(state: str) -> None:
 @pytest.mark.parametrize("retry_left", [False, True])
 @pytest.mark.parametrize("state", STATES)
 def test_a_stopped_worker(state: str, retry_left: bool) -> None:
-    """A cleared task is restarting. The job of a running task, or of an unknown state, is kept only for a retry."""
+    """A cleared task is restarting. If a task is running or its state is unknown, the job is kept only for a retry."""
     if state in RELEASED | {"restarting"}:
         expected = KillAction.RELEASE
     elif state in ("running", UNKNOWN):

@@ -1,4 +1,4 @@
-"""Each kind behind one interface, and nothing outside `core/kinds` that depends on a kind's name."""
+"""All kinds have one interface, and code outside `core/kinds` doesn't depend on a kind's name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TO = "training.kubeflow.org/"
             ("Master", 0),
         ),
         (PYTORCHJOB, {f"{TO}replica-type": "worker", f"{TO}replica-index": "14"}, ("Worker", 14)),
-        # 1.8+: worker 0 of a job without a Master carries job-role=master
+        # 1.8+: worker 0 of a job without a Master has job-role=master
         (
             PYTORCHJOB,
             {f"{TO}replica-type": "worker", f"{TO}replica-index": "0", f"{TO}job-role": "master"},
@@ -34,7 +34,7 @@ TO = "training.kubeflow.org/"
         ),
         (PYTORCHJOB, {"replica-type": "Worker", "replica-index": "2"}, ("Worker", 2)),  # before 1.6
         (PYTORCHJOB, {"pytorch-replica-type": "worker", "pytorch-replica-index": "1"}, ("Worker", 1)),  # legacy
-        (MPIJOB, {f"{TO}job-role": "launcher"}, ("Launcher", 0)),  # mpi-operator has no replica-type
+        (MPIJOB, {f"{TO}job-role": "launcher"}, ("Launcher", 0)),  # mpi-operator sets no replica-type
         (MPIJOB, {f"{TO}job-role": "worker", f"{TO}replica-index": "3"}, ("Worker", 3)),
         (MPIJOB, {f"{TO}replica-type": "launcher", f"{TO}job-role": "master"}, ("Launcher", 0)),  # training-operator
         (MPIJOB, {f"{TO}replica-type": "worker", f"{TO}replica-index": "1"}, ("Worker", 1)),
@@ -154,7 +154,7 @@ def test_operator_behaviour_by_version(
     assert kind.recreates_pods(version) is kind.rejects_after_creation(version) is recreates
 
 
-# ---- what differs between kinds is in core/kinds
+# ---- code that differs between kinds is in core/kinds
 
 PACKAGE = Path(airflow_provider_ktrain.__file__).parent
 VALUES = {*KINDS, *(version for kind in KINDS.values() for version in kind.versions if version != "v1")}

@@ -1,4 +1,4 @@
-"""What a queue does with a job: recorded Workloads, and messages of Kueue that no recording has."""
+"""How a queue handles a job: recorded Workloads, and messages of Kueue that no recording contains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pending(message: str, reason: str = "Pending") -> dict[str, str]:
 
 
 def recorded(name: str, job: str) -> list[QueueStatus]:
-    """What the Workload of a recorded job showed, without repetitions."""
+    """The states of a recorded job's Workload, without repetitions."""
     found: list[QueueStatus] = []
     for line in (RECORDINGS / name / "events.jsonl").read_text().splitlines():
         change = json.loads(line)

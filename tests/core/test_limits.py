@@ -1,4 +1,4 @@
-"""The clocks that run in each state of a job."""
+"""The clocks that run in each phase of a job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_only_the_queue_clock_runs_for_a_suspended_job() -> None:
 
 
 def test_no_clock_runs_while_spec_and_condition_disagree() -> None:
-    """While a running job is preempted, and while a job is admitted."""
+    """As while a running job is preempted, and while a job is admitted."""
     preempted = job() | {"spec": {"runPolicy": {"suspend": True}}}
     preempted["status"] = {**(preempted.get("status") or {}), "startTime": CREATED}
     assert not due(preempted, [], Phase.SUSPENDED, ALL)
@@ -67,7 +67,7 @@ def test_the_startup_clock_of_an_unreconciled_job_starts_at_its_creation() -> No
 
 
 def test_the_schedule_clock_runs_if_the_operator_cannot_create_pods() -> None:
-    """A quota may become free. The job has events but no status."""
+    """Quota may become available. The job has events but no status."""
     assert due(job(), [], Phase.PENDING, ALL, has_events=True) == {Limit.SCHEDULE: 120}
     assert not due(job(), [], Phase.PENDING, Limits(startup=300), has_events=True)
 

@@ -1,4 +1,4 @@
-"""Every line once, however often and wherever reading is cut."""
+"""Every line is read once, however often and wherever a request is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.logs.cursor import MAX_SIZE, Cursor, Gap, Position, Replay, Window, normal_time
 from airflow_provider_ktrain.core.logs.packing import pack_integers, unpack_integers
 
-# a line of a log file: its time and its text, which only the test knows
+# a line of a log file: its timestamp, and its number, which only the test uses
 Line = tuple[str, int]
 
 
@@ -24,25 +24,25 @@ def at(seconds: float) -> str:
 
 
 def answer(file: list[Line], since: str | None) -> list[Line]:
-    """What a kubelet answers: lines from that second on, in the order of the file."""
+    """The response of a kubelet: lines from this second on, in the order of the file."""
     return [line for line in file if since is None or line[0][:19] >= since[:19]]
 
 
 def read(file: list[Line], position: Position, until: int | None = None) -> tuple[list[int], Replay]:
-    """One request, cut after so many lines of the answer: the new ones."""
+    """One request, cut after this many lines of the response; returns the new lines."""
     replay = Replay(position)
     return [number for time, number in answer(file, position.since)[:until] if replay.fresh(time)], replay
 
 
 def handed_over(position: Position) -> Position:
-    """The position as the next process gets it."""
+    """The position as the next process receives it."""
     data = json.dumps(Cursor({Cursor.key("u", "c"): position}).to_dict())
     return Cursor.from_dict(json.loads(data)).position("u", "c")
 
 
 @st.composite
 def log_files(draw: st.DrawFn) -> list[Line]:
-    """Times that mostly grow, with equal ones, pauses, and neighbours in the wrong order, as of stdout and stderr."""
+    """Timestamps that mostly increase, with equal ones, gaps, and swapped neighbours, as of stdout and stderr."""
     steps = draw(st.lists(st.sampled_from([0, 0, 1, 1000, 400_000_000, 1_700_000_000, -900, -5]), max_size=40))
     time, file = 30_000_000_000, []
     for number, step in enumerate(steps):
@@ -89,7 +89,7 @@ def test_rotation_repeats_no_line_and_reports_a_gap(file: list[Line], cut: int, 
 
 @given(st.lists(st.integers(1, 3_000), max_size=60), st.lists(st.tuples(*[st.integers(0, 60)] * 3), max_size=12))
 def test_missing_lines_lie_in_reported_gaps(steps: list[int], requests: list[tuple[int, int, int]]) -> None:
-    """Requests that are cut, after rotations, for the last lines only: none twice, and no silent loss."""
+    """Requests for the last lines that are cut after rotations: no line is repeated, and each loss is reported."""
     file = [(at(sum(steps[: n + 1]) / 4000), n) for n in range(len(steps))]
     position, rotated, got, gaps = Position(), 0, [], []
     for cut, rotation, tail in [*requests, (1000, 0, 1000)]:
@@ -105,7 +105,7 @@ def test_missing_lines_lie_in_reported_gaps(steps: list[int], requests: list[tup
 
 @given(log_files(), st.integers(0, 40), st.integers(0, 39), st.integers(1, 40))
 def test_log_of_another_run_is_recognized(file: list[Line], cut: int, tail: int, pause: int) -> None:
-    """After a tail, whose beginning is not the file's, an answer may not be doubted for that."""
+    """After a tail request, the file's first line is unknown, so it isn't a reason to reject a response."""
     position = Position()
     if tail:
         position.rebase()
@@ -201,7 +201,7 @@ def test_only_the_run_of_a_complete_container_is_kept() -> None:
 
 
 def busy_cursor(containers: int, spread: float = 3600) -> tuple[Cursor, list[str]]:
-    """Positions of containers whose last lines lie within `spread` seconds, and the uids of their pods."""
+    """Positions of containers whose last lines are within `spread` seconds, and the uids of their pods."""
     rng, cursor, uids = random.Random(1), Cursor(), []
     for n in range(containers):
         uid = str(uuid.UUID(int=rng.getrandbits(128)))
@@ -254,7 +254,7 @@ def test_containers_that_do_not_fit_are_read_from_one_common_time() -> None:
 
 
 def test_common_time_is_not_used_for_containers_that_started_after_it() -> None:
-    """A pod that the watch reported late has lines from before the common time, which nobody has read."""
+    """A pod that the watch reported late has lines from before the common time that were never read."""
     cursor = Cursor(since=later(600))
     cursor.resume("late", "main", 0, later(570))
     cursor.resume("restarted", "main", 2, later(700))
@@ -292,7 +292,7 @@ FIXTURE = Path(__file__).parents[1] / "formats" / "v1" / "cursor.json"
 
 
 def recorded_cursor() -> Cursor:
-    """The positions that the fixture holds."""
+    """The positions in the fixture."""
     cursor = Cursor()
     for n in range(30):
         cursor.position("0b6f4c6e-6d1c-4a53-9a51-6d6c6f1b2f10", "pytorch").advance(at(n / 7))

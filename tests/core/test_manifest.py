@@ -266,14 +266,14 @@ def test_the_other_mpijob_is_refused_with_the_remedy(version: str, served: str, 
 
 
 def test_no_workers_are_left_out() -> None:
-    """training-operator 1.9 refuses a Worker with 0 replicas."""
+    """training-operator 1.9 rejects a Worker with 0 replicas."""
     alone = fit(overlay(pytorchjob(workers=2), JobOptions(workers=0)), "kubeflow.org/v1")
     assert list(alone["spec"]["pytorchReplicaSpecs"]) == ["Master"]
     assert list(fit(pytorchjob(workers=1), "kubeflow.org/v1")["spec"]["pytorchReplicaSpecs"]) == ["Master", "Worker"]
 
 
 def test_what_tools_write_into_templates_does_not_reach_a_strict_server() -> None:
-    """kubectl and Go's serializers write it."""
+    """kubectl and Go's serializers write these fields."""
     manifest = pytorchjob()
     template = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     template["metadata"] = {"creationTimestamp": None, "labels": {"a": "b"}, "annotations": None}
@@ -386,7 +386,7 @@ def test_overlay_after_overlay_is_the_same() -> None:
     once = overlay(pytorchjob(), EVERYTHING)
     twice = overlay(once, EVERYTHING)
     affinity = "requiredDuringSchedulingIgnoredDuringExecution"
-    for result in (once, twice):  # hosts are added each time: two equal expressions mean what one means
+    for result in (once, twice):  # hosts are added to each term: two equal terms are equivalent to one
         for role in ("Master", "Worker"):
             for term in pod_of(result, role)["affinity"]["nodeAffinity"][affinity]["nodeSelectorTerms"]:
                 term["matchExpressions"] = term["matchExpressions"][:1]

@@ -1,4 +1,4 @@
-"""Which failures are over, and which may have made the job fail."""
+"""Failures that are in the past, and failures that may have made the job fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def found(*pods: dict[str, Any], kind: Kind = PYTORCHJOB) -> list[Failure]:
 
 
 def launcher(suffix: str, code: int | None, *, created: int) -> dict[str, Any]:
-    """A pod of mpi-operator's batch Job: each has another name, and only a label for its role."""
+    """A pod of mpi-operator's batch Job: each has another name and only a role label."""
     made = pod("Launcher", 0, code=code, at=created + 5, uid=suffix, created=time(created))
     made["metadata"] |= {"name": f"train-launcher-{suffix}", "labels": {"training.kubeflow.org/job-role": "launcher"}}
     return made
@@ -32,7 +32,7 @@ def test_a_failure_whose_pod_was_not_replaced_is_the_latest() -> None:
 
 @pytest.mark.parametrize("code", [None, 0, 1])
 def test_a_failure_whose_pod_was_recreated_is_not_the_latest(code: int | None) -> None:
-    """Under ExitCode, whether the new pod runs, succeeds or fails; replicas of other roles don't matter."""
+    """Under ExitCode, whether the new pod runs, succeeds or fails. Replicas of other roles don't matter."""
     old = pod("Worker", 0, code=130, at=20, uid="old")
     new = pod("Worker", 0, code=code, at=60, uid="new", created=time(30))
     for pods in ([old, new, pod("Master", 0)], [pod("Master", 0), new, old]):

@@ -20,7 +20,7 @@ def at(seconds: float) -> str:
 def pod(
     number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False, labels: Any = None
 ) -> Any:
-    """One pod of a replica, which ran for 10 s."""
+    """One pod of a replica that ran for 10 s."""
     begun, ended = at(20 * number), at(20 * number + 10)
     run = {"startedAt": begun, "finishedAt": ended, "exitCode": code}
     state = {"running": {"startedAt": begun}} if code is None else {"terminated": run}
@@ -41,7 +41,7 @@ def pod(
 
 
 def lived(pods: list[Any], now: datetime) -> PodHistory:
-    """A history in which each pod replaced the previous one; the last one exists."""
+    """A history in which each pod replaced the previous one; the last pod exists."""
     history = PodHistory(PYTORCHJOB)
     for before, after in zip([None, *pods], pods, strict=False):
         if before:
@@ -85,13 +85,13 @@ def test_recreated_launchers_count_as_restarts() -> None:
     labels = {"training.kubeflow.org/job-role": "launcher"}
     launchers = [pod(n, None if n == 7 else 1, name=f"launcher-{n}", labels=labels) for n in range(8)]
     history = PodHistory(MPIJOB)
-    for launcher in launchers:  # the failed ones stay
+    for launcher in launchers:  # the failed pods remain
         history.update({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, START)
     assert history.restarts == 7
 
 
 def test_a_pod_that_failed_by_its_deletion_is_not_a_restart() -> None:
-    """As when a suspended job is resumed, or a Worker is scaled down and up."""
+    """For example when a suspended job is resumed, or a Worker is scaled down and up."""
     assert lived([pod(0, 143, deleted=True), pod(1, None)], START).restarts == 0
     assert lived([pod(0, 143), pod(1, None)], START).restarts == 1
 

@@ -142,7 +142,7 @@ def test_definition_is_shipped_as_written(decorators: str) -> None:
 
 
 def test_indented_definition_is_shipped_as_written() -> None:
-    """Dedenting would change the strings in it, or fail where a string has a line without indentation."""
+    """Dedenting would change the strings in it, or fail if a string has a line without indentation."""
     source = '    @a(\n        1)\n    def f():\n        return """x\n      y\nz"""\n'
     definition = Definition(source)
     assert [text for _, text in definition.decorators] == ["a(\n        1)"]
@@ -158,7 +158,7 @@ def mpi(source: str, *args: Any) -> str:
 
 
 def received(output: str) -> tuple[Any, str]:
-    """What a follower of the Launcher's log reads."""
+    """The result that a follower of the Launcher's log reads."""
     held = ""
     for line in output.split("\n"):
         held = keep_result_line(held, line)
@@ -204,7 +204,7 @@ def f(n):
 
 @pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI")
 def test_return_value_passes_a_real_mpirun(tmp_path: Path) -> None:
-    """All ranks write as fast as they can, and rank 0's last line has no end."""
+    """All ranks write as fast as they can, and rank 0's last line has no newline."""
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=3\n")
     env = {

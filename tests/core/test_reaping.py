@@ -73,7 +73,7 @@ def test_a_kept_job_is_orphaned_only_if_it_holds_gpus(condition: str, held: int,
     ],
 )
 def test_an_ended_job_that_was_not_deleted_is_orphaned(condition: str, action: str, goes: bool, held: int) -> None:
-    """The task was marked, or its worker was lost, between the trigger's event and the deletion."""
+    """The task was marked, or its worker was lost, between the trigger's event and the deletion of the job."""
     ended = job(condition, annotations={FINISH_ANNOTATION: action})
     assert is_kept(ended) is not goes
     for state in OVER:

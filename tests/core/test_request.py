@@ -1,4 +1,4 @@
-"""What a task asks for, and the manifest that is sent for it."""
+"""The job that a task requests, and the manifest that is submitted for it."""
 
 from __future__ import annotations
 

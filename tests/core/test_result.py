@@ -1,4 +1,4 @@
-"""The result that the primary replica hands over."""
+"""The result that the primary replica returns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ STORED = {
 
 @pytest.mark.parametrize(("text", "stored"), STORED.items(), ids=[text[:20] for text in STORED])
 def test_values_that_airflow_cannot_store_are_changed_or_left_out(text: str, stored: tuple[Any, str]) -> None:
-    """It would end the triggerer, and with it every task that waits there."""
+    """An unstorable value would end the triggerer, and with it all tasks that wait there."""
     value, why = stored
     assert result(line=RESULT_MARKER + text)[0] == value
     assert result(line=RESULT_MARKER + text)[1].startswith(f"Its result is stored with a change: {why}")
@@ -118,7 +118,7 @@ def test_result_that_airflow_can_store_is_unchanged() -> None:
 
 
 def carried(value: Any) -> bool:
-    """Whether PostgreSQL and msgpack carry it: numbers without a fraction come back as integers."""
+    """Whether PostgreSQL and msgpack preserve the value: numbers without a fraction come back as integers."""
     if isinstance(value, float):
         return math.isfinite(value) and (value % 1 != 0 or -(2**63) <= int(value) < 2**64)
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def test_line_without_json_is_reported_if_no_line_has_json() -> None:
 
 
 def test_held_result_line_is_bounded() -> None:
-    """It travels in a trigger's arguments, which are in Airflow's database."""
+    """It is part of a trigger's arguments, which are stored in Airflow's database."""
     kept = held(f"{RESULT_MARKER}[1]", f"{RESULT_MARKER}[{'1,' * 10**6}1]")
     assert len(kept) < 2 * MAX_BYTES
     assert "more than 49,152 bytes" in result(line=kept)[1]
@@ -191,7 +191,7 @@ def test_line_with_many_markers_is_read_quickly() -> None:
 
 
 def numbered(value: Any, size: int = 8) -> list[str]:
-    """As a function under mpirun prints its return value."""
+    """A return value as a function under mpirun prints it."""
     text = json.dumps(value)
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     rest = [f"{n}/{len(parts)} {zlib.crc32(text.encode()):08x} {part}" for n, part in enumerate(parts, 1)]

@@ -53,7 +53,7 @@ def expanded(manifest: Json, options: JobOptions, of: Json, fields: frozenset[st
 
 
 def pods(manifest: Json, of: Json) -> dict[str, Json]:
-    """The pod specs that the Trainer would make, by replicated job."""
+    """The pod specs that the Trainer would create, by replicated job."""
     jobs = patched_template(manifest, of)["spec"]["replicatedJobs"]
     return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in jobs}
 
@@ -189,7 +189,7 @@ def test_strategic_merging_keeps_other_items_of_a_list() -> None:
     assert base["tolerations"] == [1]
 
 
-# what the cluster doesn't serve
+# fields that the cluster doesn't serve
 
 
 @pytest.mark.parametrize(("fields", "served"), [(OF_2_0, "podSpecOverrides"), (OF_2_1, "podTemplateOverrides")])
@@ -228,7 +228,7 @@ def test_entries_of_the_manifest_are_sent_without_a_right_to_read_the_runtime() 
     assert expand(manifest, Served(NEW, None, "no right"), name_length=33) == manifest
 
 
-# what the runtime doesn't have (recordings 55b, 55d)
+# replicated jobs and containers that the runtime doesn't have (recordings 55b, 55d)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_volumes_need_a_container_of_the_trainer() -> None:
 @pytest.mark.parametrize(
     ("job", "nodes", "fits"),
     [
-        ("dataset-initializer", 1, True),  # 19 characters: the longest of the Trainer's own
+        ("dataset-initializer", 1, True),  # 19 characters: the longest name that the Trainer itself uses
         ("node", 10_000, True),
         ("n" * 19, 10, True),
         ("n" * 19, 11, False),

@@ -1,4 +1,4 @@
-"""Which replicas' logs a task follows."""
+"""The replicas whose logs a task follows."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_what_is_loaded_shares_nothing_with_its_source_nor_within_itself() -> No
 @pytest.mark.parametrize(
     ("scalar", "value"),
     [
-        ("22:10", "22:10"),  # not 1330: Kubernetes has no base 60
+        ("22:10", "22:10"),  # not 1330: Kubernetes' YAML has no base-60 numbers
         ("2026-11-21", "2026-11-21"),
         ("010", 8),
         ("0o10", 8),
@@ -66,7 +66,7 @@ def test_scalars_are_read_as_kubernetes_reads_them(scalar: str, value: object) -
 @given(JSON)
 def test_yaml_and_back_changes_nothing(value: Any) -> None:
     manifest = {"kind": "PyTorchJob", "spec": value}
-    quoted = yaml.safe_dump(manifest, default_style='"')  # PyYAML leaves 1e3 bare, which Kubernetes reads as a number
+    quoted = yaml.safe_dump(manifest, default_style='"')  # PyYAML doesn't quote 1e3, which Kubernetes reads as a number
     assert load(quoted) == manifest == load(json.dumps(manifest))
 
 
@@ -75,7 +75,7 @@ def test_keys_become_text_as_in_json() -> None:
 
 
 class Model:
-    """As OpenAPI's generator writes models: snake_case attributes and a map to the names on the wire."""
+    """A model like those of OpenAPI's generator: snake_case attributes and a map to the names in the API."""
 
     attribute_map = {"api_version": "apiVersion", "kind": "kind", "spec": "spec", "status": "status"}  # noqa: RUF012
 

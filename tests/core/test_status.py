@@ -71,7 +71,7 @@ def test_recorded_jobs_end_once(name: str) -> None:
     phases = [phase_of(recorded(state)) for state in SEQUENCES[name]]
     ends = [i for i, phase in enumerate(phases) if phase.ended]
     assert len({phases[i] for i in ends}) <= 1
-    assert ends == list(range(len(phases)))[len(phases) - len(ends) :]  # a job that has ended stays ended
+    assert ends == list(range(len(phases)))[len(phases) - len(ends) :]  # a finished job stays finished
     if name in EXPECTED:
         assert " ".join(phases) == EXPECTED[name]
     for state in SEQUENCES[name]:

@@ -1,4 +1,4 @@
-"""Text from logs and responses is made storable."""
+"""Text from logs and responses is changed so that it can be stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def strings(value: Any) -> Iterator[str]:
 @given(NESTED)
 def test_cleaned_values_can_be_encoded_and_have_no_nul(value: Any) -> None:
     cleaned = clean(value)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(cleaned)) == cleaned  # as Airflow's processes talk
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(cleaned)) == cleaned  # the encoding of Airflow's processes
     assert not any("\0" in text for text in strings(cleaned))
     assert clean(cleaned) == cleaned
 

@@ -1,4 +1,4 @@
-"""What is particular to TrainJobs: roles, counts and phases, which no condition tells (recordings 50 to 61)."""
+"""Specifics of TrainJobs: roles, counts, and phases that no condition shows (recordings 50 to 61)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_roles_come_from_the_labels_of_jobset() -> None:
         (trainjob(4), {"node": 4}, "node"),
         (trainjob(None), {"node": 1}, "node"),
         (trainjob(0), {"node": 0}, "node"),
-        # the launcher is a node, and at least one other runs (recording 57)
+        # the launcher is a node, and at least one other node runs (recording 57)
         (trainjob(4, jobsStatus=jobs_status(node={}, launcher={})), {"node": 3, "launcher": 1}, "launcher"),
         (trainjob(1, jobsStatus=jobs_status(launcher={}, node={})), {"node": 1, "launcher": 1}, "launcher"),
         (
@@ -81,7 +81,7 @@ def test_phase_without_conditions(job: Any, pods: list[Any], phase: Phase) -> No
 
 
 def test_an_mpi_job_runs_when_its_launcher_does() -> None:
-    """Its nodes run an SSH server 12 s before (recording 57)."""
+    """Its nodes run an SSH server 12 s earlier (recording 57)."""
     job = trainjob(jobsStatus=jobs_status(node={"ready": 1, "active": 1}, launcher={}))
     assert phase_of(job) is Phase.PENDING
     assert phase_of(job, [pod()]) is Phase.STARTING
@@ -126,7 +126,7 @@ def test_no_startup_limit_runs_while_jobset_recreates_the_pods() -> None:
 
 
 def test_restarts_by_jobset_are_a_crash_loop() -> None:
-    """It deletes the pods of all nodes, which is an effect of the failure and starts no count again."""
+    """JobSet deletes the pods of all nodes. This is an effect of the failure and doesn't reset the count."""
     history, job, loops = RestartHistory(TRAINJOB), trainjob(2), []
     for attempt in range(6):
         began, ended = (f"2026-11-22T10:{attempt:02d}:{second}Z" for second in ("10", "40"))
@@ -159,7 +159,7 @@ def test_gpus_are_those_of_all_nodes() -> None:
     job = trainjob(4)
     job["spec"]["trainer"]["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": 2}}
     assert gpus_of(job) == 8
-    assert gpus_of(trainjob()) == 0  # the runtime's resources are not known here
+    assert gpus_of(trainjob()) == 0  # the client doesn't have the runtime's resources
 
 
 def test_the_deadline_is_in_spec() -> None:

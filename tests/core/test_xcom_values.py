@@ -1,4 +1,4 @@
-"""What can be stored as an XCom under each key of a dict (`multiple_outputs`)."""
+"""Values that can be stored as an XCom under each key of a dict (`multiple_outputs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TrainJobs and their pods as recordings 50 to 61 show them."""
+"""TrainJobs and their pods, as in recordings 50 to 61."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CREATED = "2026-11-22T10:00:00Z"
 def trainjob(nodes: int | None = 2, *conditions: tuple[str, str, str], **status: Any) -> dict[str, Any]:
     """A TrainJob.
 
-    :param nodes: numNodes; None leaves it to the runtime.
+    :param nodes: numNodes. None: the runtime's default.
     :param conditions: type, status and reason of each.
     :param status: further fields of the status.
     """
@@ -30,7 +30,7 @@ def trainjob(nodes: int | None = 2, *conditions: tuple[str, str, str], **status:
 
 
 def jobs_status(**roles: dict[str, int]) -> list[dict[str, Any]]:
-    """`status.jobsStatus`, with `dataset_initializer=` for dataset-initializer."""
+    """`status.jobsStatus`; the keyword `dataset_initializer` is the job dataset-initializer."""
     zero = dict.fromkeys(("active", "failed", "ready", "succeeded", "suspended"), 0)
     return [{"name": role.replace("_", "-"), **zero, **counts} for role, counts in roles.items()]
 
