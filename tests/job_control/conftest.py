@@ -18,7 +18,7 @@ Check = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[TestCluster]:
-    """A cluster with 8 GPUs that serves PyTorchJob and MPIJob v1, shared by all tests here; each uses unique names."""
+    """A cluster with 8 GPUs that serves PyTorchJob and MPIJob v1. All tests here share it and use unique names."""
     with clusters.cluster(gpus=8) as reached:
         yield reached
 

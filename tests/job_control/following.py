@@ -1,4 +1,4 @@
-"""Submit a job as a task does, and follow it without Airflow."""
+"""Submit a job like a task, and follow it without Airflow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def connect(jobs: Jobs) -> MakeClient:
 
 
 def owned(jobs: Jobs, manifest: Object) -> tuple[Object, JobRef]:
-    """A job submitted as a task does, and its reference."""
+    """A job submitted like a task's job, and its reference."""
     name, version = manifest["metadata"]["name"], manifest["apiVersion"].rpartition("/")[2]
     key, submission = TaskKey("life", "dag", "train", name), f"s{name[-8:]}"
     notes = {OWNER_ANNOTATION: Owner(key, 1, "ti").annotation()}

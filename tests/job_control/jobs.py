@@ -22,7 +22,7 @@ WAIT = ["sh", "-c", "echo started; sleep 600"]
 
 
 class Jobs:
-    """Jobs of one namespace; a context manager that deletes the jobs that it has created."""
+    """Jobs in one namespace; a context manager that deletes the jobs that it has created."""
 
     def __init__(self, cluster: TestCluster) -> None:
         configuration = client.Configuration()
@@ -55,7 +55,7 @@ class Jobs:
         return manifest
 
     def submit(self, manifest: Object | None = None, *, owned: bool = False, **how: Any) -> Object:
-        """Submit a job, with `owned` of a task, otherwise without an owner."""
+        """Submit a job: with `owned` as a task's job, otherwise without an owner."""
         manifest = copy.deepcopy(manifest) if manifest else self.build(**how)
         if owned:
             owner = Owner(TaskKey("elsewhere", "dag", "train", "run"), 1, "ti")
@@ -65,7 +65,7 @@ class Jobs:
         return job
 
     def submitted(self, manifest: Object) -> Object:
-        """The job that was created from a manifest."""
+        """The job created from a manifest."""
         found: Object = self._api.get_namespaced_custom_object(*self._place(manifest), manifest["metadata"]["name"])
         return found
 
@@ -78,7 +78,7 @@ class Jobs:
         return {job["metadata"]["name"] for found in listed for job in found["items"]}
 
     def read(self, job: Object) -> Object | None:
-        """The job as it is now. None: it doesn't exist; a new job of the same name doesn't count."""
+        """The current job. None: it doesn't exist; a new job of the same name doesn't count."""
         try:
             found: Object = self._api.get_namespaced_custom_object(*self._place(job), job["metadata"]["name"])
         except client.ApiException as e:
@@ -99,7 +99,7 @@ class Jobs:
                 raise
 
     def pods(self, job: Object, phase: str = "") -> list[str]:
-        """Names of the job's pods (in a phase), in order."""
+        """Names of the job's pods (in a phase), sorted."""
         selector = f"training.kubeflow.org/job-name={job['metadata']['name']}"
         found = self._core.list_namespaced_pod(self.namespace, label_selector=selector).items
         return sorted(p.metadata.name for p in found if phase in ("", p.status.phase))

@@ -1,4 +1,4 @@
-"""`dry_run=True`: all that can be asked, and nothing that is created."""
+"""`dry_run=True`: all checks are made, and nothing is created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJo
 from tests.core.manifests import DATA
 from tests.job_control.jobs import Jobs
 
-pytestmark = pytest.mark.embedded  # it has no Kueue, and serves MPIJob v1
+pytestmark = pytest.mark.embedded  # it doesn't serve Kueue; it serves MPIJob v1
 
 TI = SimpleNamespace(
     dag_id="dag", task_id="train", run_id="run", map_index=-1, id="ti", try_number=1, max_tries=0, xcom_push=print
@@ -50,7 +50,7 @@ def test_all_errors_are_reported_at_once(jobs: Jobs) -> None:
 
 
 def test_name_in_the_manifest_is_ignored(jobs: Jobs) -> None:
-    """Even an invalid or long one: the task sets the name of the job."""
+    """Also if it is invalid or too long: the task sets the name of the job."""
     manifest = jobs.build(command=["true"])
     manifest["metadata"]["name"] = "My_Training " * 10
     assert dry_run(manifest=manifest) is None

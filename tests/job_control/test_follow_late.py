@@ -1,4 +1,4 @@
-"""A job that has ended before anybody follows it: its logs, its result and its cause come all the same."""
+"""A job that has ended before it is followed: its logs, its result and its cause are found nevertheless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decorators of functions: which functions they accept, under whatever name they were imported."""
+"""The decorators of functions: which functions they accept, whatever name they are imported under."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NUMBERS = itertools.count()
 
 
 def load(folder: Path, body: str) -> ModuleType:
-    """A module of its own that holds `body`, as Airflow loads a DAG's file."""
+    """A separate module that contains `body`, loaded as Airflow loads a DAG file."""
     path = folder / f"functions_{next(NUMBERS)}.py"
     path.write_text(PARTS + body)
     spec = importlib.util.spec_from_file_location(path.stem, path)

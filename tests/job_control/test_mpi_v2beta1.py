@@ -1,4 +1,4 @@
-"""MPIJob v2beta1: written as people write it, fitted to what mpi-operator reads, followed to its end."""
+"""MPIJob v2beta1 as people write it: adapted to the fields that mpi-operator reads, and followed to its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from airflow_provider_ktrain.core.manifest.transform import fit
 from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs, Object
 
-pytestmark = pytest.mark.embedded  # a real cluster may have the other operator
+pytestmark = pytest.mark.embedded  # a real cluster may run training-operator instead
 
 
 def mpijob(jobs: Jobs, program: str) -> Object:
-    """As in the guides: cleanPodPolicy at the top level, and no launcherCreationPolicy."""
+    """Like the guides: cleanPodPolicy at the top level, and no launcherCreationPolicy."""
     manifest = jobs.build("MPIJob", "v2beta1", workers=2, gpus=None, command=["sh", "-c", program])
     del manifest["spec"]["runPolicy"]["cleanPodPolicy"]
     manifest["spec"]["cleanPodPolicy"] = "Running"
@@ -29,13 +29,13 @@ async def test_workers_are_deleted_by_the_top_level_clean_pod_policy(jobs_v2: Jo
     manifest = fit(mpijob(jobs_v2, "exit 0"), "kubeflow.org/v2beta1")
     assert "cleanPodPolicy" not in manifest["spec"]
     assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-    job = jobs_v2.submit(manifest)  # nobody follows it
+    job = jobs_v2.submit(manifest)  # the job isn't followed
     jobs_v2.wait(job, "Succeeded")
     jobs_v2.wait_none(job, "Running")
 
 
 async def test_launcher_waits_for_its_workers(jobs_v2: Jobs) -> None:
-    """The workers can't be scheduled, so there is no launcher either, unless the manifest changes that."""
+    """The workers can't be scheduled. By default there is no launcher then; a manifest can change this."""
     unplaced = overlay(mpijob(jobs_v2, "exit 1"), JobOptions(node_selector={"no": "such"}))
     job = jobs_v2.submit(fit(unplaced, "kubeflow.org/v2beta1"))
     assert job["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"

@@ -1,4 +1,4 @@
-"""A command that is not there, under OnFailure: the job says Running without end, and the task ends it."""
+"""A command that doesn't exist, under OnFailure: the job stays Running, and the task ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do to running jobs: scale, suspend, resume, delete; by the operators, on a cluster."""
+"""Operations on running jobs: scale, suspend, resume, delete. The operators run them on a cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_scale_waits_until_exactly_these_workers_run(jobs: Jobs) -> None:
         == f"PyTorchJob {jobs.namespace}/{name} scaled from 1 to 3 Workers"
     )
     assert jobs.pods(job, "Running") == [f"{name}-worker-{i}" for i in range(3)]
-    assert "from 3 to 2 Workers" in run(ScaleTrainingJobOperator, job, workers="2")  # a template gives text
+    assert "from 3 to 2 Workers" in run(ScaleTrainingJobOperator, job, workers="2")  # a template renders to text
     assert jobs.pods(job) == [f"{name}-worker-{i}" for i in range(2)]
     after = jobs.read(job)
     assert after
@@ -196,7 +196,7 @@ def test_wrong_parameters_fail_without_a_request_or_retry() -> None:
         run(DeleteTrainingJobOperator, {"kind": "PyTorchJob", "metadata": {"name": ""}})
 
 
-# ---- fencing: between the read and the write
+# ---- fencing: changes between the read and the write
 
 
 class Meanwhile(Api):

@@ -1,4 +1,4 @@
-"""`ktrain check --server`: what a cluster is asked before there is a job, by HTTP; nothing is ever created."""
+"""`ktrain check --server`: the requests to a cluster before a job exists, over HTTP. Nothing is ever created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
 from tests.job_control.conftest import Check
 
-pytestmark = pytest.mark.embedded  # what is not there (Kueue), and names in the namespace `default`
+pytestmark = pytest.mark.embedded  # APIs that the cluster doesn't serve (Kueue), and names in the namespace `default`
 
 Object = dict[str, Any]
 
@@ -39,7 +39,7 @@ def queued(manifest: Object) -> Object:
 @pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1")], ids=["pytorchjob", "mpijob"])
 def test_valid_manifest_has_no_problem_and_is_not_created(cluster: TestCluster, check: Check, manifest: Object) -> None:
     assert check(manifest, cluster.kubeconfig) == (0, [])
-    del manifest["metadata"]["name"]  # the operators give it one
+    del manifest["metadata"]["name"]  # the operators set one
     assert check(manifest, cluster.kubeconfig) == (0, [])
     api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
     plural = f"{manifest['kind'].lower()}s"
@@ -61,7 +61,7 @@ def test_manifest_for_the_other_mpi_operator_has_a_remedy(cluster: TestCluster, 
 
 def test_old_fields_that_are_converted_are_not_an_error(cluster_v2: TestCluster, check: Check) -> None:
     manifest = mpijob("v2beta1")
-    manifest["spec"]["cleanPodPolicy"] = "Running"  # sent under runPolicy
+    manifest["spec"]["cleanPodPolicy"] = "Running"  # submitted under runPolicy
     assert check(manifest, cluster_v2.kubeconfig)[0] == 0
     assert codes(check(manifest, cluster_v2.kubeconfig)[1]) == [("warning", "clean-pod-policy")]
 
@@ -196,7 +196,7 @@ SERVED: dict[str, Object | int] = {
 
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterator[tuple[pathlib.Path, list[str]]]:
-    """A server with fixed responses (a number: that status). Gives its kubeconfig and the writes that it receives."""
+    """A server with fixed responses (a number: that status). Yields its kubeconfig and the writes that it receives."""
     written: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -280,7 +280,7 @@ def test_schema_of_the_server_is_checked_strictly(check: Check, tmp_path: pathli
         },
     }
     manifest = pytorchjob()
-    manifest["spec"]["nprocPerNode"] = "2"  # of a younger operator than the one there
+    manifest["spec"]["nprocPerNode"] = "2"  # from a newer operator than the one of the cluster
     with serving(tmp_path, {**SERVED, SCHEMA: {"components": {"schemas": {"Job": job}}}}) as (kubeconfig, written):
         status, (problem,) = check(manifest, kubeconfig)
     assert (status, problem["level"], problem["code"], problem["path"]) == (

@@ -1,4 +1,4 @@
-"""`ktrain check --server` of TrainJobs: what depends on the runtime and on the version of the Trainer."""
+"""`ktrain check --server` for TrainJobs: checks that depend on the runtime and on the version of the Trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.job_control.conftest import Check
 
 pytestmark = pytest.mark.embedded  # its runtimes
 
-SLOW = ("warning", "slow-failure")  # both runtimes restart failing programs
+SLOW = ("warning", "slow-failure")  # both runtimes restart programs that fail
 
 
 @pytest.fixture(scope="module", params=["2.0", "2.1"])

@@ -1,4 +1,4 @@
-"""Sensors wait for jobs that others submitted, and delete nothing."""
+"""Sensors wait for jobs that others submitted, and don't delete them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.operators.instance import Store
 
 
 class Heard:
-    """Notes when a text is logged."""
+    """A log handler that detects a text."""
 
     def __init__(self, log: Any, text: str, heard: threading.Event) -> None:
         self._log, self._text, self._heard = log, text, heard
@@ -51,7 +51,7 @@ def sensor(job: Object, **arguments: Any) -> Any:
 
 @pytest.fixture
 def later() -> Iterator[list[threading.Timer]]:
-    """Timers that end with the test."""
+    """Timers that are cancelled at the end of the test."""
     timers: list[threading.Timer] = []
     yield timers
     for timer in timers:
@@ -96,7 +96,7 @@ def test_sensor_fails_with_the_cause_and_keeps_the_job(jobs: Jobs) -> None:
     assert str(error.value).splitlines()[0] == "Master 0 failed with exit code 3. Last log line: no data"
     assert jobs.read(job)
     assert jobs.pods(job)
-    sensor(job, conditions=["Failed"]).execute({})  # unless that is what is waited for
+    sensor(job, conditions=["Failed"]).execute({})  # unless the sensor waits for this condition
 
 
 def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Timer]) -> None:
@@ -110,7 +110,7 @@ def test_sensor_fails_if_the_job_is_deleted(jobs: Jobs, later: list[threading.Ti
         jobs.delete(job)
 
     class Waits(PyTorchJobSensor):
-        """Its log tells when the first line of the job came."""
+        """Its log shows when the first line of the job arrived."""
 
         @property
         def log(self) -> Any:
@@ -139,7 +139,7 @@ def test_poke_mode_retries_while_credentials_are_refused(
         jobs.patch(job, {"spec": {"runPolicy": {"suspend": True}}})
 
     class Waits(PyTorchJobSensor):
-        """Its log tells when the first line of the job came, and when the sensor tries again."""
+        """Its log shows when the first line of the job arrived, and when the sensor tries again."""
 
         @property
         def log(self) -> Any:
@@ -229,11 +229,11 @@ def test_deferred_sensor_holds_no_worker(jobs: Jobs) -> None:
         waiting.execute_complete({}, {**payload, "outcome": outcome})
 
 
-# what says nothing of the job
+# failures that contain no information about the job
 
 
 class Patient(PyTorchJobSensor):
-    """Waits in the worker briefly after the first failure of a trigger, then for long."""
+    """Waits in the worker for a short time after a trigger's first failure, then for a long time."""
 
     seconds_in_worker = (0.5, 240.0)
 
@@ -269,7 +269,7 @@ def test_failed_trigger_is_replaced(
     assert again.value.trigger.serialize()[1]["job"]["name"] == job["metadata"]["name"]
     assert again.value.timeout.total_seconds() < 240, "the timeout of the sensor goes on"
     waiting.conditions = ["Running"]
-    waiting.resume_execution(method, arguments, here)  # the second time the worker waits for longer
+    waiting.resume_execution(method, arguments, here)  # the second wait in the worker is longer
     assert jobs.condition(job, "Running")
 
 
