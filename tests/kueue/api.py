@@ -13,12 +13,12 @@ from urllib3.exceptions import HTTPError
 
 from .recording import RESOURCES, Obj
 
-WATCH_SECONDS = 5  # of one request of the watch
+WATCH_SECONDS = 5  # timeout of one request of the watch
 MERGE, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
 
 class Refused(Exception):
-    """A request that the API server refused; `status` is its HTTP status."""
+    """The API server rejected a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -34,7 +34,7 @@ class Api:
         self._client = client.ApiClient(configuration)
 
     def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-        """The answer's JSON. Refused where the status is 400 or more."""
+        """The JSON of the response. Raises Refused if the status is 400 or more."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
         data = None if body is None else json.dumps(body)
@@ -45,7 +45,7 @@ class Api:
         return json.loads(answer.data)
 
     def find(self, path: str) -> Obj | None:
-        """The object at a path, or None where there is none."""
+        """The object at a path, or None if it doesn't exist."""
         try:
             found: Obj = self.request("GET", path)
         except Refused as error:
@@ -55,7 +55,7 @@ class Api:
         return found
 
     def stream(self, path: str) -> Any:
-        """A watch's response, to be read line by line."""
+        """The response of a watch, to be read line by line."""
         headers = {"Accept": "application/json"}
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
         url = self._client.configuration.host + path
@@ -69,7 +69,7 @@ def path_of(plural: str, namespace: str, name: str = "") -> str:
 
 
 class JobHistory:
-    """What jobs of a namespace showed since it began: marks such as `Running True` or `ready`, in their order."""
+    """The marks that jobs of a namespace have shown since the watch began, in order: `Running True`, `ready`, ..."""
 
     def __init__(self, api: Api, plural: str, namespace: str) -> None:
         self._marks: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ class JobHistory:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def take(self, name: str, mark: str) -> bool:
-        """Whether the job shows the mark, or has shown it since the mark that was taken before."""
+        """Whether the job shows the mark now, or has shown it since the previously taken mark."""
         marks = self._marks.get(name, [])
         for index in range(self._taken.get(name, 0), len(marks)):
             if marks[index] == mark:
@@ -91,7 +91,7 @@ class JobHistory:
         return mark in self._known.get(name, set())
 
     def close(self) -> None:
-        """End the watch, when the request that is under way has ended."""
+        """End the watch when the current request has ended."""
         self._closed.set()
 
     def _watch(self) -> None:

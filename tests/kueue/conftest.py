@@ -34,7 +34,7 @@ async def api(kueue: TestCluster) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
-    """A task whose job no recording drives. Its job is deleted at the end."""
+    """A task whose job isn't controlled by a recording. Its job is deleted at the end."""
     made = Task(api, kueue.namespace)
     yield made
     await made.delete()
@@ -42,7 +42,7 @@ async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
 
 @pytest.fixture
 def replay(kueue: TestCluster) -> Replay:
-    """Makes a driver of a recording: its name, and the arguments of `Driver`."""
+    """A function that makes a driver of a recording from its name and the arguments of `Driver`."""
 
     def make(name: str, **options: Any) -> Driver:
         return driver(kueue.kubeconfig, name, **options)
@@ -55,7 +55,7 @@ def driver(kubeconfig: Path, name: str, **options: Any) -> Driver:
 
 
 def with_test_image(job: Obj) -> Obj:
-    """A recorded job whose containers have the image of the tests."""
+    """Set the image of the tests in the containers of a recorded job."""
     prepared = copy.deepcopy(job)
     for key, roles in prepared["spec"].items():
         for role in roles.values() if key.endswith("ReplicaSpecs") else ():

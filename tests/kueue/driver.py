@@ -1,7 +1,7 @@
 """Drivers of a recorded scenario: `replay` writes what the recorded Kueue wrote, `real` waits for a real Kueue.
 
-Both carry out what the recorded client did with jobs that are not the test's, and wait for the test's own writes where
-the recorded client wrote to a job that is. A step that doesn't come about in time fails the test.
+Both repeat the writes of the recorded client to jobs that don't belong to the test. If the recorded client wrote to a
+job of the test, they wait for the test's own write. A step that doesn't happen within the timeout fails the test.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .recording import JOBS, PLURALS, QUEUES, RESOURCES, Actor, Obj, Recording, 
 
 PATCH_MANAGER = "kueue.x-k8s.io/manager"
 POLL = 0.05  # seconds
-PACE = 0.3  # seconds between two writes of the same status: who watches it sees each of them
+PACE = 0.3  # seconds between two writes of the same status, so that a watch sees each of them
 
 
 class ReplayError(AssertionError):
-    """A recorded step did not come about in time, or could not be carried out."""
+    """A recorded step did not happen in time, or could not be repeated."""
 
 
 class Driver:
-    """One scenario on a cluster, in a namespace of its own; a context manager.
+    """One scenario on a cluster, in a separate namespace; a context manager.
 
     :param kubeconfig: of an administrator of the cluster.
     :param recording: the scenario.
     :param ours: recorded names of the jobs that the test submits and writes to, each with its name on the cluster, or
         None for the first job of its kind that the driver has not created itself.
-    :param by_others: titles of the client's steps that the driver carries out although they are about such a job.
+    :param by_others: titles of the client's steps that the driver repeats although they write to such a job.
     :param prepare: changes a recorded job before the driver creates it, for example its image.
     :param real: wait for a real Kueue instead of writing what the recorded one wrote.
     :param timeout: seconds for each step.
@@ -57,8 +57,8 @@ class Driver:
         self.namespace = f"kueue-{secrets.token_hex(4)}"
         self.names = Names((recording.namespace, self.namespace))
         self.done: list[Step] = []
-        self.awaited: Step | None = None  #: the step that the test must make now
-        self._written: dict[tuple[str, str], float] = {}  # when the status of each Workload was written last
+        self.awaited: Step | None = None  #: the step that the test must perform now
+        self._written: dict[tuple[str, str], float] = {}  # time of the last write to the status of each Workload
         self._created: set[str] = set()
         self._error: BaseException | None = None
         self._stop = threading.Event()
@@ -86,18 +86,18 @@ class Driver:
             self._clean_up()
 
     def finish(self) -> None:
-        """Wait until all steps have come about. ReplayError where one does not."""
+        """Wait until all steps have happened. Raises ReplayError if one doesn't."""
         while self._thread.is_alive() and not self._error:
             self._thread.join(POLL)
         if self._error:
             raise self._error
 
     def wait_for(self, title: str) -> None:
-        """Wait until the client's step of this title has come about. ReplayError where it does not."""
+        """Wait until the client's step with this title has happened. Raises ReplayError if it doesn't."""
         self.until(lambda: any(step.title == title for step in self.done))
 
     def until(self, right: Callable[[], bool]) -> None:
-        """Wait until something is right. ReplayError where the replay fails, or it isn't within the timeout."""
+        """Wait until a condition is true. Raises ReplayError if the replay fails, or if the timeout expires."""
         end = time.monotonic() + self._timeout
         while not right():
             if self._error:
@@ -155,7 +155,7 @@ class Driver:
             self._api.request("DELETE", self._path(*step.about), step.body or None)
 
     def _is_ours(self, plural: str, recorded: str) -> bool:
-        """Whether an object is a job of the test, or its Workload."""
+        """Whether an object is a job of the test or the Workload of such a job."""
         if plural == "workloads":
             return recorded.partition("-")[2].rpartition("-")[0] in self._ours
         return plural in JOBS and recorded in self._ours
@@ -177,7 +177,7 @@ class Driver:
             self._until(step, lambda: _holds(self._api.find(self._path(*step.about)) or {}, wanted))
 
     def _find_ours(self, recorded: str) -> bool:
-        """Whether the test has created a job; its name is then known."""
+        """Whether the test has created a job; if so, its name is stored."""
         wanted = self._ours[recorded]
         taken = {self.names.job(other) for other in self._ours if other != recorded and other in self._created}
         for obj in self._api.request("GET", path_of(self._recording.jobs, self.namespace))["items"]:
@@ -198,7 +198,7 @@ class Driver:
             if step.verb != "gone" and self._history.take(name, mark):
                 return True
             if step.verb == "gone" and self._is_ours(*step.about):
-                return self._is_going(*step.about)  # in the foreground a job stays until Kueue lets go of its Workload
+                return self._is_going(*step.about)  # deleted in the foreground, it waits for its Workload's finalizer
             gone = self._api.find(self._path(*step.about)) is None
             return gone and (step.verb == "gone" or self._is_ours(*step.about))
 
@@ -212,7 +212,7 @@ class Driver:
         found = self._api.find(self._path(plural, recorded))
         return found is None or "deletionTimestamp" in found["metadata"]
 
-    # what Kueue wrote
+    # Kueue's writes
 
     def _kueue(self, step: Step) -> None:
         plural, recorded = step.about
@@ -238,7 +238,7 @@ class Driver:
     def _create_workload(self, step: Step) -> None:
         plural, recorded = step.about
         if plural in QUEUES:
-            return  # by an administrator
+            return  # an administrator did this
         name = self.names.name(plural, recorded)
         owner = step.body["metadata"]["ownerReferences"][0]
         job = self._api.find(path_of(self._recording.jobs, self.namespace, self.names.job(owner["name"])))
@@ -265,11 +265,11 @@ class Driver:
         try:
             self._api.request("PATCH", self._path(*step.about) + subresource, body, content_type)
         except Refused as error:
-            if error.status != 404:  # with its job, which the test has deleted
+            if error.status != 404:  # deleted with its job, which the test has deleted
                 raise
 
     def _await_kueue(self, step: Step) -> None:
-        """Wait until a real Kueue has done what the recorded one did: conditions of Workloads, `suspend` of jobs."""
+        """Wait until a real Kueue has made the recorded changes: conditions of Workloads, `suspend` of jobs."""
         plural, recorded = step.about
         if plural == "workloads" and step.verb == "status":
             wanted = {(c["type"], c["status"], c["reason"]) for c in step.body.get("conditions") or ()}
@@ -319,7 +319,7 @@ def _holds(obj: Any, wanted: Any) -> bool:
 
 
 def _fitted(patch: Obj, job: Obj) -> Obj:
-    """A recorded patch for a job that may have other roles, and entries of its own in runtimePatches."""
+    """A recorded patch, adapted to a job that may have other roles and its own entries in runtimePatches."""
     fitted = copy.deepcopy(patch)
     for key, value in job["spec"].items():
         if key.endswith("ReplicaSpecs") and key in fitted["spec"]:

@@ -1,4 +1,4 @@
-"""The recordings of Kueue that tests replay: those kept here, or those of the folder KTRAIN_TEST_RECORDINGS."""
+"""The recordings of Kueue that tests replay: those in this directory, or those in the folder KTRAIN_TEST_RECORDINGS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(os.path.expanduser(os.environ.get("KTRAIN_TEST_RECORDINGS", "") or
 
 
 def names() -> list[str]:
-    """The names of all recordings that have a queue."""
+    """The names of all recordings with a queue."""
     return sorted(path.parent.name for path in FOLDER.glob("*/setup.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""What a recording calls things, and what they are called on the cluster of a test."""
+"""The recorded names of objects, and their names on the cluster of a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class Names:
     """Translates recorded objects: namespace, names of jobs and Workloads, uids and times.
 
-    A recorded time becomes the time at which it is first translated, and stays that.
+    The first translation of a recorded time returns the current time. Later translations return the same value.
 
     :param namespace: as recorded, and the test's.
     """
@@ -36,7 +36,7 @@ class Names:
         return self._jobs.get(recorded, recorded)
 
     def workload(self, recorded: str) -> str:
-        """The Workload's name: the recorded hash, with the name of the job that it stands for."""
+        """The Workload's name: the recorded hash, and the name of the job on the test's cluster."""
         kind, _, rest = recorded.partition("-")
         job, _, suffix = rest.rpartition("-")
         return f"{kind}-{self.job(job)}-{suffix}"
@@ -48,7 +48,7 @@ class Names:
         return self.job(recorded) if plural.endswith("jobs") else recorded
 
     def translate(self, value: Any) -> Any:
-        """A recorded value as the test's cluster has it."""
+        """A recorded value with the names, uids and times of the test's cluster."""
         if isinstance(value, dict):
             return {key: self.translate(item) for key, item in value.items()}
         if isinstance(value, list):

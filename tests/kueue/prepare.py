@@ -31,7 +31,7 @@ def copy(folder: Path) -> None:
 
 
 def _is_new(change: dict[str, Any]) -> bool:
-    """Whether a pod comes or goes."""
+    """Whether a pod is added or deleted."""
     return bool(change["watch"] == "pods" and change["type"] != "MODIFIED")
 
 
@@ -43,7 +43,7 @@ def _only_metadata(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(record: dict[str, object]) -> dict[str, object]:
-    """A request and what of its answer matters: its status, the version that was written, or why it was refused."""
+    """A request and the relevant part of its response: its status, the written version, or the rejection's reason."""
     body, request = record["body"], record["request"]
     assert isinstance(request, dict)
     about = body if isinstance(body, dict) else {}

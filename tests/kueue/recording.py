@@ -1,7 +1,7 @@
-"""A recording of Kueue as a sequence of steps: what the client wrote, what Kueue wrote, what the operators reached.
+"""A recording of Kueue as a sequence of steps: writes of the client, writes of Kueue, states reached by the operators.
 
 The format is that of the recordings of a real cluster: `setup.yaml` (objects without a namespace that are created
-before), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with their answers).
+before), `events.jsonl` (every change of every object) and `http.jsonl` (the client's requests with their responses).
 Changes are ordered by resourceVersion, which is one sequence over all resources.
 """
 
@@ -19,7 +19,7 @@ import yaml
 Obj = dict[str, Any]
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-#: the API of each resource, and whether its objects have a namespace
+#: the API of each resource, and whether its objects are namespaced
 RESOURCES = {
     "workloads": (KUEUE, True), "localqueues": (KUEUE, True), "clusterqueues": (KUEUE, False),
     "resourceflavors": (KUEUE, False), "workloadpriorityclasses": (KUEUE, False), "events": ("/api/v1", True),
@@ -34,7 +34,7 @@ PLURALS = {
     "ResourceFlavor": "resourceflavors", "ClusterQueue": "clusterqueues", "LocalQueue": "localqueues",
     "WorkloadPriorityClass": "workloadpriorityclasses",
 }  # fmt: skip
-#: conditions of jobs that the operators must reach before the recorded Kueue goes on; others may come and go unseen
+#: conditions of jobs that the operators must reach before the replay continues; a replay may miss other conditions
 AWAITED = {
     ("Running", "True"), ("Succeeded", "True"), ("Failed", "True"), ("Complete", "True"), ("Suspended", "True"),
     ("Suspended", "False"),
@@ -43,7 +43,7 @@ WRITES = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
 class Actor(Enum):
-    """Who did what a step records."""
+    """The component that made the change of a step."""
 
     CLIENT = "client"
     KUEUE = "Kueue"
@@ -57,7 +57,7 @@ class Step:
     :param verb: client: create, patch, delete. Kueue: create, status, spec, finalizers, delete, job, event.
         Operator: condition, ready, no pods, gone.
     :param about: the resource and the recorded name of the object.
-    :param body: what is written, as a whole object or a merge patch; of a condition its type and status.
+    :param body: the written object or merge patch. For a condition, its type and status.
     :param title: the name of the client's step in the recording.
     """
 
@@ -74,7 +74,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recording:
-    """:param namespace: in which it was recorded.
+    """:param namespace: of the recorded objects.
     :param setup: objects without a namespace, which an administrator creates before.
     :param jobs: the resource of the recorded jobs: pytorchjobs, mpijobs or trainjobs.
     """
@@ -104,7 +104,7 @@ def version(obj: Obj) -> int:
 
 
 def kept(change: Obj) -> bool:
-    """Whether a change is needed to replay: of Kueue's objects, of jobs, and Kueue's events."""
+    """Whether a replay needs the change: changes of Kueue's objects and of jobs, and Kueue's events."""
     if change["watch"] == "events":
         reporter = change["object"].get("reportingComponent") or change["object"].get("source", {}).get("component", "")
         return "kueue" in reporter and change["type"] == "ADDED"
@@ -122,7 +122,7 @@ def _lines(path: Path) -> list[Obj]:
 
 
 def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[int, Step]]:
-    """The client's writes that were carried out, each with the version of the change that it made."""
+    """The client's successful writes, each with the version of the resulting change."""
     for record in requests:
         request = record["request"]
         if request["method"] not in WRITES or record["status"] >= 400:
@@ -136,7 +136,7 @@ def _client_writes(requests: list[Obj], changes: list[Obj]) -> Iterator[tuple[in
 
 
 def _version_of(record: Obj, step: Step, changes: list[Obj]) -> int:
-    """The version that a write made: as answered, else that of the first change of the object since."""
+    """The version that a write made: from the response, or else from the object's next change."""
     answered = (record["body"] or {}).get("metadata", {}).get("resourceVersion")
     if answered:
         return int(answered)
@@ -156,7 +156,7 @@ def _steps(changes: list[Obj], written: dict[int, Step], setup: tuple[Obj, ...])
     jobs = next(change["watch"] for change in changes if change["watch"] in JOBS)
     for change in changes:
         obj, about = change["object"], (change["watch"], change["object"]["metadata"]["name"])
-        for at in [at for at in pending if at < version(obj)]:  # a write whose object is not watched
+        for at in [at for at in pending if at < version(obj)]:  # a write to an object that isn't watched
             yield pending.pop(at)
         if step := pending.pop(version(obj), None):
             yield step
@@ -185,7 +185,7 @@ def _step(change: Obj, old: Obj, about: tuple[str, str], waiting: dict[tuple[str
 
 
 def _of_pod(change: Obj, pods: dict[str, str], jobs: str) -> Iterator[Step]:
-    """A job that has lost its last pod: Kueue, or the client, may have waited for that."""
+    """A job lost its last pod: Kueue or the client may have waited for this."""
     uid, job = change["object"]["metadata"]["uid"], job_of(change["object"])
     if change["type"] != "DELETED":
         pods[uid] = job
@@ -198,7 +198,7 @@ def _of_kueue(obj: Obj, old: Obj, about: tuple[str, str]) -> Iterator[Step]:
     if obj.get("status") != old.get("status"):
         yield Step(Actor.KUEUE, "status", about, obj.get("status") or {})
     if about[0] in QUEUES:
-        return  # the first change of a queue has the defaults of its spec
+        return  # the first change of a queue contains the defaults of its spec
     if spec := difference(old.get("spec") or {}, obj.get("spec") or {}):
         yield Step(Actor.KUEUE, "spec", about, {"spec": spec})
     if obj["metadata"].get("finalizers") != old.get("metadata", {}).get("finalizers"):
@@ -232,7 +232,7 @@ def _conditions(obj: Obj) -> set[tuple[str, str]]:
 
 
 def difference(old: Any, new: Any) -> Any:
-    """The merge patch that makes `new` of `old`; {} where they are equal. It removes values, never whole objects."""
+    """The merge patch that changes `old` into `new`; {} if they are equal. It removes values, never whole objects."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
     found: Obj = {

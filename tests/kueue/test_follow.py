@@ -1,4 +1,4 @@
-"""Following a job under Kueue: what the log contains, which phase the job has, what ends it."""
+"""Following a job under Kueue: the lines of the log, the phase of the job, and the causes that end it."""
 
 from __future__ import annotations
 

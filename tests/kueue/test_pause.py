@@ -1,4 +1,4 @@
-"""Pausing and resuming jobs under Kueue: by their Workload, since Kueue undoes a suspension by hand."""
+"""Pausing and resuming jobs under Kueue by their Workload, since Kueue undoes a manual suspension."""
 
 from __future__ import annotations
 

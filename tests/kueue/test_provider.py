@@ -1,8 +1,8 @@
-"""Each recorded job of a queue, submitted and followed by the provider: what it reports agrees with the recording.
+"""The provider submits and follows each recorded job of a queue: its reports agree with the recording.
 
-Compared are the outcome, the numbers of evictions and preemptions, the lines in the log about what the queue did, and,
-by the replay itself, each write that the recorded client made to the job. A suspension by hand is not the provider's:
-the driver carries it out.
+The tests compare the outcome, the numbers of evictions and preemptions, and the log lines about the queue. The replay
+itself compares each write that the recorded client made to the job. The provider doesn't make manual suspensions: the
+driver makes them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .recording import JOBS, Actor, Obj, Recording, Step
 
 SLOW = os.environ.get("KTRAIN_TEST_SLOW") == "1"
 SOME = {("70f-kueue-fails", "bad"), ("71-kueue-mpijob", "second"), ("74-kueue-resume-by-hand", "second")}
-LEAST_SECONDS = 1.0  #: that a state of the recorded Workload must have lasted to be expected in the log
+LEAST_SECONDS = 1.0  #: minimum duration of a state of the recorded Workload for which a log line is expected
 UNSHOWN = (QueuePhase.EVICTING, QueuePhase.FINISHED)
 
 
 def client_steps(recording: Recording, job: str) -> list[Step]:
-    """What the recorded client did with a job or with its Workload."""
+    """The writes of the recorded client to a job or its Workload."""
     steps = (step for step in recording.steps if step.actor is Actor.CLIENT)
     return [s for s in steps if (s.about[0] in JOBS and s.about[1] == job) or workload_is_of(s.about, job)]
 
@@ -96,7 +96,7 @@ async def test_the_provider_reports_what_was_recorded(
 
 
 async def play(api: Api, task: RecordedTask, driver: Driver, ref: Any) -> Outcome:
-    """Follow the job, and make the writes that the recorded client made, when it is their turn."""
+    """Follow the job, and repeat each write of the recorded client at its place in the sequence."""
     stop = StopSignal()
     following = asyncio.create_task(task.follow(ref, stop=stop))
     done: list[Step] = []
@@ -122,7 +122,7 @@ async def write(api: Api, ref: Any, step: Step, stop: StopSignal) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a recording shows of one job."""
+    """The expected reports for one job, from a recording."""
 
     outcome: str
     evictions: int
@@ -144,7 +144,7 @@ def expected(recording: Recording, job: str, name: str) -> Expected:
 
 
 def workloads(folder: Path, job: str) -> list[tuple[float, Obj]]:
-    """The states of a job's Workload, each with its time; changes of other fields are left out."""
+    """The states of a job's Workload, each with its time; changes of other fields are omitted."""
     found: list[tuple[float, Obj]] = []
     for line in (folder / "events.jsonl").read_text().splitlines():
         change = json.loads(line)
@@ -158,7 +158,7 @@ def workloads(folder: Path, job: str) -> list[tuple[float, Obj]]:
 
 
 def outcome_of(recording: Recording, job: str) -> str:
-    """How a job ended for the client: deleted by it, succeeded or failed."""
+    """The outcome of a job for the client: deleted by the client, succeeded or failed."""
     if any(step.verb == "delete" for step in client_steps(recording, job)):
         return "deleted"
     reached = {s.body.get("type") for s in recording.steps if s.about[0] in JOBS and s.about[1] == job}

@@ -1,4 +1,4 @@
-"""Replays of recorded scenarios: Kueue's writes in recorded order, while the operators of the cluster do the rest."""
+"""Replays of recorded scenarios: Kueue's writes in recorded order, and the operators of the cluster for the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steps(recording: Recording, actor: Actor, verb: str = "") -> list[Step]:
 def test_writes_of_client_and_kueue_are_told_apart() -> None:
     recording = load(library.KEPT / PAUSED)
     titles = [step.title for step in steps(recording, Actor.CLIENT) if step.verb != "create"]
-    assert titles == ["inactive", "queue changed while suspended", "active"]  # what was refused is left out
+    assert titles == ["inactive", "queue changed while suspended", "active"]  # rejected writes are omitted
     suspended = [step.body["spec"]["runPolicy"]["suspend"] for step in steps(recording, Actor.KUEUE, "job")]
     assert suspended == [False, True, False]
     assert not steps(recording, Actor.KUEUE, "spec")
@@ -42,7 +42,7 @@ def test_writes_of_client_and_kueue_are_told_apart() -> None:
 def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
     stopped = steps(load(library.KEPT / PAUSED), Actor.KUEUE, "job")[1]
     labels = stopped.body["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["labels"]
-    assert labels == dict.fromkeys(labels)  # each label is set to null, `labels` is not
+    assert labels == dict.fromkeys(labels)  # each label is set to null; `labels` itself isn't
     assert all(label.startswith("kueue.x-k8s.io/") for label in labels)
 
 
@@ -54,7 +54,7 @@ def test_a_recorded_scenario_comes_about_again(replay: Replay, raw: Api, name: s
 
 
 def finished(api: Api, driver: Driver) -> dict[str, str]:
-    """How the job of each Workload ended, by the Workload's recorded name."""
+    """The outcome of each Workload's job, by the recorded name of the Workload."""
     found = {}
     for step in driver.done:
         if step.about[0] == "workloads" and step.verb == "create":
@@ -79,7 +79,7 @@ def outcome(workload: Obj) -> str:
 
 
 def test_replay_waits_for_the_writes_of_the_test(replay: Replay, raw: Api) -> None:
-    """Each write that the recorded client made to the job is made by the test."""
+    """The test makes each write that the recorded client made to the job."""
     with replay(PAUSED, ours={"train": None}) as driver:
         submit(raw, driver, "mine-1")
         job = path_of("pytorchjobs", driver.namespace, "mine-1")
@@ -104,7 +104,7 @@ def test_replay_fails_without_the_write_of_the_test(replay: Replay, raw: Api) ->
 
 
 def submit(api: Api, driver: Driver, name: str) -> None:
-    """Create the recorded job under another name, as a test of the provider would."""
+    """Create the recorded job with another name, as a test of the provider would."""
     created = next(s for s in steps(library.recording(PAUSED), Actor.CLIENT, "create") if s.about[0] == "pytorchjobs")
     job = with_test_image(created.body)
     job["metadata"]["name"] = name

@@ -1,4 +1,4 @@
-"""What Kueue's Workload showed once doesn't end a job: the queue's state must hold when the task fails."""
+"""A past state of Kueue's Workload doesn't end a job: the queue's state must still hold when the task fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(kueue:
     await write_workload(queued.api, await queued.job() or {}, [EVICTED_FOR_GOOD], active=False)
 
     class Activated(MeddledApi):
-        """The Workload is activated while the response to the first list is on its way."""
+        """The Workload is activated while the response to the first list is in transit."""
 
         async def after(self, method: str, path: str) -> None:
             if path == requests.workloads_path("v1beta2", ref.namespace):

@@ -1,4 +1,4 @@
-"""Workloads and accounts for tests that need no recording."""
+"""Workloads and service accounts for tests that need no recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.tasks import MERGE_PATCH
 
 
 async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True) -> None:
-    """A Workload of the job as Kueue writes it."""
+    """Create a Workload for the job as Kueue does."""
     meta, namespace = job["metadata"], job["metadata"]["namespace"]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
     template = {"spec": {"containers": [{"name": "main", "image": "scratch"}]}}
