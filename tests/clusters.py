@@ -1,8 +1,8 @@
-"""The cluster that tests talk to, by HTTP alone: the embedded one, or a real one that KTRAIN_TEST_KUBECONFIG names.
+"""The cluster of the tests, accessed only by HTTP: the embedded one, or a real one given by KTRAIN_TEST_KUBECONFIG.
 
-On a real one each session has a namespace of its own, `scratch` stands for KTRAIN_TEST_IMAGE (an image with sh and
-python3), and the first node is patched to have GPUs, as Kubernetes documents for extended resources. What needs the
-fault switches or the images of `examples/` is marked `embedded` and left out there.
+On a real cluster each session has its own namespace, KTRAIN_TEST_IMAGE replaces `scratch` (an image with sh and
+python3), and the first node is patched to have GPUs, as Kubernetes documents for extended resources. Tests that need
+the fault switches or the images of `examples/` are marked `embedded` and skipped there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPUS = "nvidia.com/gpu"
 
 @dataclass(frozen=True)
 class TestCluster:
-    """:param embedded: None where it is a real one."""
+    """:param embedded: None if the cluster is a real one."""
 
     kubeconfig: Path
     namespace: str
@@ -36,7 +36,7 @@ class TestCluster:
     __test__ = False
 
     def admin(self, fault: str, **how: Any) -> None:
-        """A fault switch of the embedded cluster."""
+        """Set a fault switch of the embedded cluster."""
         assert self.embedded is not None, "only the embedded cluster has fault switches: mark the test `embedded`"
         self.embedded.admin(fault, **how)
 
@@ -65,7 +65,7 @@ def core(kubeconfig: Path) -> client.CoreV1Api:
 
 
 def with_token(kubeconfig: Path, token: str) -> Any:
-    """The kubeconfig with a token as its only credentials: a server prefers a client certificate to a token."""
+    """The kubeconfig with only a token as credentials: a server prefers a client certificate to a token."""
     content = yaml.safe_load(kubeconfig.read_text())
     content["users"] = [{"name": "token", "user": {"token": token}}]
     for context in content["contexts"]:

@@ -1,4 +1,4 @@
-"""What all tests share: their order, and which of them a real cluster can run."""
+"""Shared by all tests: their order, and the selection of those that a real cluster can run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests.cluster.facts import Facts
 from tests.clusters import REAL
 
-# the same examples in each run, however slow the machine: HYPOTHESIS_PROFILE=explore looks for others
+# the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
@@ -20,7 +20,7 @@ LOCAL = pathlib.Path(__file__).parent / "local"  # tests of the embedded cluster
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones first, so that no worker waits for them at the end."""
+    """Run long tests first, so that no worker waits for them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
     if REAL:
         left_out = [i for i in items if i.get_closest_marker("embedded") or LOCAL in i.path.parents]
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many facts of the recordings the cluster of the conformance suite agrees with."""
+    """Print how many facts of the recordings agree with the cluster of the conformance suite."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
     for title, counted in (("Conformance", "facts"), ("Replays of Kueue", "kueue")):
         found = [Facts(*value) for r in reports for name, value in r.user_properties if name == counted]

@@ -1,4 +1,4 @@
-"""Tests of README and docs/: their code runs, their links resolve, the names that they use exist."""
+"""Tests of README and docs/: their code runs, their links resolve, and the names that they use exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLASSES: dict[str, type] = {
         ClaimVolume, HostPath, SharedMemory,
     )
 }  # fmt: skip
-#: what an excerpt of a DAG may use without an import
+#: names that an excerpt of a DAG may use without an import
 PRELUDE = "\n".join(
     [
         "from datetime import timedelta",
@@ -52,11 +52,11 @@ PRELUDE = "\n".join(
         "",
     ]
 )
-NO_DAG = "# in the training program"  #: first line of code that runs in a job, not in a DAG
+NO_DAG = "# in the training program"  #: first line of code that runs in a job instead of a DAG
 
 
 class Block(NamedTuple):
-    """A fenced block of code and its place."""
+    """A fenced block of code and its location."""
 
     place: str
     language: str
@@ -103,7 +103,7 @@ def test_manifests_have_no_problems(block: Block) -> None:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Each use of `ktrain` in a console block as one line: its place and its words."""
+    """Each use of `ktrain` in a console block as one line: its location and its words."""
     for block in (param.values[0] for param in blocks("console")):
         for command in re.findall(r"^\$ (.*)$", block.text.replace("\\\n", " "), re.MULTILINE):
             if match := re.search(r"(?:^|/| )ktrain (\w+.*?)(?: \||$)", command):

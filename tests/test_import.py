@@ -1,4 +1,4 @@
-"""Importing needs nothing but Python: no network, no home directory, no kubeconfig, no connection."""
+"""Importing needs only Python: no network, home directory, kubeconfig or connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-UNWRITABLE = "/proc/nowhere"  # not even root can make this directory
+UNWRITABLE = "/proc/nowhere"  # even root can't create this directory
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
@@ -56,5 +56,5 @@ def test_airflow_without_connections_reports_no_import_errors(tmp_path: pathlib.
     run("-m", "airflow", "db", "migrate", home=tmp_path)
     run("-m", "airflow", "dags", "reserialize", home=tmp_path)
     listed = run("-m", "airflow", "dags", "list-import-errors", "--output", "json", home=tmp_path)
-    assert json.loads(listed.splitlines()[-1]) == []  # warnings come before it
+    assert json.loads(listed.splitlines()[-1]) == []  # warnings precede it
     assert "ktrain" in run("-m", "airflow", "dags", "list", "--output", "json", home=tmp_path)

@@ -1,6 +1,6 @@
 """Tests of the messages that the provider can log or raise: docs/reference/messages.md lists them.
 
-`scripts.messages` finds them in the code. Each is rendered with short and with long values.
+`scripts.messages` finds them in the code. The tests render each with short and with long values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scripts.messages import LEVELS, Code, Message
 MESSAGES = list(Code().messages())
 NAMESPACE = "team-" + "n" * 58
 REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
-#: a short and a long value for each name of a placeholder. Names of jobs are cut after 46 characters.
+#: a short and a long value for each placeholder name. Names of jobs are cut after 46 characters.
 VALUES = {
     "job": ("PyTorchJob research/train-3f9a1c2b4d", f"PyTorchJob {NAMESPACE}/{'j' * 46}"),
     "namespace": ("research", NAMESPACE),
@@ -63,12 +63,12 @@ VALUES = {
     "remark": ("", ".\nIt is suspended"),
     "type": ("KeyError", "JSONDecodeError"),
 }
-#: Says, tells, and old phrases: see the style guide in CONTRIBUTING.md.
+#: Words and phrases that the style guide in CONTRIBUTING.md forbids.
 UNWANTED = re.compile(
     r"\b(says?|said|tells?|told|anew|borne|thereof|wherefrom|whence|gone through|"
     r"(?<![Tt]here )is no (?!longer)[a-z]+|finds? no [a-z]+)\b"
 )
-#: Singular and plural, punctuation, and placeholders that were not filled
+#: Wrong plurals and punctuation, and unfilled placeholders
 MALFORMED = re.compile(
     r"\b(?<![.,])1 (?!allows|has|is|minus)\w\w+s\b|  | [,;.:]|[,;.]{2}|\(\)|: *\.|[,:;]$|^\s|\s$|%[sdr]\b"
 )
@@ -100,7 +100,7 @@ def problems(message: Message) -> Iterator[str]:
     for size in (0, 1):
         for text in rendered(message.text, size):
             first = text.partition("\n")[0]
-            # causes and errors, which quote programs, are cut when the task raises them
+            # causes and errors, which quote programs, are clipped when the task raises them
             if len(first) > MAX_FIRST_LINE_CHARS and (size == 0 or message.kind in LEVELS):
                 yield f"the first line has {len(first)} characters: {first}"
             for found in (*UNWANTED.finditer(text), *MALFORMED.finditer(text.replace("...", ""))):
@@ -115,7 +115,7 @@ def test_messages_are_complete_short_and_plain(module: str) -> None:
 
 
 def test_no_message_is_hidden_from_the_table() -> None:
-    """What has no words of its own is the text of another message, or it would be missing in the table."""
+    """A message of placeholders only is the text of another message; otherwise the table would lack it."""
     hidden = {shown(m.text) for m in MESSAGES if m.text and not has_words(m.text)}
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
@@ -156,7 +156,7 @@ KEY = TaskKey("production", "d" * 250, "t" * 250, f"scheduled__2026-11-22T00:00:
 
 
 def existing_jobs() -> Iterator[str]:
-    """What a try does with a job that has its name."""
+    """The decisions of a try about an existing job with its name."""
     cases = itertools.product(CONDITIONS, (1, 12), (1, 12), ("me", "other"), (3, 6), (False, True))
     for condition, owner, me, ti_id, max_tries, changed in cases:
         annotations = {OWNER_ANNOTATION: Owner(KEY, owner, "other", 3).annotation()}
@@ -175,13 +175,13 @@ CONDITIONS = [
 
 
 def kills() -> Iterator[str]:
-    """What a worker does with its job after a SIGTERM, in each state of the task."""
+    """The decisions of a worker about its job after a SIGTERM, in each state of the task."""
     for state, retry_left in itertools.product((*TaskInstanceState, NONE, ABSENT, UNKNOWN), (False, True)):
         yield decision_for_worker(str(state), retry_left).reason
 
 
 def orphans() -> Iterator[str]:
-    """What the reaper finds, with 0, 1 and 2 active pods."""
+    """The findings of the reaper, with 0, 1 and 2 active pods."""
     for condition, state, held in itertools.product(CONDITIONS, (*ENDED_TASK_STATES, "up_for_reschedule"), (0, 1, 2)):
         annotations = {OWNER_ANNOTATION: Owner(KEY, 1, "x").annotation()}
         job = {"metadata": {"annotations": annotations}, "status": {"conditions": [condition]}}
@@ -190,7 +190,7 @@ def orphans() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    """The causes of jobs that exceeded a limit, without and with a pod that shows why."""
+    """The causes of jobs that exceeded a limit, without and with a pod that explains it."""
     job = {"kind": "PyTorchJob", "metadata": {"name": "j" * 63, "namespace": NAMESPACE}}
     labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": "999"}
     image = f"registry.example.com:5000/{'team/' * 30}image:{'t' * 128}"
@@ -204,7 +204,7 @@ def limits() -> Iterator[str]:
 
 
 def releases() -> Iterator[str]:
-    """How many pods and GPUs a release freed, for 0, 1 and 2 pods that run or have ended."""
+    """The pods and GPUs that a release freed, for 0, 1 and 2 pods that run or have ended."""
 
     def pod(phase: str) -> dict[str, Any]:
         limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}

@@ -1,4 +1,4 @@
-"""What users import: short paths that work, and the paths of the first release, which warn."""
+"""The import paths for users: short paths that work, and the paths of the first release, which raise warnings."""
 
 from __future__ import annotations
 
