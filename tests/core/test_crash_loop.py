@@ -345,7 +345,7 @@ def test_a_replica_that_was_lost_while_nobody_followed_stops_the_count() -> None
 
 
 def test_a_crashing_sidecar_is_not_a_crash_loop() -> None:
-    """The training continues beside it."""
+    """The training container continues to run."""
     history = RestartHistory(PYTORCHJOB)
     for n in range(20):
         training = pod(running=0)

@@ -1,4 +1,4 @@
-"""What `make soak` counts: a defect must not look like a clean run."""
+"""The counts of `make soak`: they must show each defect of a run."""
 
 from __future__ import annotations
 

@@ -184,10 +184,10 @@ async def test_every_line_of_every_run_is_read_once_and_in_order(cluster: TestCl
         at.calm = True
         await trouble
         await at.clear()
-        # these pods are still followed: deleting them deletes their logs
+        # wait until these are followed again, because deleting the pods deletes their logs
         seen = len(at.collected.runs[deleted, 0])
         await until(lambda: len(at.collected.runs[deleted, 0]) > seen)
-        last = at.restarts(restarts)  # a pod that starts later waits for 20 s and more
+        last = at.restarts(restarts)  # the next run starts after 20 s or more
         await until(lambda: len(at.collected.runs[restarts, last]) == 601)
         await at.delete(deleted)
         await at.delete(restarts)

@@ -59,7 +59,7 @@ def test_by_default_it_only_says_so(instance: Instance, supervisor: Supervisor) 
 
 
 def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> None:
-    instance.execute(number=2, max_tries=1, name="other")  # after a clear, a changed task keeps its old job
+    instance.execute(number=2, max_tries=1, name="other")  # after a clear with a new name, the old job remains
     reaper, found = look(instance, dry_run=False, max_jobs=1)
     assert len(found["candidates"]) == 2
     assert len(reaper.second_look(instance.context, found)) == 1

@@ -63,7 +63,7 @@ def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> 
 
 @pytest.mark.parametrize("missing", ["version", "max_tries", "first_try", "place", "attempt", "nothing"])
 def test_submission_state_of_another_release_is_read(instance: Instance, missing: str) -> None:
-    """One state has fewer fields, the other has more."""
+    """The state lacks one field, and has fields of a later release."""
     instance.execute(number=1, retries=1)
     (first,) = instance.jobs()
     state = instance.store["ktrain_submission"]
