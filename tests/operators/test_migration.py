@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import re
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
 from tests.operators.instance import Instance
 
-pytestmark = pytest.mark.embedded  # its runtimes and images
+pytestmark = [
+    pytest.mark.embedded,  # its runtimes and images
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+]
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "migrate-to-trainjob.md"

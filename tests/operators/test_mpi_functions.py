@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,10 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.instance import Instance
 
-pytestmark = pytest.mark.embedded  # a real cluster needs an image with mpirun
+pytestmark = [
+    pytest.mark.embedded,  # a real cluster needs an image with mpirun
+    pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI"),
+]
 
 
 @pytest.fixture(scope="module", params=["v1", "v2beta1"])

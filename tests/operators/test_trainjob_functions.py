@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,10 @@ from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
 from tests.operators.instance import Instance
 
-pytestmark = pytest.mark.embedded  # a real cluster needs an image with torch
+pytestmark = [
+    pytest.mark.embedded,  # a real cluster needs an image with torch
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+]
 
 
 @pytest.fixture
