@@ -67,7 +67,7 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     assert cause.category != "configuration" or not cause.retryable  # configuration errors are not retried
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "find_startup_failure" in case])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "given up" in case])
 def test_denied_pods_fail_the_job_after_the_grace_time(name: str) -> None:
     seen = evidence(CASES[name])
     assert find_startup_failure(*seen) is None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
+import boto3
 
 from tests.e2e.airflow import wait_for
 from tests.e2e.database import ends_with_parent, free_port
@@ -49,10 +49,7 @@ class S3:
 
 @contextlib.contextmanager
 def running(home: pathlib.Path) -> Iterator[S3]:
-    """A context manager: S3. Skips the test if moto is not installed (`make test-matrix`)."""
-    pytest.importorskip("moto")
-    import boto3
-
+    """A context manager: S3."""
     port = free_port()
     with (home / "moto.out").open("wb") as out:
         process = subprocess.Popen(
