@@ -24,14 +24,14 @@ def test_version_is_the_version_of_the_package(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == f"ktrain {__version__}\n"
 
 
-def test_no_problem_is_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_is_0_without_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(GOOD)
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().out == "1 file: 0 errors, 0 warnings\n"
 
 
-def test_warnings_are_zero_and_errors_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_is_0_with_warnings_and_1_with_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(DATA / "torchrun-cpu.yaml")]) == 0
     assert f"{DATA / 'torchrun-cpu.yaml'}:14: warning image-tag at $.spec" in capsys.readouterr().out
     assert main(["check", str(DATA / "torchrun-cpu.yaml"), str(DATA / "practitioner-nccl.yaml")]) == 1
@@ -40,7 +40,7 @@ def test_warnings_are_zero_and_errors_are_one(capsys: pytest.CaptureFixture[str]
     assert out.endswith("2 files: 4 errors, 5 warnings\n")
 
 
-def test_json_for_ci(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_one_entry_per_problem(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(DATA / "practitioner-nccl.yaml")
     assert main(["check", file, "--output", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -66,7 +66,7 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     assert "error launcher-count at $.spec.mpiReplicaSpecs.Launcher" in capsys.readouterr().out
 
 
-def test_documents_beside_a_job_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_documents_of_the_file_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{GOOD}")
     assert main(["check", str(file)]) == 0
@@ -75,7 +75,7 @@ def test_documents_beside_a_job_are_named(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(("text", "line"), [("a: 1\nb: [", 2), ("kind: ConfigMap\n", 1), ("", 1), ("a: 1\na: 2\n", 2)])
-def test_what_is_no_training_job_is_an_error(
+def test_file_without_a_training_job_is_an_error(
     text: str, line: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "odd.yaml"
@@ -84,9 +84,7 @@ def test_what_is_no_training_job_is_an_error(
     assert capsys.readouterr().out.startswith(f"{file}:{line}: error ")
 
 
-def test_values_that_are_templates_are_checked_when_they_are_rendered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_template_expressions_are_checked_after_rendering(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     text = GOOD.replace("image: registry/train:1", "image: {{ params.image }}").replace(
         "replicas: 1", "replicas: {{ n }}"
@@ -103,17 +101,19 @@ def test_values_that_are_templates_are_checked_when_they_are_rendered(
 @pytest.mark.parametrize(
     "file", sorted((Path(__file__).parents[2] / "example_dags" / "manifests").glob("*.yaml")), ids=lambda f: f.name
 )
-def test_our_examples_have_no_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_manifests_have_no_errors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(file)]) == 0, capsys.readouterr().out
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_manifest_is_read_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(GOOD))
     assert main(["check", "-"]) == 0
     assert "0 errors" in capsys.readouterr().out
 
 
-def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_status_is_2_for_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent.yaml")]) == 2
     assert "absent.yaml cannot be read: No such file or directory" in capsys.readouterr().err
     nowhere = str(tmp_path / "kubeconfig")
@@ -126,7 +126,7 @@ def test_usage_errors_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert e.value.code == 2
 
 
-def test_the_items_of_a_list_are_checked_at_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_in_a_list_have_the_line_of_their_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = pytorchjob()
     wrong["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 2
     file = tmp_path / "list.yaml"

@@ -59,7 +59,7 @@ def changed(manifest: dict[str, Any], *changes: Change) -> dict[str, Any]:
     return manifest
 
 
-SEEDS = {
+PROBLEMS_OF_GUIDES = {
     "practitioner-nccl.yaml": [
         ("error", "container-name", f"{MASTER}.containers[0].name"),
         ("error", "container-name", f"{WORKER}.containers[0].name"),
@@ -82,15 +82,15 @@ SEEDS = {
     ],
     "mpi-operator-guide.yaml": [],
 }
-SEEDS["pytorch-guide.yaml"] = SEEDS["pytorch-operator-guide.yaml"]
+PROBLEMS_OF_GUIDES["pytorch-guide.yaml"] = PROBLEMS_OF_GUIDES["pytorch-operator-guide.yaml"]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_seeds_have_exactly_these_problems(guide: str) -> None:
-    assert found(load(DATA / guide)) == SEEDS[guide]
+def test_manifests_of_guides_have_exactly_these_problems(guide: str) -> None:
+    assert found(load(DATA / guide)) == PROBLEMS_OF_GUIDES[guide]
 
 
-def test_entry_in_the_wrong_list_is_reported_with_its_remedy() -> None:
+def test_entry_in_the_wrong_list_has_a_remedy() -> None:
     problem = check(load(DATA / "practitioner-nccl.yaml"))[2]
     assert (problem.message, problem.found, problem.expected, problem.hint) == (
         "NCCL_DEBUG is in volumeMounts, but is an entry of env",
@@ -101,7 +101,7 @@ def test_entry_in_the_wrong_list_is_reported_with_its_remedy() -> None:
 
 
 @pytest.mark.parametrize("manifest", [pytorchjob(), mpijob("v1"), mpijob("v2beta1"), trainjob()])
-def test_a_right_manifest_has_no_problem(manifest: dict[str, Any]) -> None:
+def test_valid_manifest_has_no_problems(manifest: dict[str, Any]) -> None:
     assert check(manifest) == []
     assert check(manifest, kind=manifest["kind"]) == []
 
@@ -111,7 +111,7 @@ ROWS = [(job, name, row) for job, rows in MISTAKES.items() for name, row in rows
 
 
 @pytest.mark.parametrize(("job", "name", "row"), ROWS, ids=[f"{job}: {name}" for job, name, _ in ROWS])
-def test_each_mistake_is_found_once_and_nothing_else(job: str, name: str, row: dict[str, Any]) -> None:
+def test_each_mistake_is_reported_once_and_alone(job: str, name: str, row: dict[str, Any]) -> None:
     kind, version = job.split()
     manifest = {"PyTorchJob": pytorchjob, "TrainJob": trainjob}[kind]() if kind != "MPIJob" else mpijob(version)
     specs = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "mpiReplicaSpecs"
@@ -160,7 +160,7 @@ MASTER_SPEC, CONTAINER = "spec/pytorchReplicaSpecs/Master", "spec/pytorchReplica
         ([put(f"{CONTAINER}/resources/nvidia.com|gpu", 1)], "write an extended resource under resources.limits"),
     ],
 )
-def test_hints(changes: list[Change], hint: str) -> None:
+def test_problems_have_hints(changes: list[Change], hint: str) -> None:
     assert hint in [p.hint for p in check(changed(pytorchjob(), *changes))]
 
 
@@ -198,7 +198,7 @@ def test_message_names_a_field_with_dots_in_full() -> None:
     assert problem.message == "`nvidia.com/gpu` has the wrong type"
 
 
-def test_another_kind_than_the_wanted_one_is_one_problem() -> None:
+def test_unexpected_kind_is_reported_once() -> None:
     (problem,) = check(mpijob(), kind="PyTorchJob")
     assert (problem.code, problem.found, problem.expected) == ("kind", "'MPIJob'", "PyTorchJob")
     assert problem.hint == "use MPIJobOperator for it"
@@ -211,7 +211,7 @@ PRUNED = {"unknown-field", "clean-pod-policy"}  #: 400 under strict validation, 
 
 
 @pytest.mark.parametrize("record", REJECTED, ids=[r["manifest"]["metadata"]["name"][-24:] for r in REJECTED])
-def test_what_a_real_cluster_refused_is_found(record: dict[str, Any]) -> None:
+def test_manifests_that_a_real_cluster_rejected_have_problems(record: dict[str, Any]) -> None:
     problems = check(record["manifest"])
     if record["status"] != 201:
         assert problems, record["message"]
@@ -221,7 +221,7 @@ def test_what_a_real_cluster_refused_is_found(record: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["policy", "none", "nolauncher", "twolaunchers", "badpolicy", "exitcode", "always", "zero"]
 )
-def test_what_was_accepted_and_never_ran_is_an_error(name: str) -> None:
+def test_manifests_that_were_accepted_and_never_ran_have_errors(name: str) -> None:
     records = [r for r in REJECTED if r["manifest"]["metadata"]["name"] == name]
     assert records
     assert all(any(p.level == "error" for p in check(r["manifest"])) for r in records)
@@ -250,7 +250,7 @@ SERVER = {
 }
 
 
-def test_the_servers_schema_is_strict() -> None:
+def test_schema_of_the_server_is_applied_strictly() -> None:
     assert found(pytorchjob(), schema=SERVER) == []
     manifest = changed(pytorchjob(), put("metadata/nmae", "x"), put("spec/new", 1), put("spec/nprocPerNode", 2))
     assert found(manifest, schema=SERVER) == [
@@ -259,7 +259,7 @@ def test_the_servers_schema_is_strict() -> None:
     ]
 
 
-def test_a_name_that_stands_twice_in_env_is_for_the_servers_schema_to_refuse() -> None:
+def test_duplicate_env_is_an_error_only_with_the_schema_of_the_server() -> None:
     """CRDs of training-operator before 1.9 use the last one."""
     env = {"type": "array", "items": {}, "x-kubernetes-list-map-keys": ["name"]}
     schema = {"properties": {"spec": {"properties": {"env": env}}}}
@@ -267,11 +267,11 @@ def test_a_name_that_stands_twice_in_env_is_for_the_servers_schema_to_refuse() -
     assert ("error", "duplicate", "$.spec.env[1]") in found(manifest, schema=schema)
 
 
-def test_nothing_is_said_of_what_is_null() -> None:
+def test_null_values_have_no_problems() -> None:
     assert found(changed(pytorchjob(), lambda m: m["metadata"].update(nothing=None)), schema=SERVER) == []
 
 
-def test_the_schema_of_a_kind_is_found_in_what_the_server_publishes() -> None:
+def test_schema_of_a_kind_is_read_from_the_openapi_document() -> None:
     job: dict[str, Any] = SERVER["components"]["schemas"]["Job"]  # type: ignore[index]
     named = job | {
         "x-kubernetes-group-version-kind": [{"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}]
@@ -283,7 +283,7 @@ def test_the_schema_of_a_kind_is_found_in_what_the_server_publishes() -> None:
     assert published({}, "PyTorchJob", "kubeflow.org/v1") is None
 
 
-def test_our_own_table_compiles() -> None:
+def test_built_in_schema_compiles() -> None:
     for kind, version in (("PyTorchJob", "v1"), ("MPIJob", "v1"), ("MPIJob", "v2beta1")):
         assert schema_of(kind, version)["properties"]["spec"]["properties"]["runPolicy"]["type"] == "object"
 
@@ -312,7 +312,7 @@ PLACES = [
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_no_manifest_is_too_broken_to_be_checked(place: tuple[str | int, ...], value: Any) -> None:
+def test_broken_manifests_can_be_checked(place: tuple[str | int, ...], value: Any) -> None:
     check_broken(pytorchjob(), place, value)
 
 
@@ -337,7 +337,7 @@ TRAINJOB_PLACES: list[tuple[str | int, ...]] = [
 
 @given(st.sampled_from(TRAINJOB_PLACES), JSON)
 @example((*PATCH, 0), None)
-def test_no_trainjob_is_too_broken_to_be_checked(place: tuple[str | int, ...], value: Any) -> None:
+def test_broken_trainjobs_can_be_checked(place: tuple[str | int, ...], value: Any) -> None:
     job = trainjob()
     job["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "node", containers=[{"name": "node", "env": []}])]
     broken, problems = check_broken(job, place, value)

@@ -102,7 +102,7 @@ def crashes(
     ],
 )
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_recorded_restarts(name: str, lines: list[str], handed_over: bool) -> None:
+def test_recorded_restarts_are_counted(name: str, lines: list[str], handed_over: bool) -> None:
     """Each restart is reported once, also if another process takes over after each event."""
     (_, recorded), *events = [json.loads(line) for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines()]
     history = RestartHistory(PYTORCHJOB)
@@ -238,7 +238,7 @@ def test_a_gap_in_the_observations_resets_the_count() -> None:
 @pytest.mark.parametrize(
     ("reason", "gone"), [("Evicted", False), ("Preempting", False), ("NodeLost", False), ("", True)], ids=str
 )
-def test_counting_starts_again_when_a_replica_loses_its_pod(reason: str, gone: bool) -> None:
+def test_loss_of_a_pod_resets_the_count(reason: str, gone: bool) -> None:
     """The other replicas fail in NCCL until it runs again."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
@@ -258,7 +258,7 @@ def test_counting_starts_again_when_a_replica_loses_its_pod(reason: str, gone: b
     assert history.crash_loop(6)
 
 
-def test_counting_starts_again_after_a_suspension() -> None:
+def test_suspension_resets_the_count() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5)
     history.update(job(runPolicy={"suspend": True}), {})
@@ -291,7 +291,7 @@ def test_horovodrun_with_min_np_is_elastic() -> None:
     assert history.crash_loop(1) is None
 
 
-def test_a_handover_keeps_the_count_and_reports_nothing_twice() -> None:
+def test_handover_keeps_the_count_and_repeats_no_message() -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 4)
     crashed = pod(restarts=4, running=160, before=run(145, 150))
@@ -304,7 +304,7 @@ def test_a_handover_keeps_the_count_and_reports_nothing_twice() -> None:
     assert after.crash_loop(6)
 
 
-def test_a_handover_is_limited_in_size() -> None:
+def test_handover_is_limited_in_size() -> None:
     history = RestartHistory(PYTORCHJOB)
     workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
     history.update(job(1000), by_uid(pod(running=0), *workers))
@@ -320,13 +320,13 @@ def test_a_handover_is_limited_in_size() -> None:
     ]
 
 
-def test_a_history_of_another_release_can_be_read() -> None:
+def test_history_of_another_release_can_be_read() -> None:
     past = {"since": 1.0, "containers": {"Master 0/pytorch": {"failures": 5, "shape": "round"}}, "more": 1}
     assert RestartHistory(PYTORCHJOB, past).crash_loop(5)
     assert RestartHistory(PYTORCHJOB, {}).crash_loop(1) is None
 
 
-def test_a_replica_that_was_lost_while_nobody_followed_stops_the_count() -> None:
+def test_replica_lost_between_two_followers_stops_the_count() -> None:
     """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 2, pod("worker-0", running=0))
@@ -356,33 +356,33 @@ def test_a_crashing_sidecar_is_not_a_crash_loop() -> None:
     assert history.crash_loop(1) is None
 
 
-def deleted(pod: Any, asked: float, grace: float = 30) -> Any:
-    pod["metadata"] |= {"deletionTimestamp": at(asked + grace), "deletionGracePeriodSeconds": grace}
+def deleted(pod: Any, requested: float, grace: float = 30) -> Any:
+    pod["metadata"] |= {"deletionTimestamp": at(requested + grace), "deletionGracePeriodSeconds": grace}
     return pod
 
 
 @pytest.mark.parametrize("code", [1, 143])
-@pytest.mark.parametrize("behind", [0, 20, 50])
-def test_deleted_pods_are_not_a_crash_loop_if_clocks_differ(code: int, behind: float) -> None:
-    """The node's clock is `behind` the API server's, so the run seems to end before its pod's deletion."""
+@pytest.mark.parametrize("clock_lag", [0, 20, 50])
+def test_deleted_pods_are_not_a_crash_loop_if_clocks_differ(code: int, clock_lag: float) -> None:
+    """The node's clock is `clock_lag` the API server's, so the run seems to end before its pod's deletion."""
     history = RestartHistory(PYTORCHJOB)
     for n in range(10):
         began = 200 * n
-        history.update(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - behind)))
+        history.update(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - clock_lag)))
         ended = pod(
-            uid=str(n), created=began, ended=run(began + 5 - behind, began + 101 - behind, code), phase="Failed"
+            uid=str(n), created=began, ended=run(began + 5 - clock_lag, began + 101 - clock_lag, code), phase="Failed"
         )
         restarts = history.mark_deleted(deleted(ended, began + 100))
     assert history.crash_loop(1) is None
     assert described(restarts) == []
 
 
-@pytest.mark.parametrize("behind", [0, 20, 50])
-def test_peers_of_a_deleted_pod_are_not_a_crash_loop_if_clocks_differ(behind: float) -> None:
+@pytest.mark.parametrize("clock_lag", [0, 20, 50])
+def test_peers_of_a_deleted_pod_are_not_a_crash_loop_if_clocks_differ(clock_lag: float) -> None:
     history = RestartHistory(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
-    lost = pod("worker-0", ended=run(0, 181 - behind, 143), phase="Failed")
+    lost = pod("worker-0", ended=run(0, 181 - clock_lag, 143), phase="Failed")
     history.mark_deleted(deleted(lost, 180))
     for n in range(6, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
@@ -397,7 +397,7 @@ def test_a_run_with_a_negative_duration_is_not_a_crash() -> None:
     assert history.crash_loop(1) is None
 
 
-def test_peers_that_crash_after_a_preempted_replica_is_back_do_not_end_the_job() -> None:
+def test_crashes_of_peers_after_a_preemption_do_not_end_the_job() -> None:
     """NCCL reports the loss only after the replica runs again."""
     history = RestartHistory(PYTORCHJOB)
     peers = [pod(f"worker-{i}", running=0) for i in range(1, 8)]

@@ -235,7 +235,7 @@ def test_the_order_of_the_evidence_does_not_matter(name: str, data: st.DataObjec
     assert cause_of(shuffled) == cause_of(record)
 
 
-HOPELESS_AT_ONCE = {
+FAILED_AT_ONCE = {
     "55b-tj-long-name",
     "55d-tj-limits",
     "55d-tj-nodes-minus",
@@ -249,7 +249,7 @@ HOPELESS_AT_ONCE = {
     "46d-mpi1-invalid",
     "46d-mpi1-invalid-twolaunchers",
 }
-HOPELESS_IN_THE_END = {"17-pt-image-pull", "51d-tj-bad-image", "25d-pt-config-error", "25d-pt-config-error-nosecret"}
+FAILED_AFTER_GRACE = {"17-pt-image-pull", "51d-tj-bad-image", "25d-pt-config-error", "25d-pt-config-error-nosecret"}
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
@@ -258,8 +258,8 @@ def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
     seen = record["job"], record["pods"], record["events"]
     at_once = find_startup_failure(*seen)
     in_the_end = find_startup_failure(*seen, waited_seconds=max(GRACE_SECONDS.values()))
-    assert (at_once is not None) == (name in HOPELESS_AT_ONCE)
-    assert (in_the_end is not None) == (name in HOPELESS_AT_ONCE | HOPELESS_IN_THE_END)
+    assert (at_once is not None) == (name in FAILED_AT_ONCE)
+    assert (in_the_end is not None) == (name in FAILED_AT_ONCE | FAILED_AFTER_GRACE)
     if at_once:
         assert in_the_end == at_once == cause_of(record)
     elif in_the_end:
@@ -267,7 +267,7 @@ def test_startup_failures_are_only_jobs_that_never_start(name: str) -> None:
         assert in_the_end == replace(cause, summary=f"{cause.summary}. Giving up after waiting 300 s.")
 
 
-def test_an_image_pull_is_given_up_after_three_minutes() -> None:
+def test_image_pull_failure_ends_the_job_after_three_minutes() -> None:
     record = recording("17-pt-image-pull")
     assert find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=179) is None
     cause = find_startup_failure(record["job"], record["pods"], record["events"], waited_seconds=180)
@@ -277,7 +277,7 @@ def test_an_image_pull_is_given_up_after_three_minutes() -> None:
     assert cause.resolution == "Correct the registry's name, or give the nodes access to it."
 
 
-def test_the_detail_has_the_other_evidence() -> None:
+def test_detail_lists_the_remaining_evidence() -> None:
     detail = cause_of(recording("05-pt-never-fail")).detail
     assert "PyTorchJob fails is failed because 1 Master replica(s) failed." in detail
     assert "Master 0: pod fails-master-0, container pytorch" in detail
@@ -361,7 +361,7 @@ def written(name: str) -> str:
     return (LOGS / f"{name}.log").read_text()
 
 
-def test_the_earliest_failure_is_the_cause_not_the_kills_after_it() -> None:
+def test_cause_is_the_earliest_failure_and_not_later_kills() -> None:
     killed: dict[str, Any] = {"metadata": {"deletionTimestamp": time(132), "deletionGracePeriodSeconds": 30}}
     pods = [
         pod("Worker", 0, code=1, at=100),
@@ -414,7 +414,7 @@ def test_a_replaced_evicted_pod_is_the_cause_if_others_only_lost_a_peer() -> Non
         ("DeletionByPodGC", "lost its node"),
     ],
 )
-def test_disruptions_are_infrastructure(reason: str, description: str) -> None:
+def test_disruption_is_an_infrastructure_failure(reason: str, description: str) -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "m"}
     condition["lastTransitionTime"] = time(9)
     meta = {"deletionTimestamp": time(40), "deletionGracePeriodSeconds": 30}
@@ -424,7 +424,7 @@ def test_disruptions_are_infrastructure(reason: str, description: str) -> None:
     assert (cause.category, cause.retryable) == (Category.INFRASTRUCTURE, True)
 
 
-def test_a_lost_node_is_infrastructure() -> None:
+def test_lost_node_is_an_infrastructure_failure() -> None:
     lost = pod("Worker", 0, phase="Failed", reason="NodeLost", message="Node n was lost")
     assert diagnose(failed(), [lost]).summary == "Worker 0 lost its node (NodeLost): Node n was lost"
 
@@ -443,7 +443,7 @@ def test_a_pod_deleted_by_hand_fails_the_job_under_never(meta: dict[str, Any]) -
     assert cause.category is Category.INFRASTRUCTURE
 
 
-def test_killed_from_outside() -> None:
+def test_sigkill_from_outside_is_an_infrastructure_failure() -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=137, at=5)], log_tails=logs(master_0="epoch 1"))
     assert cause.summary == "Master 0 was killed from outside by SIGKILL (exit code 137)"
     assert cause.category is Category.INFRASTRUCTURE
@@ -497,13 +497,13 @@ def test_a_program_that_handles_sigterm_may_end_with_any_code() -> None:
         ),
     ],
 )
-def test_reports_of_launchers(log: str, category: Category, summary: str) -> None:
+def test_cause_is_found_in_the_report_of_a_launcher(log: str, category: Category, summary: str) -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5)], log_tails=logs(master_0=written(log)))
     assert (cause.category, cause.summary) == (category, summary)
     assert "ChildFailedError" not in cause.detail or log in ("torchrun-kill", "torchrun-exit")
 
 
-def test_a_failed_rank_is_the_cause_not_those_that_lost_it() -> None:
+def test_cause_is_the_failed_rank_and_not_its_peers() -> None:
     pods = [pod("Master", 0, code=1, at=5), pod("Worker", 0, code=1, at=5)]
     cause = diagnose(failed(), pods, log_tails=logs(master_0=written("gloo-rank0"), worker_0=written("gloo-rank1")))
     assert cause.summary == "Worker 0 failed: ValueError: boom (exit code 1)"
@@ -521,7 +521,7 @@ def test_the_last_exception_of_a_process_counts() -> None:
     assert cause.summary == "Master 0 failed: ValueError: negative loss (exit code 1)"
 
 
-def test_torchelastics_error_file_is_read_from_the_termination_message() -> None:
+def test_error_file_of_torchelastic_is_read_from_the_termination_message() -> None:
     error = {"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "...", "timestamp": "1"}}}
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end={"message": json.dumps(error)})])
     assert cause.summary == "Master 0 failed: KeyError: 'lr' (exit code 1)"
@@ -547,7 +547,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("line", "code", "category"), WORDS, ids=[w[0][:40] or str(w[1]) for w in WORDS])
-def test_known_messages_of_programs(line: str, code: int, category: Category) -> None:
+def test_known_messages_of_programs_give_the_category(line: str, code: int, category: Category) -> None:
     """They explain a failure. None of them prevents a retry."""
     cause = diagnose(failed(), [pod("Worker", 2, code=code, at=5)], log_tails=logs(worker_2=line))
     assert (cause.category, cause.retryable) == (category, True)
@@ -563,7 +563,7 @@ def test_known_messages_of_programs(line: str, code: int, category: Category) ->
         "KeyError: 'LOCAL_RANK'",
     ],
 )
-def test_a_program_that_torchrun_did_not_start(line: str) -> None:
+def test_program_that_torchrun_could_not_start_is_named(line: str) -> None:
     """The Trainer sets only PET_* variables, which torchrun reads (migrate-to-trainjob.md)."""
     cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails=logs(worker_0=line))
     assert cause.summary == f"Worker 0 lacks the variables that torchrun sets: {line} (exit code 1)"
@@ -605,24 +605,24 @@ NO_FILE = "python: can't open file '/etc/train.yaml': [Errno 2] No such file or 
     ],
     ids=["a warning", "far from the end", "before the exception"],
 )
-def test_a_known_message_that_the_program_survived_is_ignored(log: list[str]) -> None:
+def test_known_message_before_later_output_is_ignored(log: list[str]) -> None:
     cause = diagnose(failed(), [pod("Worker", 0, code=1, at=5)], log_tails={log_key("train-worker-0", "pytorch"): log})
     assert "can't find its program" not in cause.summary
     assert (cause.category, cause.retryable) == (Category.USER_CODE, True)
 
 
 @pytest.mark.parametrize(
-    ("code", "category", "says"),
+    ("code", "category", "end_of_summary"),
     [
         (137, Category.INFRASTRUCTURE, "was killed from outside by SIGKILL"),
         (143, Category.INFRASTRUCTURE, "was killed from outside by SIGTERM"),
         (139, Category.USER_CODE, "failed with exit code 139, SIGSEGV"),
     ],
 )
-def test_a_known_message_does_not_override_a_signal(code: int, category: Category, says: str) -> None:
+def test_a_known_message_does_not_override_a_signal(code: int, category: Category, end_of_summary: str) -> None:
     cause = diagnose(failed(), [pod("Worker", 0, code=code, at=5)], log_tails=logs(worker_0=NO_FILE))
     assert cause.category is category
-    assert cause.summary.startswith(f"Worker 0 {says}")
+    assert cause.summary.startswith(f"Worker 0 {end_of_summary}")
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECORDINGS.glob("[0-9]*.json")))
@@ -638,7 +638,7 @@ def test_only_a_refused_manifest_is_a_configuration_error(name: str) -> None:
     assert (cause.category is Category.CONFIGURATION) is (not cause.retryable) is bool(refused)
 
 
-def test_signals_have_names() -> None:
+def test_signals_are_shown_by_name() -> None:
     cause = diagnose(failed(), [pod("Master", 0, code=139, at=5)])
     assert cause.summary == "Master 0 failed with exit code 139, SIGSEGV"
 
@@ -673,7 +673,7 @@ def test_a_job_that_no_operator_has_reconciled() -> None:
     assert cause.summary == "PyTorchJob train was not reconciled by any operator within 300 s (startup_timeout)"
 
 
-def test_quota() -> None:
+def test_exceeded_quota_is_a_scheduling_failure() -> None:
     event = {"reason": "FailedCreatePod", "message": 'Error creating: pods "x" is forbidden: exceeded quota: gpus'}
     cause = diagnose({"kind": "PyTorchJob", "metadata": {"name": "t"}, "status": {}}, [], [event])
     assert cause.category is Category.SCHEDULING
@@ -783,7 +783,7 @@ def test_a_long_summary_moves_to_the_detail() -> None:
     assert fitting.with_short_summary() == fitting
 
 
-def test_a_cause_travels_as_json() -> None:
+def test_cause_is_restored_from_json() -> None:
     cause = cause_of(recording("22-pt-oom"))
     again = json.loads(json.dumps(cause.as_dict()))
     assert Cause(**{**again, "category": Category(again["category"])}) == cause
@@ -850,7 +850,7 @@ def test_a_termination_message_that_is_not_json_is_text(message: str) -> None:
 
 
 @given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=200))
-def test_any_log_can_be_read(lines: list[str], message: str) -> None:
+def test_logs_with_any_bytes_can_be_parsed(lines: list[str], message: str) -> None:
     end = {"message": message}
     tails = {log_key("train-master-0", "pytorch"): lines}
     cause = diagnose(failed(), [pod("Master", 0, code=1, at=5, end=end)], log_tails=tails)

@@ -33,7 +33,7 @@ from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
 
 @pytest.fixture(autouse=True)
-def button(monkeypatch: pytest.MonkeyPatch) -> None:
+def job_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", "https://board.example/{plural}/{namespace}/{name}/{uid}")
 
 
@@ -212,7 +212,7 @@ def test_deferral_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, [], "text", 3])
-def test_what_is_no_mapping_counts_as_an_empty_one(nothing: Any) -> None:
+def test_other_types_are_read_as_an_empty_mapping(nothing: Any) -> None:
     assert known_fields(Options, nothing) == {}
     assert Options.from_dict(nothing) == Options()
     assert Handover.from_dict(nothing) == Handover()
@@ -238,7 +238,7 @@ def test_on_finish_action_travels_as_text() -> None:
 SUCCEEDED = Outcome("Succeeded", True, result={"loss": 0.5}).to_dict()
 
 
-def test_success_belongs_to_its_life() -> None:
+def test_stored_success_is_used_until_a_clear() -> None:
     stored = stored_outcome(SUCCEEDED, try_number=2, max_tries=3)
     assert earlier_success(stored, 3, 3) == SUCCEEDED
     assert earlier_success(stored, 2, 3) == SUCCEEDED, "the same try, which Airflow runs again"
@@ -247,7 +247,7 @@ def test_success_belongs_to_its_life() -> None:
     assert earlier_success(None, 1, 3) is None
 
 
-def test_failure_belongs_to_its_try() -> None:
+def test_stored_failure_is_not_used_by_the_next_try() -> None:
     failed = Outcome("Failed", False, cause={"category": "user code", "summary": "exit code 3"}).to_dict()
     assert earlier_success(stored_outcome(failed, 1, 3), 2, 3) is None
 

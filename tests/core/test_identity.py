@@ -39,7 +39,7 @@ keys = st.builds(
 
 
 @given(keys, st.none() | st.text())
-def test_a_name_is_a_host_name_with_room_for_what_operators_append(key: TaskKey, prefix: str | None) -> None:
+def test_job_name_leaves_room_for_the_suffixes_of_operators(key: TaskKey, prefix: str | None) -> None:
     name = key.job_name(prefix)
     assert DNS_1035.fullmatch(name)
     assert len(f"{name}-worker-9999") <= 63
@@ -48,12 +48,12 @@ def test_a_name_is_a_host_name_with_room_for_what_operators_append(key: TaskKey,
 
 
 @given(keys, keys)
-def test_two_tasks_never_have_one_name(one: TaskKey, other: TaskKey) -> None:
+def test_different_tasks_have_different_names(one: TaskKey, other: TaskKey) -> None:
     assert (one.job_name("same") == other.job_name("same")) == (one == other)
 
 
 @pytest.mark.parametrize("field", ["deployment", "dag_id", "task_id", "run_id", "map_index"])
-def test_every_part_of_the_key_counts(field: str) -> None:
+def test_every_part_of_the_key_changes_the_name(field: str) -> None:
     other: Any = {field: 7 if field == "map_index" else "other"}
     assert replace(KEY, **other).job_name("same") != KEY.job_name("same")
 
@@ -69,7 +69,7 @@ def test_every_part_of_the_key_counts(field: str) -> None:
         ("x" * 250, "x" * 35 + "-"),
     ],
 )
-def test_the_readable_part(task_id: str, readable: str) -> None:
+def test_readable_part_of_the_name(task_id: str, readable: str) -> None:
     name = replace(KEY, task_id=task_id).job_name()
     assert name.startswith(readable)
     assert DNS_1035.fullmatch(name)
@@ -106,7 +106,7 @@ def job(owner: Owner | None = None, condition: str = "Running", deleting: bool =
 
 
 @given(keys, st.integers(1, 99), st.uuids(), st.none() | st.integers(0, 99))
-def test_an_owner_survives_its_annotation(key: TaskKey, number: int, ti_id: object, max_tries: int | None) -> None:
+def test_owner_is_restored_from_its_annotation(key: TaskKey, number: int, ti_id: object, max_tries: int | None) -> None:
     owner = Owner(key, number, str(ti_id), max_tries)
     found = Owner.of(job(owner))
     assert found == owner
@@ -114,17 +114,17 @@ def test_an_owner_survives_its_annotation(key: TaskKey, number: int, ti_id: obje
     assert found.max_tries == max_tries
 
 
-def test_an_owner_of_an_earlier_version_is_read() -> None:
-    said = {**asdict(KEY), "try_number": 1, "ti_id": "ti-1"}
-    assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: json.dumps(said)}}}) == Owner(KEY, 1, "ti-1")
+def test_owner_of_an_earlier_version_is_read() -> None:
+    annotation = {**asdict(KEY), "try_number": 1, "ti_id": "ti-1"}
+    assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: json.dumps(annotation)}}}) == Owner(KEY, 1, "ti-1")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1"])
-def test_what_cannot_be_read_is_no_owner(text: str) -> None:
+def test_unreadable_annotation_gives_no_owner(text: str) -> None:
     assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: text}}}) is None
 
 
-def test_no_annotations_no_owner() -> None:
+def test_missing_annotation_gives_no_owner() -> None:
     assert Owner.of({}) is None
     assert Owner.of({"metadata": {"annotations": None}}) is None
 
@@ -151,7 +151,7 @@ def test_no_annotations_no_owner() -> None:
         (2, 3, "Failed", False, Action.REPLACE),
     ],
 )
-def test_what_is_done_with_an_earlier_tries_job(
+def test_decision_about_the_job_of_an_earlier_try(
     owner_try: int, first_try: int, condition: str, changed: bool, action: Action
 ) -> None:
     me = Owner(KEY, 3, "me")
@@ -182,7 +182,7 @@ CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Fai
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_what_is_being_deleted_is_waited_for(condition: str) -> None:
+def test_job_that_is_being_deleted_is_waited_for(condition: str) -> None:
     """Its success isn't repeated, unless the task was cleared."""
     found = job(Owner(KEY, 1, "before"), condition, deleting=True)
     expected = Action.TAKE_RESULT if condition == "Succeeded" else Action.WAIT
@@ -203,7 +203,7 @@ def test_what_is_being_deleted_is_waited_for(condition: str) -> None:
     ],
     ids=["nobody", "deployment", "run", "mapped", "later try"],
 )
-def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, deleting: bool, condition: str) -> None:
+def test_foreign_job_is_refused_and_its_owner_named(owner: Owner | None, deleting: bool, condition: str) -> None:
     decision = decide(job(owner, condition, deleting), Owner(KEY, 2, "me"), 1)
     assert decision.action is Action.REFUSE
     assert decision.reason
@@ -212,7 +212,7 @@ def test_what_is_not_ours_is_refused_and_its_owner_named(owner: Owner | None, de
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_the_same_try_with_another_id_is_not_ours(condition: str) -> None:
+def test_job_of_the_same_try_with_another_id_is_refused(condition: str) -> None:
     """The owner belongs to another Airflow with our deployment id, or to a run that was deleted and created again."""
     decision = decide(job(Owner(KEY, 1, "theirs"), condition), Owner(KEY, 1, "me"), 1)
     assert decision.action is (Action.REPLACE if condition in ("Succeeded", "Failed") else Action.REFUSE)
@@ -228,14 +228,14 @@ def test_if_unchanged_replaces_a_live_job_with_another_manifest(condition: str) 
     assert decide(found, me, 1, reattach="if_unchanged", changed=False).action is Action.ADOPT
 
 
-def test_a_try_finds_what_it_created_itself() -> None:
+def test_job_that_this_try_created_is_adopted() -> None:
     """The response to a create can get lost; the second create then reports that the job exists."""
     me = Owner(KEY, 2, "me")
     assert decide(job(me), me, 1, reattach="if_unchanged", changed=True).action is Action.ADOPT
     assert decide(job(me), me, 2).action is Action.ADOPT
 
 
-def test_every_combination_is_decided() -> None:
+def test_decisions_are_consistent_for_every_combination() -> None:
     for owner_try, first, condition, deleting, changed, reattach in itertools.product(
         (1, 2, 3), (1, 2, 3), CONDITIONS, (False, True), (False, True), get_args(Reattach)
     ):
@@ -263,7 +263,7 @@ def test_every_combination_is_decided() -> None:
         (4, 0, 5),
     ],
 )
-def test_the_try_that_began_this_life(max_tries: int, retries: int, first: int) -> None:
+def test_first_try_since_the_clear(max_tries: int, retries: int, first: int) -> None:
     assert first_try_since_clear(max_tries, retries) == first
 
 
@@ -297,7 +297,7 @@ def test_a_clear_while_running_looks_like_a_retry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "paths"),
+    ("expected", "found", "paths"),
     [
         ({"a": 1}, {"a": 1, "defaulted": 2}, []),
         ({"a": 1}, {"a": 2}, ["$.spec.a"]),
@@ -309,18 +309,18 @@ def test_a_clear_while_running_looks_like_a_retry() -> None:
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 0}}}, ["$.spec.a.b.c"]),
     ],
 )
-def test_differences(wanted: dict[str, Any], found: dict[str, Any], paths: list[str]) -> None:
-    assert list(differences(wanted, found)) == paths
+def test_differences_are_found_by_path(expected: dict[str, Any], found: dict[str, Any], paths: list[str]) -> None:
+    assert list(differences(expected, found)) == paths
 
 
-def test_a_reference_travels_as_json() -> None:
+def test_job_reference_is_restored_from_json() -> None:
     ref = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", "ti-1", "prod", "abc", "https://a:6443 (CA 12)")
     assert JobRef.from_dict(json.loads(json.dumps(ref.to_dict()))) == ref
     older = {name: value for name, value in ref.to_dict().items() if name != "cluster"}
     assert JobRef.from_dict(older) == replace(ref, cluster="")
 
 
-def test_pods_are_found_by_our_label_or_the_operators() -> None:
+def test_pods_are_selected_by_our_label_or_the_operators_labels() -> None:
     ours = JobRef("PyTorchJob", "v1", "ns", "train-1", "u-1", submission="abc")
     assert ours.pod_selector == "ktrain.airflow/submission=abc"
     assert replace(ours, submission="").pod_selector == "training.kubeflow.org/job-name=train-1"

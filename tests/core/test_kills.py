@@ -20,7 +20,7 @@ STATES = [*(str(state.value) for state in TaskInstanceState), NONE, ABSENT, UNKN
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_killed_trigger(state: str) -> None:
+def test_action_of_a_killed_trigger(state: str) -> None:
     expected = (
         KillAction.RELEASE if state in RELEASED else KillAction.ASK_AGAIN if state in ASKED_AGAIN else KillAction.KEEP
     )
@@ -29,7 +29,7 @@ def test_a_killed_trigger(state: str) -> None:
 
 @pytest.mark.parametrize("retry_left", [False, True])
 @pytest.mark.parametrize("state", STATES)
-def test_a_stopped_worker(state: str, retry_left: bool) -> None:
+def test_action_of_a_stopped_worker(state: str, retry_left: bool) -> None:
     """A cleared task is restarting. If a task is running or its state is unknown, the job is kept only for a retry."""
     if state in RELEASED | {"restarting"}:
         expected = KillAction.RELEASE

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, MPIJOB, PYTORCHJOB, Kind, 
 
 from .manifests import mpijob, pytorchjob
 
-TO = "training.kubeflow.org/"
+LABEL_PREFIX = "training.kubeflow.org/"
 
 
 @pytest.mark.parametrize(
@@ -22,24 +22,36 @@ TO = "training.kubeflow.org/"
     [
         (
             PYTORCHJOB,
-            {f"{TO}replica-type": "master", f"{TO}replica-index": "0", f"{TO}job-role": "master"},
+            {
+                f"{LABEL_PREFIX}replica-type": "master",
+                f"{LABEL_PREFIX}replica-index": "0",
+                f"{LABEL_PREFIX}job-role": "master",
+            },
             ("Master", 0),
         ),
-        (PYTORCHJOB, {f"{TO}replica-type": "worker", f"{TO}replica-index": "14"}, ("Worker", 14)),
+        (PYTORCHJOB, {f"{LABEL_PREFIX}replica-type": "worker", f"{LABEL_PREFIX}replica-index": "14"}, ("Worker", 14)),
         # 1.8+: worker 0 of a job without a Master has job-role=master
         (
             PYTORCHJOB,
-            {f"{TO}replica-type": "worker", f"{TO}replica-index": "0", f"{TO}job-role": "master"},
+            {
+                f"{LABEL_PREFIX}replica-type": "worker",
+                f"{LABEL_PREFIX}replica-index": "0",
+                f"{LABEL_PREFIX}job-role": "master",
+            },
             ("Worker", 0),
         ),
         (PYTORCHJOB, {"replica-type": "Worker", "replica-index": "2"}, ("Worker", 2)),  # before 1.6
         (PYTORCHJOB, {"pytorch-replica-type": "worker", "pytorch-replica-index": "1"}, ("Worker", 1)),  # legacy
-        (MPIJOB, {f"{TO}job-role": "launcher"}, ("Launcher", 0)),  # mpi-operator sets no replica-type
-        (MPIJOB, {f"{TO}job-role": "worker", f"{TO}replica-index": "3"}, ("Worker", 3)),
-        (MPIJOB, {f"{TO}replica-type": "launcher", f"{TO}job-role": "master"}, ("Launcher", 0)),  # training-operator
-        (MPIJOB, {f"{TO}replica-type": "worker", f"{TO}replica-index": "1"}, ("Worker", 1)),
+        (MPIJOB, {f"{LABEL_PREFIX}job-role": "launcher"}, ("Launcher", 0)),  # mpi-operator sets no replica-type
+        (MPIJOB, {f"{LABEL_PREFIX}job-role": "worker", f"{LABEL_PREFIX}replica-index": "3"}, ("Worker", 3)),
+        (
+            MPIJOB,
+            {f"{LABEL_PREFIX}replica-type": "launcher", f"{LABEL_PREFIX}job-role": "master"},
+            ("Launcher", 0),
+        ),  # training-operator
+        (MPIJOB, {f"{LABEL_PREFIX}replica-type": "worker", f"{LABEL_PREFIX}replica-index": "1"}, ("Worker", 1)),
         (PYTORCHJOB, {}, ("pod", 0)),
-        (PYTORCHJOB, {f"{TO}replica-index": "odd"}, ("pod", 0)),
+        (PYTORCHJOB, {f"{LABEL_PREFIX}replica-index": "odd"}, ("pod", 0)),
     ],
 )
 def test_role_and_index_by_the_labels_of_every_operator(kind: Kind, labels: dict[str, str], role: Any) -> None:
@@ -146,7 +158,7 @@ def test_a_job_with_a_master_and_no_elastic_policy_keeps_its_world_size() -> Non
         (MPIJOB, "v2beta1", ("OnFailure", "Never"), True, True),
     ],
 )
-def test_operator_behaviour_by_version(
+def test_served_version_determines_operator_behaviour(
     kind: Kind, version: str, policies: tuple[str, ...], limited: bool, recreates: bool
 ) -> None:
     assert kind.restart_policies(version) == policies
@@ -161,12 +173,12 @@ VALUES = {*KINDS, *(version for kind in KINDS.values() for version in kind.versi
 CONSTANTS = {name.upper() for name in KINDS}
 
 
-def names_a_kind(node: ast.AST | None) -> bool:
+def is_kind_name(node: ast.AST | None) -> bool:
     """Whether an expression is a kind's name, its constant (`MPIJOB`, `MPIJOB.name`) or an API version of its own."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return any(names_a_kind(member) for member in node.elts)
+        return any(is_kind_name(member) for member in node.elts)
     if isinstance(node, ast.Attribute):
-        return node.attr in CONSTANTS or names_a_kind(node.value)
+        return node.attr in CONSTANTS or is_kind_name(node.value)
     if isinstance(node, ast.Name):
         return node.id in CONSTANTS
     return isinstance(node, ast.Constant) and str(node.value).rpartition("/")[2] in VALUES
@@ -185,7 +197,7 @@ def kind_comparisons(code: str) -> list[int]:
             operands = [node.value]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             operands = node.args if node.func.attr in ("startswith", "endswith") else []
-        if any(map(names_a_kind, operands)):
+        if any(map(is_kind_name, operands)):
             found.append(operands[0].lineno)
     return found
 

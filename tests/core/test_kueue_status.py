@@ -99,7 +99,7 @@ LINES = {
 
 
 @pytest.mark.parametrize(("name", "job"), LINES)
-def test_recorded_workloads_in_plain_words(name: str, job: str) -> None:
+def test_lines_about_recorded_workloads(name: str, job: str) -> None:
     assert [status.line for status in recorded(name, job)] == LINES[name, job]
 
 
@@ -150,7 +150,7 @@ def test_newer_releases_give_the_reason_exceeds_max_quota() -> None:
     assert waits.phase is QueuePhase.WAITING
 
 
-def test_what_is_needed_and_what_is_too_much_stand_in_the_line() -> None:
+def test_line_names_missing_and_excessive_quota() -> None:
     either = queue_status(workload(pending(f"{PREFIX}{UNUSED.format('a100')}, {UNUSED.format('h100')}")))
     assert either.line == (
         "Queued in LocalQueue team-a: needs 4 nvidia.com/gpu more in flavor a100 "
@@ -177,14 +177,14 @@ def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why
 
 
 @pytest.mark.parametrize("cause", ["RequeuingLimitExceeded", "MaximumExecutionTimeExceeded", "AdmissionCheck"])
-def test_what_kueue_gives_up_on_fails_at_once(cause: str) -> None:
+def test_job_that_kueue_gave_up_on_fails_at_once(cause: str) -> None:
     evicted = condition("Evicted", "True", f"DeactivatedDueTo{cause}", "The workload is deactivated")
     status = queue_status(workload(pending("The workload is deactivated"), evicted, active=False))
     assert (status.phase, status.fails_after_seconds) == (QueuePhase.GIVEN_UP, 0)
     assert status.line.startswith("Kueue ")
 
 
-def test_somebodys_pause_waits() -> None:
+def test_deactivated_workload_waits_without_limit() -> None:
     evicted = condition("Evicted", "True", "Deactivated", "The workload is deactivated")
     for status in (queue_status(workload(active=False)), queue_status(workload(evicted, active=False))):
         assert (status.phase, status.fails_after_seconds) == (QueuePhase.DEACTIVATED, None)

@@ -85,7 +85,7 @@ def test_the_deadline_runs_in_every_phase() -> None:
         assert due(job(), [], phase, Limits(), deadline=T0 + 99) == {Limit.EXECUTION: 99}
 
 
-def test_without_limits_no_clock_runs() -> None:
+def test_no_clock_runs_without_limits() -> None:
     for phase in Phase:
         assert not due(job(("Suspended", SUSPENDED)), [pod(), pod("n1")], phase, Limits())
 

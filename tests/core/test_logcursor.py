@@ -161,7 +161,7 @@ def test_since_is_a_whole_second_before_the_last_line() -> None:
         ("2026-11-21T10:06:08.6190848921Z", None),
     ],
 )
-def test_normal_time(stamp: str, normal: str | None) -> None:
+def test_timestamps_are_normalized(stamp: str, normal: str | None) -> None:
     assert normal_time(stamp) == normal
 
 

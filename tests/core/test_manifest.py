@@ -109,7 +109,7 @@ def test_options_reach_every_replica_of_a_pytorchjob() -> None:
     assert gpus_of(result) == 8
 
 
-def test_of_an_mpijob_the_launcher_gets_the_command_and_the_workers_the_gpus() -> None:
+def test_command_goes_to_the_launcher_and_gpus_go_to_the_workers() -> None:
     result = overlay(mpijob(), EVERYTHING)
     launcher, worker = (pod_of(result, role)["containers"][0] for role in ("Launcher", "Worker"))
     assert launcher["command"] == ["torchrun", "train.py"]
@@ -123,7 +123,7 @@ def test_of_an_mpijob_the_launcher_gets_the_command_and_the_workers_the_gpus() -
     assert gpus_of(overlay(as_worker, JobOptions(gpus=1))) == 3
 
 
-def test_hosts_hold_in_every_alternative() -> None:
+def test_hosts_are_added_to_every_node_selector_term() -> None:
     manifest = pytorchjob()
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, {"matchFields": []}]
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -138,7 +138,7 @@ def test_hosts_hold_in_every_alternative() -> None:
     assert worker == {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
 
 
-def test_the_operators_container_is_meant_and_sidecars_are_left_alone() -> None:
+def test_options_change_the_training_container_only() -> None:
     manifest = pytorchjob()
     pod_of(manifest, "Master")["containers"].insert(0, container("sidecar"))
     names = {
@@ -162,7 +162,7 @@ def test_entries_of_the_same_name_or_path_are_replaced_in_place() -> None:
     assert main["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
 
 
-def test_gpus_replace_the_request_too_and_zero_takes_them_away() -> None:
+def test_gpus_set_request_and_limit_and_zero_removes_both() -> None:
     resources = {"limits": {"nvidia.com/gpu": 8}, "requests": {"nvidia.com/gpu": 8, "cpu": 1}}
     manifest = pytorchjob(resources=resources)
     both = pod_of(overlay(manifest, JobOptions(gpus=2)), "Master")["containers"][0]["resources"]
@@ -171,12 +171,12 @@ def test_gpus_replace_the_request_too_and_zero_takes_them_away() -> None:
     assert none == {"requests": {"cpu": 1}}
 
 
-def test_gpus_may_be_set_once_only() -> None:
+def test_gpus_set_twice_are_refused() -> None:
     with pytest.raises(ManifestError, match=r"both set nvidia.com/gpu; found gpus=1 and 2; expected one of them"):
         overlay(pytorchjob(), JobOptions(gpus=1, resources={"nvidia.com/gpu": 2}))
 
 
-def test_processes_go_where_the_manifest_says_them() -> None:
+def test_processes_are_set_in_the_field_that_the_manifest_uses() -> None:
     elastic = pytorchjob()
     elastic["spec"]["elasticPolicy"] = {"nProcPerNode": 1}
     result = overlay(elastic, JobOptions(nproc_per_node=4))
@@ -186,7 +186,7 @@ def test_processes_go_where_the_manifest_says_them() -> None:
         overlay(mpijob(), JobOptions(nproc_per_node="auto"))
 
 
-def test_replicas_of_a_role_that_is_not_there() -> None:
+def test_replicas_of_a_missing_role_are_refused() -> None:
     manifest = pytorchjob()
     del manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert overlay(manifest, JobOptions(workers=0)) == manifest
@@ -206,7 +206,7 @@ def test_a_pod_without_containers_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob"])
-def test_a_job_of_options_alone_has_no_problems(kind: str) -> None:
+def test_job_built_from_options_alone_has_no_problems(kind: str) -> None:
     manifest = build(kind, JobOptions(image="i:1", command=["python", "x.py"], workers=3, gpus=1))
     assert check(stamp(manifest, "n", "ns")) == []
     roles = manifest["spec"].get("pytorchReplicaSpecs") or manifest["spec"]["mpiReplicaSpecs"]
@@ -223,7 +223,7 @@ def test_build_needs_an_image_and_an_mpijob_needs_workers() -> None:
     assert build("MPIJob", JobOptions(image="i:1", workers=1), "kubeflow.org/v1")["apiVersion"] == "kubeflow.org/v1"
 
 
-def test_legacy_run_policy_is_moved_and_said() -> None:
+def test_legacy_run_policy_is_moved_with_a_note() -> None:
     manifest = pytorchjob()
     manifest["spec"] |= {"cleanPodPolicy": "All", "backoffLimit": 3, "runPolicy": {"backoffLimit": 5, "suspend": True}}
     result, notes = modernize(manifest)
@@ -235,7 +235,7 @@ def test_legacy_run_policy_is_moved_and_said() -> None:
     assert modernize(mpijob("v1"))[1] == ()
 
 
-def test_an_mpijob_is_fitted_to_the_operator_that_is_there() -> None:
+def test_mpijob_is_converted_for_the_served_version() -> None:
     manifest = mpijob("v2beta1")
     manifest["spec"]["cleanPodPolicy"] = "Running"
     fitted = fit(manifest, "kubeflow.org/v2beta1")["spec"]
@@ -258,21 +258,21 @@ def test_an_mpijob_is_fitted_to_the_operator_that_is_there() -> None:
     ("version", "served", "remedy"),
     [("v1", "v2beta1", "under spec.runPolicy"), ("v2beta1", "v1", "kubexec.sh")],
 )
-def test_the_other_mpijob_is_refused_with_the_remedy(version: str, served: str, remedy: str) -> None:
+def test_mpijob_for_another_operator_is_refused_with_a_remedy(version: str, served: str, remedy: str) -> None:
     with pytest.raises(ManifestError) as e:
         fit(mpijob(version), f"kubeflow.org/{served}")
     assert f"found kubeflow.org/{version}; expected kubeflow.org/{served}" in str(e.value)
     assert remedy in e.value.remedy
 
 
-def test_no_workers_are_left_out() -> None:
+def test_role_with_0_replicas_is_removed() -> None:
     """training-operator 1.9 rejects a Worker with 0 replicas."""
     alone = fit(overlay(pytorchjob(workers=2), JobOptions(workers=0)), "kubeflow.org/v1")
     assert list(alone["spec"]["pytorchReplicaSpecs"]) == ["Master"]
     assert list(fit(pytorchjob(workers=1), "kubeflow.org/v1")["spec"]["pytorchReplicaSpecs"]) == ["Master", "Worker"]
 
 
-def test_what_tools_write_into_templates_does_not_reach_a_strict_server() -> None:
+def test_null_metadata_of_templates_is_removed() -> None:
     """kubectl and Go's serializers write these fields."""
     manifest = pytorchjob()
     template = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -290,7 +290,7 @@ def test_stamp_raises_a_ttl_that_would_delete_the_ended_job_too_soon(given: int 
     assert policy.get("ttlSecondsAfterFinished") == sent
 
 
-def test_stamp_names_labels_and_forgets_what_a_server_wrote() -> None:
+def test_stamp_sets_name_and_labels_and_removes_server_fields() -> None:
     saved = pytorchjob()
     saved["metadata"] |= {
         "uid": "u",
@@ -314,7 +314,7 @@ def test_stamp_names_labels_and_forgets_what_a_server_wrote() -> None:
 
 
 @pytest.mark.parametrize("make", [pytorchjob, mpijob])
-def test_the_backstop_ends_the_job_and_then_its_pods(make: Any) -> None:
+def test_backstop_deadline_of_pods_is_after_that_of_the_job(make: Any) -> None:
     result = backstop(make(), 3600.5)
     assert result["spec"]["runPolicy"] == {"activeDeadlineSeconds": 3600, "cleanPodPolicy": "Running"}
     specs = result["spec"].get("pytorchReplicaSpecs") or result["spec"]["mpiReplicaSpecs"]
@@ -322,7 +322,7 @@ def test_the_backstop_ends_the_job_and_then_its_pods(make: Any) -> None:
     assert check(result) == []
 
 
-def test_the_backstop_keeps_what_the_manifest_says() -> None:
+def test_backstop_keeps_shorter_deadlines_of_the_manifest() -> None:
     manifest = mpijob("v1")
     manifest["spec"] |= {"cleanPodPolicy": "None", "runPolicy": {"activeDeadlineSeconds": 60}}
     pod_of(manifest, "Worker")["activeDeadlineSeconds"] = 9999
@@ -332,7 +332,7 @@ def test_the_backstop_keeps_what_the_manifest_says() -> None:
 
 
 @given(st.floats(0.001, 1e12))
-def test_the_backstops_deadlines_are_such_as_kubernetes_takes(seconds: float) -> None:
+def test_backstop_deadlines_are_valid_in_kubernetes(seconds: float) -> None:
     result = backstop(pytorchjob(), seconds)
     job = result["spec"]["runPolicy"]["activeDeadlineSeconds"]
     pod = pod_of(result, "Master")["activeDeadlineSeconds"]
@@ -359,14 +359,14 @@ def test_gpus_of_a_file() -> None:
         gpus_of({"kind": "TFJob"})
 
 
-def test_gpus_of_init_containers_count_where_they_are_more() -> None:
+def test_gpus_of_init_containers_count_if_they_exceed_the_containers() -> None:
     manifest = pytorchjob(workers=0, resources={"limits": {"nvidia.com/gpu": 1}})
     pod_of(manifest, "Master")["initContainers"] = [container("warm", resources={"limits": {"nvidia.com/gpu": 4}})]
     assert gpus_of(manifest) == 4
 
 
 @given(extra=st.dictionaries(st.text(min_size=1).map(lambda t: f"x-{t}"), JSON, max_size=3))
-def test_fields_that_nobody_knows_pass_through(extra: dict[str, Any]) -> None:
+def test_unknown_fields_are_kept(extra: dict[str, Any]) -> None:
     manifest = pytorchjob()
     manifest |= extra
     manifest["spec"] |= extra
@@ -382,7 +382,7 @@ def test_fields_that_nobody_knows_pass_through(extra: dict[str, Any]) -> None:
         assert {k: place[k] for k in extra} == extra
 
 
-def test_overlay_after_overlay_is_the_same() -> None:
+def test_overlay_is_idempotent() -> None:
     once = overlay(pytorchjob(), EVERYTHING)
     twice = overlay(once, EVERYTHING)
     affinity = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -393,7 +393,7 @@ def test_overlay_after_overlay_is_the_same() -> None:
     assert once == twice
 
 
-def test_a_replica_without_a_template_is_no_crash() -> None:
+def test_replica_without_a_template_is_accepted() -> None:
     manifest = pytorchjob()
     manifest["spec"]["pytorchReplicaSpecs"]["Worker"] = {"replicas": 1}
     assert stamp(manifest, "n", "ns", {"a": "b"})["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] == {

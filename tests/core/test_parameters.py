@@ -16,7 +16,7 @@ from airflow_provider_ktrain.volumes import SharedMemory
 NATIVE = "render_template_as_native_obj=True"
 DURATION = "seconds or a timedelta, 0 or more"
 COUNT = "a whole number, 0 or more"
-WRONG: list[tuple[str, Any, list[str]]] = [
+INVALID_PARAMETERS: list[tuple[str, Any, list[str]]] = [
     ("hosts", "node1", ["hosts: ", "found 'node1'", "a list of node names", "write ['node1']"]),
     ("hosts", "['a', 'b']", ["found \"['a', 'b']\"", NATIVE]),
     ("hosts", ["a", ""], ["hosts[1]: ", "found ''"]),
@@ -61,15 +61,17 @@ WRONG: list[tuple[str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG, ids=[f"{name}={value!r}" for name, value, _ in WRONG])
-def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "words"), INVALID_PARAMETERS, ids=[f"{name}={value!r}" for name, value, _ in INVALID_PARAMETERS]
+)
+def test_invalid_values_are_refused_with_a_remedy(name: str, value: Any, words: list[str]) -> None:
     with pytest.raises(ManifestError) as error:
         validated({name: value})
-    assert [word for word in (name, "remedy: ", *said) if word not in str(error.value)] == [], str(error.value)
+    assert [word for word in (name, "remedy: ", *words) if word not in str(error.value)] == [], str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "meant"),
+    ("name", "value", "expected"),
     [
         ("workers", "3", 3),
         ("workers", " -1 ", ManifestError),
@@ -81,15 +83,15 @@ def test_what_cannot_be_meant(name: str, value: Any, said: list[str]) -> None:
         ("name", "3", "3"),
     ],
 )
-def test_rendered_text_of_a_number_is_the_number(name: str, value: Any, meant: Any) -> None:
-    if meant is ManifestError:
+def test_number_as_text_is_converted(name: str, value: Any, expected: Any) -> None:
+    if expected is ManifestError:
         with pytest.raises(ManifestError, match="found -1"):
             validated({name: value})
     else:
-        assert validated({name: value}) == {name: meant}
+        assert validated({name: value}) == {name: expected}
 
 
-RIGHT: dict[str, Any] = {
+VALID_PARAMETERS: dict[str, Any] = {
     "hosts": ("a", "b"),
     "command": ["python3", "train.py", 3, 0.1],
     "env": {"A": "1", "B": 2, "C": True, "D": {"secretKeyRef": {"name": "s", "key": "k"}}},
@@ -105,26 +107,26 @@ RIGHT: dict[str, Any] = {
 }
 
 
-def test_what_is_right_stays_as_it_is() -> None:
-    assert validated(RIGHT) == RIGHT
+def test_valid_values_are_unchanged() -> None:
+    assert validated(VALID_PARAMETERS) == VALID_PARAMETERS
     nothing = dict.fromkeys(PARAMETERS.keys() - REQUIRED)
     assert validated(nothing) == nothing
     assert validated({"task_id": object()}) == {}
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
-def test_what_is_needed_cannot_be_none(name: str) -> None:
+def test_required_values_cannot_be_none(name: str) -> None:
     with pytest.raises(ManifestError, match=f"^{name}: .*found None"):
         validated({name: None})
 
 
-def test_some_need_more() -> None:
+def test_additional_values_can_be_required() -> None:
     assert validated({"workers": None}) == {"workers": None}
     with pytest.raises(ManifestError, match=r"^workers: .*found None"):
         validated({"workers": None}, "workers")
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_errors_are_in_one_message() -> None:
     with pytest.raises(ManifestError) as error:
         validated({"hosts": "node1", "gpus": -1, "env": {"TOKEN": ["a-secret"]}})
     text = str(error.value)

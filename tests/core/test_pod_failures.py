@@ -39,7 +39,7 @@ def test_a_failure_whose_pod_was_recreated_is_not_the_latest(code: int | None) -
         assert [f.is_latest for f in found(*pods)] == [False, True][: 2 if code else 1]
 
 
-def test_of_pods_created_in_the_same_second_the_one_being_deleted_is_older() -> None:
+def test_terminating_pod_is_older_than_one_of_the_same_second() -> None:
     going = {"deletionTimestamp": time(0), "deletionGracePeriodSeconds": 0}
     old, new = pod("Worker", 0, code=130, uid="old", metadata=going), pod("Worker", 0, code=1, at=1, uid="new")
     for pods in ([old, new], [new, old]):

@@ -21,10 +21,10 @@ def pod(
     number: int, code: int | None, *, name: str = "w-0", restarts: int = 0, deleted: bool = False, labels: Any = None
 ) -> Any:
     """One pod of a replica that ran for 10 s."""
-    begun, ended = at(20 * number), at(20 * number + 10)
-    run = {"startedAt": begun, "finishedAt": ended, "exitCode": code}
-    state = {"running": {"startedAt": begun}} if code is None else {"terminated": run}
-    meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": begun, "labels": labels}
+    started, ended = at(20 * number), at(20 * number + 10)
+    run = {"startedAt": started, "finishedAt": ended, "exitCode": code}
+    state = {"running": {"startedAt": started}} if code is None else {"terminated": run}
+    meta: dict[str, Any] = {"uid": f"{name}-{number}", "name": name, "creationTimestamp": started, "labels": labels}
     if deleted:  # requested 2 s before the end
         meta |= {"deletionTimestamp": at(20 * number + 38), "deletionGracePeriodSeconds": 30}
     resources = {"limits": {"nvidia.com/gpu": "1"}}
@@ -34,13 +34,13 @@ def pod(
         "spec": {"nodeName": "n", "containers": [{"name": "pytorch", "resources": resources}]},
         "status": {
             "phase": phase,
-            "startTime": begun,
+            "startTime": started,
             "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": state}],
         },
     }
 
 
-def lived(pods: list[Any], now: datetime) -> PodHistory:
+def history_of(pods: list[Any], now: datetime) -> PodHistory:
     """A history in which each pod replaced the previous one; the last pod exists."""
     history = PodHistory(PYTORCHJOB)
     for before, after in zip([None, *pods], pods, strict=False):
@@ -58,24 +58,24 @@ def test_dropped_pods_still_count(codes: list[int], restarted: list[int]) -> Non
     pods = [pod(n, code, restarts=restarted[n]) for n, code in enumerate(codes)]
     pods.append(pod(len(codes), None))
     now = START + timedelta(seconds=20 * len(codes) + 5)
-    history = lived(pods, now)
+    history = history_of(pods, now)
     assert len(history.all) <= MAX_REPLACED_PODS + 1
     assert history.restarts == sum(map(bool, codes)) + sum(restarted[: len(codes)])
     assert history.usage(now, None) == usage(pods, now)
 
 
 @given(st.lists(st.sampled_from([0, 1, 130]), max_size=2 * MAX_REPLACED_PODS), st.integers(0, 2 * MAX_REPLACED_PODS))
-def test_a_handover_loses_nothing(codes: list[int], at_pod: int) -> None:
+def test_handover_keeps_restarts_and_usage(codes: list[int], at_pod: int) -> None:
     pods = [pod(n, code) for n, code in enumerate([*codes, None])]
     now = START + timedelta(seconds=20 * len(pods))
     cut = min(at_pod, len(codes))
-    before = lived(pods[: cut + 1], now)
+    before = history_of(pods[: cut + 1], now)
     after = PodHistory(PYTORCHJOB, before.handover(now))
     for gone, there in zip([None, *pods[cut:]], pods[cut:], strict=False):
         if gone:
             after.mark_deleted(gone)
         after.update({there["metadata"]["uid"]: there}, now)
-    whole = lived(pods, now)
+    whole = history_of(pods, now)
     assert after.restarts == whole.restarts
     assert after.usage(now, None) == whole.usage(now, None)
 
@@ -92,12 +92,12 @@ def test_recreated_launchers_count_as_restarts() -> None:
 
 def test_a_pod_that_failed_by_its_deletion_is_not_a_restart() -> None:
     """For example when a suspended job is resumed, or a Worker is scaled down and up."""
-    assert lived([pod(0, 143, deleted=True), pod(1, None)], START).restarts == 0
-    assert lived([pod(0, 143), pod(1, None)], START).restarts == 1
+    assert history_of([pod(0, 143, deleted=True), pod(1, None)], START).restarts == 0
+    assert history_of([pod(0, 143), pod(1, None)], START).restarts == 1
 
 
 def test_a_failed_pod_that_was_not_replaced_is_not_a_restart() -> None:
-    history = lived([pod(0, 1)], START)
+    history = history_of([pod(0, 1)], START)
     assert history.restarts == 0
     history.mark_deleted(pod(0, 1))
     history.update({"w-1-0": pod(0, None, name="w-1")}, START)

@@ -30,7 +30,7 @@ from airflow_provider_ktrain.core.manifest.program import (
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         ("def f():\n    return torch.zeros(1)", "'torch', which is defined outside"),
         ("def f(x=DEFAULT):\n    return x", "'DEFAULT'"),
@@ -40,8 +40,8 @@ from airflow_provider_ktrain.core.manifest.program import (
         ("f = lambda: 1", "lambda"),
     ],
 )
-def test_what_cannot_travel(source: str, said: str) -> None:
-    assert said in "; ".join(cannot_travel(Definition(source), "f"))
+def test_function_that_cannot_be_shipped_is_refused(source: str, reason: str) -> None:
+    assert reason in "; ".join(cannot_travel(Definition(source), "f"))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_cannot_travel(source: str, said: str) -> None:
         "    def f():\n        return '$(HOME) $$'\n",
     ],
 )
-def test_what_can(source: str) -> None:
+def test_self_contained_function_can_be_shipped(source: str) -> None:
     assert list(cannot_travel(Definition(source), "f")) == []
 
 
@@ -64,42 +64,42 @@ def run(text: str, **env: str) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_arguments_and_result_travel() -> None:
+def test_arguments_and_result_are_passed_unchanged() -> None:
     source = "@task.pytorchjob(\n    image='x'\n)\ndef f(a, b=None):\n    return {'a': a, 'b': b, 'rank': '$(X) $$'}"
-    said = run(program(Definition(source), "f", ["ü\n'\""], {"b": [1, None]}))
-    result, error = find_result(PYTORCHJOB, {}, [], said.strip())
+    output = run(program(Definition(source), "f", ["ü\n'\""], {"b": [1, None]}))
+    result, error = find_result(PYTORCHJOB, {}, [], output.strip())
     assert (result, error) == ({"a": "ü\n'\"", "b": [1, None], "rank": "$(X) $$"}, "")
 
 
-def test_only_rank_0_hands_over() -> None:
+def test_only_rank_0_prints_a_result() -> None:
     assert run(program(Definition("def f():\n    return 1"), "f", [], {}), RANK="1") == ""
 
 
-def test_a_result_that_is_no_json_is_said() -> None:
-    said = run(program(Definition("def f():\n    return {1, 2}"), "f", [], {})).strip()
-    assert said.startswith(RESULT_MARKER)
-    result, error = find_result(PYTORCHJOB, {}, [], said)
+def test_result_that_is_not_json_is_reported() -> None:
+    output = run(program(Definition("def f():\n    return {1, 2}"), "f", [], {})).strip()
+    assert output.startswith(RESULT_MARKER)
+    result, error = find_result(PYTORCHJOB, {}, [], output)
     assert result is None
     assert f"{NOT_JSON}Object of type set is not JSON serializable" in error
 
 
-def test_a_failure_shows_the_line() -> None:
-    said = run(program(Definition("def f(n):\n    return 1 / n"), "f", [0], {}))
-    assert "return 1 / n" in said
-    assert "ZeroDivisionError" in said
+def test_traceback_shows_the_source_line() -> None:
+    output = run(program(Definition("def f(n):\n    return 1 / n"), "f", [0], {}))
+    assert "return 1 / n" in output
+    assert "ZeroDivisionError" in output
 
 
-def test_arguments_that_are_no_json() -> None:
+def test_arguments_that_are_not_json_are_refused() -> None:
     with pytest.raises(ManifestError, match="arguments of f are not JSON"):
         program(Definition("def f(x): pass"), "f", [object()], {})
 
 
-def test_too_large() -> None:
+def test_too_large_program_is_refused() -> None:
     with pytest.raises(ManifestError, match="too large"):
         program(Definition("def f(x): pass"), "f", ["x" * 100_000], {})
 
 
-def test_it_is_encoded() -> None:
+def test_program_is_passed_base64_encoded() -> None:
     text = program(Definition("def f():\n    return '$$'"), "f", [], {})
     assert base64.b64decode(program_variable(text)[PROGRAM_VARIABLE]).decode() == text
     assert json.dumps(command(torchrun=True)).count("torch.distributed.run") == 1
@@ -109,11 +109,11 @@ def test_it_is_encoded() -> None:
 def test_result_is_written_to_the_termination_log_if_it_fits(tmp_path: Path, length: int, written: bool) -> None:
     log = tmp_path / "termination-log"
     log.touch()
-    said = run(
+    output = run(
         program(Definition("def f(n): return 'x' * n"), "f", [length], {}), **{TERMINATION_LOG_VARIABLE: str(log)}
     )
-    assert said == f'{RESULT_MARKER}"{"x" * length}"\n'
-    assert log.read_text() == (said.strip() if written else "")
+    assert output == f'{RESULT_MARKER}"{"x" * length}"\n'
+    assert log.read_text() == (output.strip() if written else "")
 
 
 def test_termination_log_is_not_created_outside_of_kubernetes(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def received(output: str) -> tuple[Any, str]:
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 @pytest.mark.parametrize("value", [None, 0.5, {"text": "ü" * 7000}])
 def test_rank_0_sends_its_return_value_in_short_lines(variable: str, value: Any) -> None:
-    said = run(mpi("def f(x):\n    return x", value), **{variable: "0"})
-    assert received(said) == ({RETURNED: value}, "")
-    assert max(len(line) for line in said.splitlines(keepends=True)) <= 2000
+    output = run(mpi("def f(x):\n    return x", value), **{variable: "0"})
+    assert received(output) == ({RETURNED: value}, "")
+    assert max(len(line) for line in output.splitlines(keepends=True)) <= 2000
 
 
 def test_other_ranks_send_nothing() -> None:
@@ -178,8 +178,8 @@ def test_other_ranks_send_nothing() -> None:
 
 
 def test_unknown_rank_fails_before_the_function_runs() -> None:
-    said = run(mpi("def f(): print('trained')"), RANK="0")
-    assert said == "mpirun has set neither OMPI_COMM_WORLD_RANK nor PMI_RANK: the rank is unknown\n"
+    output = run(mpi("def f(): print('trained')"), RANK="0")
+    assert output == "mpirun has set neither OMPI_COMM_WORLD_RANK nor PMI_RANK: the rank is unknown\n"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.reaping import is_kept, judge
 
 OWNER = Owner(TaskKey("prod", "dag", "train", "run-1"), 1, "ti-1")
-OVER = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]
-ALIVE = [
+ENDED_STATES = ["success", "failed", "upstream_failed", "skipped", "removed", "absent"]
+ACTIVE_STATES = [
     "none", "running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule",
     "awaiting_input", "unknown (no answer)", "a state of a later Airflow",
 ]  # fmt: skip
@@ -31,7 +31,7 @@ def job(condition: str = "Running", owner: Owner | None = OWNER, **metadata: Any
     }
 
 
-@pytest.mark.parametrize("state", OVER)
+@pytest.mark.parametrize("state", ENDED_STATES)
 def test_a_job_is_orphaned_if_its_task_has_ended(state: str) -> None:
     verdict = judge(job(), "prod", state, held=2)
     assert verdict.orphan
@@ -39,7 +39,7 @@ def test_a_job_is_orphaned_if_its_task_has_ended(state: str) -> None:
     assert judge(job(), "prod", state, held=0).orphan, "unfinished: its operator may start pods again"
 
 
-@pytest.mark.parametrize("state", ALIVE)
+@pytest.mark.parametrize("state", ACTIVE_STATES)
 @pytest.mark.parametrize("condition", ["Running", "Failed", "Suspended"])
 def test_a_job_is_not_orphaned_while_its_task_is_active(state: str, condition: str) -> None:
     assert not judge(job(condition), "prod", state, held=2).orphan
@@ -57,7 +57,7 @@ def test_a_job_that_is_being_deleted_is_not_orphaned() -> None:
 @pytest.mark.parametrize(
     ("condition", "held", "orphan"), [("Succeeded", 0, False), ("Failed", 0, False), ("Failed", 1, True)]
 )
-def test_a_kept_job_is_orphaned_only_if_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
+def test_kept_job_is_orphaned_only_if_it_holds_gpus(condition: str, held: int, orphan: bool) -> None:
     assert judge(job(condition), "prod", "failed", held).orphan is orphan
 
 
@@ -76,9 +76,9 @@ def test_an_ended_job_that_was_not_deleted_is_orphaned(condition: str, action: s
     """The task was marked, or its worker was lost, between the trigger's event and the deletion of the job."""
     ended = job(condition, annotations={FINISH_ANNOTATION: action})
     assert is_kept(ended) is not goes
-    for state in OVER:
+    for state in ENDED_STATES:
         assert judge(ended, "prod", state, held).orphan is (goes or held > 0)
-    for state in ALIVE:
+    for state in ACTIVE_STATES:
         assert not judge(ended, "prod", state, held).orphan
 
 

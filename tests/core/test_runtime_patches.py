@@ -132,12 +132,16 @@ JOBS = st.lists(
 
 
 @given(JOBS, TOLERATIONS, SELECTORS)
-def test_patches_add_what_is_wanted_and_lose_nothing(jobs: list[Json], tolerations: list[Json], wanted: Json) -> None:
+def test_patches_add_options_and_keep_the_template(
+    jobs: list[Json], tolerations: list[Json], node_selector: Json
+) -> None:
     of = runtime(*jobs)
     before = pods(trainjob(), of)
-    result = expanded(trainjob(), JobOptions(tolerations=tolerations, node_selector=wanted, labels={"l": "1"}), of)
+    result = expanded(
+        trainjob(), JobOptions(tolerations=tolerations, node_selector=node_selector, labels={"l": "1"}), of
+    )
     for name, pod in pods(result, of).items():
-        assert pod["nodeSelector"] == {**before[name]["nodeSelector"], **wanted}
+        assert pod["nodeSelector"] == {**before[name]["nodeSelector"], **node_selector}
         expected = {t["key"] for t in [*before[name]["tolerations"], *tolerations]}
         assert sorted(t["key"] for t in pod["tolerations"]) == sorted(expected)
         assert {k: v for k, v in pod.items() if k not in ("nodeSelector", "tolerations")} == {

@@ -38,7 +38,7 @@ def chosen(choice: LogChoice, kind: Kind, made: dict[str, Any]) -> list[str]:
         ({}, []),
     ],
 )
-def test_choice_selects_replicas(choice: LogChoice, expected: list[str]) -> None:
+def test_log_choice_selects_replicas(choice: LogChoice, expected: list[str]) -> None:
     check_choice(choice, PYTORCHJOB)
     assert chosen(choice, PYTORCHJOB, job(PYTORCHJOB, Master=1, Worker=2)) == expected
 

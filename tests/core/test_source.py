@@ -17,7 +17,7 @@ TEXT = yaml.safe_dump(pytorchjob())
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_seeds_load_from_file_text_and_dict_alike(guide: str) -> None:
+def test_file_text_and_dict_load_the_same_manifest(guide: str) -> None:
     path = DATA / guide
     from_file = load(path)
     assert from_file == load(str(path)) == load(path.read_text()) == load(from_file)
@@ -25,13 +25,13 @@ def test_the_seeds_load_from_file_text_and_dict_alike(guide: str) -> None:
     assert from_file["kind"] in ("PyTorchJob", "MPIJob")
 
 
-def test_json_loads_even_when_indented_by_tabs(tmp_path: Path) -> None:
+def test_json_indented_by_tabs_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps(pytorchjob(), indent="\t"))
     assert load(file) == load(file.read_text()) == pytorchjob()
 
 
-def test_what_is_loaded_shares_nothing_with_its_source_nor_within_itself() -> None:
+def test_loaded_manifest_shares_no_objects() -> None:
     source = pytorchjob()
     loaded = load(source)
     loaded["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = 7
@@ -64,13 +64,13 @@ def test_scalars_are_read_as_kubernetes_reads_them(scalar: str, value: object) -
 
 
 @given(JSON)
-def test_yaml_and_back_changes_nothing(value: Any) -> None:
+def test_yaml_round_trip_changes_nothing(value: Any) -> None:
     manifest = {"kind": "PyTorchJob", "spec": value}
     quoted = yaml.safe_dump(manifest, default_style='"')  # PyYAML doesn't quote 1e3, which Kubernetes reads as a number
     assert load(quoted) == manifest == load(json.dumps(manifest))
 
 
-def test_keys_become_text_as_in_json() -> None:
+def test_keys_are_converted_to_text() -> None:
     assert load("kind: PyTorchJob\n1: a\ntrue: b\n") == {"kind": "PyTorchJob", "1": "a", "true": "b"}
 
 
@@ -92,14 +92,14 @@ class Plain:
         return pytorchjob()
 
 
-def test_objects_of_sdks_become_what_they_are_on_the_wire() -> None:
+def test_objects_of_sdks_are_serialized() -> None:
     model = Model(api_version="kubeflow.org/v1", kind="PyTorchJob", spec=Model(api_version="x", kind="y", spec=[1]))
     inner = {"apiVersion": "x", "kind": "y", "spec": [1]}
     assert load(model) == {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": inner}
     assert load(Plain()) == pytorchjob()
 
 
-def test_the_one_job_among_other_documents_is_taken_and_the_others_are_named() -> None:
+def test_job_is_found_among_other_documents() -> None:
     text = f"# a comment\n---\nkind: ConfigMap\nmetadata: {{name: settings}}\n---\n{TEXT}---\n"
     assert load(text) == pytorchjob()
     job = the_job(load_documents(text))
@@ -126,13 +126,13 @@ def test_the_one_job_among_other_documents_is_taken_and_the_others_are_named() -
         (42, ["int", "a dict, YAML text"]),
     ],
 )
-def test_bad_sources_are_refused_with_place_and_remedy(source: object, words: list[str]) -> None:
+def test_invalid_sources_are_refused_with_place_and_remedy(source: object, words: list[str]) -> None:
     with pytest.raises(ManifestError) as e:
         load(source)
     assert [w for w in words if w not in str(e.value)] == [], str(e.value)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_bytes(b"kind: \xff")
     with pytest.raises(ManifestError, match=r"not UTF-8.*0xff at 6"):
         load(tmp_path / "bad.yaml")
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "folder.yaml")
 
 
-def test_aliases_that_multiply_are_stopped() -> None:
+def test_exponential_aliases_are_refused() -> None:
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
     )
@@ -149,7 +149,7 @@ def test_aliases_that_multiply_are_stopped() -> None:
         load(bomb)
 
 
-def test_lines_of_paths() -> None:
+def test_line_of_a_path_is_found() -> None:
     (document,) = load_documents("# first\nkind: PyTorchJob\nspec:\n  list:\n  - a: 1\n  - 'x/y': 2\n")
     assert document.line_of("$.kind") == 2
     assert document.line_of("$.spec.list[1]['x/y']") == 6
@@ -166,6 +166,6 @@ def test_errors_survive_pickling() -> None:
     assert again.remedy == "r"
 
 
-def test_plain_refuses_what_json_cannot_say() -> None:
+def test_plain_refuses_values_that_are_not_json() -> None:
     with pytest.raises(ManifestError, match=r"\$\.a\[0\]"):
         plain({"a": [object()]})

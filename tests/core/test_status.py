@@ -67,7 +67,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_recorded_jobs_end_once(name: str) -> None:
+def test_recorded_jobs_stay_terminal(name: str) -> None:
     phases = [phase_of(recorded(state)) for state in SEQUENCES[name]]
     ends = [i for i, phase in enumerate(phases) if phase.ended]
     assert len({phases[i] for i in ends}) <= 1

@@ -22,19 +22,19 @@ def test_format_duration(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "took"),
+    ("status", "duration"),
     [
         ({"startTime": "2026-11-21T10:00:00Z", "completionTime": "2026-11-21T10:02:05Z"}, " after 2 min 5 s"),
         ({"startTime": "2026-11-21T10:00:00Z"}, " after 1 h"),
         ({}, " after 1 h 1 min"),
     ],
 )
-def test_summary_of_success(status: dict[str, str], took: str) -> None:
+def test_summary_of_success(status: dict[str, str], duration: str) -> None:
     job: dict[str, Any] = {
         "metadata": {"creationTimestamp": "2026-11-21T09:59:00Z"},
         "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}},
         "status": status,
     }
     summary = summary_of_success(REF, PYTORCHJOB, job, NOW)
-    assert summary == f"{REF} succeeded{took} with 3 replicas."
+    assert summary == f"{REF} succeeded{duration} with 3 replicas."
     assert summary_of_success(REF, PYTORCHJOB, {}, NOW) == f"{REF} succeeded with 0 replicas."

@@ -22,6 +22,6 @@ def test_timestamps_of_kubernetes(text: str, time: datetime) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "", "soon", 7, {}])
-def test_what_is_not_a_timestamp(value: Any) -> None:
+def test_invalid_timestamps_give_none(value: Any) -> None:
     assert parse_timestamp(value) is None
     assert epoch_seconds(value) is None

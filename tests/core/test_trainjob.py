@@ -107,7 +107,7 @@ def test_a_queued_job_has_no_conditions_at_first() -> None:
         (trainjob(2, RESUMED), [], Phase.SUSPENDED, Phase.PENDING),
     ],
 )
-def test_the_earlier_phase_tells_what_the_status_does_not(job: Any, pods: Any, earlier: Phase, phase: Phase) -> None:
+def test_earlier_phase_is_used_if_the_status_is_ambiguous(job: Any, pods: Any, earlier: Phase, phase: Phase) -> None:
     assert phase_of(job, pods, earlier=earlier) is phase
 
 
@@ -211,7 +211,7 @@ def test_pods_are_selected_by_our_label_only_where_they_certainly_have_it(kind: 
     assert ours.pod_selector == ("ktrain.airflow/submission=s" if kind.labels_pods else theirs.pod_selector)
 
 
-def test_logs_of_roles_that_a_runtime_named() -> None:
+def test_logs_of_roles_named_by_a_runtime() -> None:
     check_choice({"evaluator": [0]}, TRAINJOB)
     with pytest.raises(ManifestError, match="found the role 'Worker'"):
         check_choice({"Worker": [0]}, TRAINJOB)

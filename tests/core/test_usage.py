@@ -50,7 +50,7 @@ def pod(
 NOW = START + timedelta(seconds=1000)
 
 
-def test_a_pod_from_queue_to_end() -> None:
+def test_seconds_of_a_pod_from_queue_to_end() -> None:
     used = usage([pod(0, 10, 40, 100, gpus=2)], NOW)
     assert used == Usage(requested=200, queued=20, held=180, wasted=60, gpus=2)
 
@@ -100,7 +100,7 @@ pods = st.lists(
 )
 
 
-def test_what_evicted_pods_held_is_wasted() -> None:
+def test_gpu_time_of_evicted_pods_is_wasted() -> None:
     evicted = pod(0, 10, 20, 100)
     evicted["metadata"]["uid"] = "u"
     kept = {**pod(200, 210, 220, 300), "metadata": {**pod(200, 210, 220, 300)["metadata"], "uid": "v"}}
@@ -136,7 +136,7 @@ def test_usage_never_decreases(many: list[dict[str, Any]], later: float) -> None
         (Usage(7200, 0, 7200, 0, 16), "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 wasted), plus 0.0 queued."),
     ],
 )
-def test_one_line(used: Usage, line: str) -> None:
+def test_usage_as_one_line(used: Usage, line: str) -> None:
     assert str(used) == line
 
 
