@@ -220,15 +220,14 @@ def _hook() -> Any:
 
 @pytest.mark.parametrize("cls", [PyTorchJobOperator, TrainingJobTrigger], ids=["worker", "triggerer"])
 @pytest.mark.parametrize(
-    ("level", "said"), [("info   ", "[Master 0] [1] lesson one"), ("warning", "Manifest: doubtful")]
+    ("level", "message"), [("info   ", "[Master 0] [1] lesson one"), ("warning", "Manifest: doubtful")]
 )
-def test_the_demo_shows_log_lines_of_worker_and_triggerer(cls: type, level: str, said: str) -> None:
+def test_the_demo_shows_log_lines_of_worker_and_triggerer(cls: type, level: str, message: str) -> None:
     shown = script(ROOT / "scripts" / "demo.py").shown
     before = "" if cls is TrainingJobTrigger else "airflow.task.operators."
-    line = (
-        f"2026-11-21T18:47:58.141537Z [{level}  ] {said} [{before}{cls.__module__}.{cls.__name__}] index=0 loc=x.py:1\n"
-    )
-    assert shown(line) == f"  18:47:58.141 {'' if 'info' in level else 'warning: '}{said}"
+    source = f"{before}{cls.__module__}.{cls.__name__}"
+    line = f"2026-11-21T18:47:58.141537Z [{level}  ] {message} [{source}] index=0 loc=x.py:1\n"
+    assert shown(line) == f"  18:47:58.141 {'' if 'info' in level else 'warning: '}{message}"
     assert (
         shown("2026-11-21T18:48:02.815848Z [info     ] [DAG TEST] end task     [airflow.sdk.dag] loc=dag.py:1\n")
         is None
@@ -258,8 +257,8 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_generated_parts_match_the_code() -> None:
     """The hook replaces each comment."""
     hook = _hook()
-    wanted = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
-    assert wanted == set(hook.GENERATED)
+    markers = {name for page in PAGES for name in re.findall(r"<!-- generated: ([\w-]+) -->", page.read_text())}
+    assert markers == set(hook.GENERATED)
     for name, part in (
         ("rules", "| `container-name` | error |"),
         ("categories", "`TrainingHangError`"),

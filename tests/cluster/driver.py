@@ -284,8 +284,8 @@ class Recording:
 
     async def waited(self, step: Obj, right: Callable[[], bool]) -> None:
         if not await self.until(right, step.get("timeout", 60) + BEHIND):
-            said = {k: v for k, v in step.items() if k != "timeout"}
-            self.found.append(f"waited in vain for {said}")
+            condition = {k: v for k, v in step.items() if k != "timeout"}
+            self.found.append(f"timeout while waiting for {condition}")
 
     async def create(self, step: Obj) -> None:
         docs = self.scenario.manifest if step["create"] == "all" else [self.scenario.manifest[step["create"]]]
@@ -325,7 +325,7 @@ class Recording:
             await self.call(step, method, path, step.get("body"))
 
     async def call(self, step: Obj, method: str, path: str, body: Any) -> None:
-        """One request, whose answer must be as the step says. `seconds`: the client goes away after these."""
+        """Send one request and compare its answer with the step. The client disconnects after `seconds`, if set."""
         headers = {str(k): str(v) for k, v in step.get("headers", {}).items()}
         data = step["text"].encode() if "text" in step else json.dumps(body).encode() if body is not None else None
         if data is not None:

@@ -30,11 +30,11 @@ def differences(expected: Obj, observed: Obj) -> list[str]:
 def nested(path: str, expected: Any, observed: Any) -> Iterator[str]:
     if isinstance(expected, dict) and isinstance(observed, dict):
         for key, value in expected.items():
-            here = f"{path}.{key}" if path else str(key)
+            place = f"{path}.{key}" if path else str(key)
             if key not in observed:
-                yield f"{here}: expected {value!r}, found nothing"
+                yield f"{place}: expected {value!r}, found nothing"
             else:
-                yield from nested(here, value, observed[key])
+                yield from nested(place, value, observed[key])
     elif isinstance(expected, list) and isinstance(observed, list):
         yield from sequence(path, expected, observed)
     elif not same(expected, observed):

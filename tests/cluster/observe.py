@@ -102,7 +102,7 @@ def observe(changes: Iterable[Obj], scrub: Callable[[Any], Any]) -> Obj:
 
 
 def event_line(event: Obj) -> str:
-    """Type, reason and message; of what a kubelet tells when all goes well the reason is enough."""
+    """Type, reason and message; for a normal event of a pod, type and reason only."""
     line = f"{event['type']} {event['reason']}"
     quiet = event["type"] == "Normal" and event["involvedObject"]["kind"] == "Pod"
     return line if quiet and event["reason"] != "BackOff" else f"{line}: {event['message']}"
@@ -113,7 +113,7 @@ def owner(meta: Obj) -> str | None:
 
 
 class Job:
-    """The conditions of a job as they changed, and what its status says in the end."""
+    """The changes of a job's conditions, and its last status."""
 
     def __init__(self) -> None:
         self.conditions: list[str] = []
@@ -153,18 +153,18 @@ class Job:
 
     @staticmethod
     def of_jobs(status: Obj) -> Obj:
-        """What a TrainJob or JobSet says of its Jobs, and how often a JobSet was restarted."""
+        """The counts of Jobs in the status of a TrainJob or JobSet, and the restarts of a JobSet."""
         counts = status.get("jobsStatus") or status.get("replicatedJobsStatus")
-        said = {k: status[k] for k in ("restarts", "terminalState") if k in status}
+        restarts = {k: status[k] for k in ("restarts", "terminalState") if k in status}
         states = ("active", "ready", "succeeded", "failed", "suspended")
-        return said | ({"jobs": {of["name"]: count_line(of, states) for of in counts}} if counts else {})
+        return restarts | ({"jobs": {of["name"]: count_line(of, states) for of in counts}} if counts else {})
 
 
 def progress_line(posted: Obj) -> str:
     """A trainerStatus without its time: 10 % 30 s loss=1.5."""
     parts = {"progressPercentage": "%", "estimatedRemainingSeconds": "s"}
-    said = [f"{posted[key]} {unit}" for key, unit in parts.items() if key in posted]
-    return " ".join([*said, *(f"{metric['name']}={metric['value']}" for metric in posted.get("metrics", []))])
+    progress = [f"{posted[key]} {unit}" for key, unit in parts.items() if key in posted]
+    return " ".join([*progress, *(f"{metric['name']}={metric['value']}" for metric in posted.get("metrics", []))])
 
 
 def condition_line(condition: Obj) -> str:
@@ -264,9 +264,10 @@ def other(plural: str, obj: Obj) -> Obj:
 def answer(
     status: int, headers: Iterable[tuple[str, str]], text: str, streamed: bool, scrub: Callable[[Any], Any]
 ) -> Obj:
-    """One HTTP answer: status, warnings, and what it says.
+    """One HTTP answer: status, warnings, and a summary of its body.
 
-    `streamed` tells that the text is that of a watch or of a followed log: one line for each message."""
+    :param streamed: the text is that of a watch or of a followed log: one line per message.
+    """
     named = [(name.title(), value) for name, value in headers]
     seen: Obj = {"status": status}
     kind = next((value for name, value in named if name == "Content-Type"), "")

@@ -12,7 +12,7 @@ SCENARIOS = load_all()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
-def test_expectations_hold_on_the_recording(scenario: Scenario) -> None:
+def test_recording_meets_the_expectations(scenario: Scenario) -> None:
     recorded = json.loads(scenario.recording.read_text())
     found = differences(scenario.expect, recorded)
     for step in scenario.steps:
@@ -27,5 +27,5 @@ def test_expectations_hold_on_the_recording(scenario: Scenario) -> None:
     assert not found, "\n".join(found)
 
 
-def test_every_recording_has_its_scenario() -> None:
+def test_every_recording_has_a_scenario() -> None:
     assert {p.stem for p in Path(HERE / "recorded").glob("*.json")} == {s.recording.stem for s in SCENARIOS}

@@ -16,7 +16,7 @@ import pytest
 from .conftest import ROOT
 from .suite import runnable
 
-# starts the suite as the fixture does, and tells its number
+# starts the suite as the fixture does, and prints its process ID
 PYTEST = """
 import json, subprocess, sys
 suite = subprocess.Popen(json.loads(sys.argv[1]), stdin=subprocess.PIPE)
@@ -27,7 +27,7 @@ suite.wait()
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path, end: signal.Signals) -> None:
+def test_suite_ends_with_its_parent_process(tmp_path: Path, end: signal.Signals) -> None:
     longest = max(runnable(), key=lambda s: s.seconds)
     command = [sys.executable, "-m", "tests.cluster.suite", str(tmp_path), longest.name]
     starter = subprocess.Popen(

@@ -68,8 +68,8 @@ def version() -> str:
         return f"SQLite {sqlite3.sqlite_version}"
     postgres = _program("postgres")
     assert postgres is not None
-    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True).stdout
-    return f"PostgreSQL {said.split()[2]}"
+    output = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True).stdout
+    return f"PostgreSQL {output.split()[2]}"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node
 #: parametrizes a test over all kinds: it passes the kind to `begin`
 of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
 FREED_WITHIN = 240.0  # seconds from the task's end until its pods hold no GPU: 60, and a margin for a loaded machine
-NOT_NOW = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be unavailable
+UNAVAILABLE = (client.ApiException, urllib3.exceptions.HTTPError, OSError)  # the API server may be unavailable
 LINE = re.compile(r"\[(\w+ \d+)\] line (\d+)$")
 
 
@@ -55,7 +55,7 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            with contextlib.suppress(*NOT_NOW):
+            with contextlib.suppress(*UNAVAILABLE):
                 # continues where it stopped, so that no job is too short to be seen
                 for event in watch.Watch().stream(
                     self._kube.custom.list_namespaced_custom_object, *self._kube.resource,
@@ -125,7 +125,7 @@ class Stage:
         return self.kube.gpus_held(self.selector)
 
     def answers(self) -> bool:
-        with contextlib.suppress(*NOT_NOW):
+        with contextlib.suppress(*UNAVAILABLE):
             self.kube.version()
             return True
         return False
@@ -134,7 +134,7 @@ class Stage:
         """Wait until no pod of this run holds a GPU; fails after `within` seconds."""
 
         def free() -> bool:
-            with contextlib.suppress(*NOT_NOW):
+            with contextlib.suppress(*UNAVAILABLE):
                 return not self.gpus()
             return False
 

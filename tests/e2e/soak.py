@@ -34,11 +34,11 @@ from tests.e2e.chaos import QUICK
 from tests.e2e.conftest import DAGS
 from tests.e2e.disturbances import Disturbances
 from tests.e2e.kube import Kube
-from tests.e2e.scenario import NOT_NOW, Watcher, terminal
+from tests.e2e.scenario import UNAVAILABLE, Watcher, terminal
 
 DAG_IDS = ("soak_deferred", "soak_worker")
 FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
-LOOK = 3.0  # seconds between two checks of the tasks
+CHECK_INTERVAL = 3.0  # seconds between two checks of the tasks
 SETTINGS = {
     **QUICK,
     "AIRFLOW__CORE__PARALLELISM": "6",
@@ -118,13 +118,13 @@ def _disturb_until_ended(
     airflow: Airflow, runs: dict[str, str], trainings: int, disturbances: Disturbances, end: float
 ) -> list[dict[str, Any]]:
     """Disturb at random until each task has ended or the time is up; returns the tasks."""
-    look = report = time.monotonic()
+    next_check = report = time.monotonic()
     tasks: list[dict[str, Any]] = []
     while time.monotonic() < end:
         disturbances.next()
-        if time.monotonic() < look:
+        if time.monotonic() < next_check:
             continue
-        look = time.monotonic() + LOOK
+        next_check = time.monotonic() + CHECK_INTERVAL
         with contextlib.suppress(OSError, AssertionError):  # Airflow's API server was killed or isn't ready yet
             tasks = [task for dag_id, run in runs.items() for task in airflow.tasks(dag_id, run)]
         states = collections.Counter(str(task["state"]) for task in tasks)
@@ -172,7 +172,7 @@ def gpus_left(kube: Kube) -> int:
     while time.monotonic() < end:
         try:
             held = kube.gpus_held()
-        except NOT_NOW:
+        except UNAVAILABLE:
             held = -1
         if held == 0:
             return 0

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 
 
 @pytest.mark.embedded
-def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
+def test_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
     """Attempt 1 fails in epoch 3, as requested; attempt 2 continues from the checkpoint of epoch 2."""
     run = airflow.trigger("resumes")
     ended = airflow.wait_state("resumes", run, "train", "success")
@@ -35,7 +35,7 @@ def test_a_retry_resumes_from_the_checkpoint(airflow: Airflow) -> None:
 
 
 @pytest.mark.embedded
-def test_a_function_and_a_sweep(airflow: Airflow) -> None:
+def test_function_and_mapped_sweep_run_as_jobs(airflow: Airflow) -> None:
     function, sweep = airflow.trigger("ktrain_taskflow"), airflow.trigger("ktrain_sweep")
     airflow.wait_state("ktrain_taskflow", function, "report", "success")
     assert airflow.xcom("ktrain_taskflow", function, "report") == "the mean of 4 numbers is 3.0"
@@ -44,7 +44,7 @@ def test_a_function_and_a_sweep(airflow: Airflow) -> None:
 
 
 @pytest.mark.embedded
-def test_function_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
+def test_function_runs_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
     run = airflow.trigger("ktrain_mpi_function")
     airflow.wait_state("ktrain_mpi_function", run, "report", "success")
     assert airflow.xcom("ktrain_mpi_function", run, "report") == "pi is about 3.141593, computed by 4 ranks"
@@ -54,7 +54,7 @@ def test_function_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
 
 
 @pytest.mark.embedded
-def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
+def test_new_data_triggers_training_and_publication(airflow: Airflow) -> None:
     wait_for("the consumer is known", lambda: airflow.known("ktrain_retrain"))
     airflow.call("PATCH", "/api/v2/dags/ktrain_retrain", {"is_paused": False})
     airflow.trigger("new_data")
@@ -63,7 +63,7 @@ def test_new_data_retrains_and_publishes(airflow: Airflow) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
+def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
     """20 intervals, two GPUs each, a pool of four. Deferred tasks, such as the first two, count (include_deferred)."""
     pool = {"name": "four_gpus", "slots": 4, "include_deferred": True}
     airflow.call("POST", "/api/v2/pools", pool)
@@ -92,7 +92,7 @@ def test_a_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None
     assert "the triggerer now follows" in airflow.log("intervals", first["dag_run_id"], "train")
 
 
-def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kube) -> None:
+def test_reaper_releases_the_job_of_a_lost_worker(airflow: Airflow, kube: Kube) -> None:
     """The worker is killed and its task marked failed. Only the reaper's second check releases the job."""
     run = airflow.trigger("orphan")
     wait_for("the pod runs", lambda: kube.gpus_held("ktrain.airflow/dag-id=orphan") == 1)
@@ -107,5 +107,5 @@ def test_the_reaper_releases_what_a_lost_worker_left(airflow: Airflow, kube: Kub
         logs = [airflow.log("ktrain_reaper", run["dag_run_id"], "reap") for run in airflow.runs("ktrain_reaper")]
         return [log for log in logs if " deleted. 1 GPU released, 1 pod deleted." in log]
 
-    (log,) = wait_for("a run tells of it", reports)
+    (log,) = wait_for("a run reports it", reports)
     assert "is left over: its task is failed" in log

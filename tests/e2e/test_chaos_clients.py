@@ -90,9 +90,9 @@ class Forwarder:
         answers, to = await asyncio.open_connection(self._host, self._at, ssl=self._tls)
         both = {writer, to}
         self._writers |= both
-        here, there = (f"Host: {h}".encode() for h in (f"127.0.0.1:{self.port}", f"{self._host}:{self._at}"))
+        own_host, cluster_host = (f"Host: {h}".encode() for h in (f"127.0.0.1:{self.port}", f"{self._host}:{self._at}"))
         try:
-            await asyncio.gather(_copy(reader, to, here, there), _copy(answers, writer))
+            await asyncio.gather(_copy(reader, to, own_host, cluster_host), _copy(answers, writer))
         finally:
             self._writers -= both
 
@@ -105,7 +105,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
     writer.close()
 
 
-class Way:
+class ClusterAccess:
     """Airflow's access to the cluster: a kubeconfig with an exec plugin, and the forwarder."""
 
     def __init__(self, cluster: TestCluster, folder: Path, forwarder: Forwarder) -> None:
@@ -142,13 +142,13 @@ class Way:
 
 
 @pytest.fixture(scope="module")
-def way(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+def way(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterAccess]:
     with Forwarder(cluster.kubeconfig) as forwarder:
-        yield Way(cluster, tmp_path_factory.mktemp("way"), forwarder)
+        yield ClusterAccess(cluster, tmp_path_factory.mktemp("way"), forwarder)
 
 
 @pytest.fixture(scope="module")
-def airflow(cluster: TestCluster, way: Way, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(cluster: TestCluster, way: ClusterAccess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     dags = tmp_path_factory.mktemp("dags")
     for dag in CHAOS_DAGS:
         (dags / dag.name).symlink_to(dag)
@@ -160,7 +160,7 @@ def airflow(cluster: TestCluster, way: Way, tmp_path_factory: pytest.TempPathFac
         yield started
 
 
-def test_exec_plugin_fails_in_the_triggerer_then_works(begin: Begin, airflow: Airflow, way: Way) -> None:
+def test_exec_plugin_fails_in_the_triggerer_then_works(begin: Begin, airflow: Airflow, way: ClusterAccess) -> None:
     """The trigger gets no client. The job isn't changed."""
     way.refuse(*(airflow.hosts[name] for name in airflow.triggerers))
     stage = begin("chaos_deferred", seconds=45)
@@ -172,7 +172,7 @@ def test_exec_plugin_fails_in_the_triggerer_then_works(begin: Begin, airflow: Ai
     stage.check_created(1)
 
 
-def test_exec_plugin_fails_in_the_worker_then_works(begin: Begin, airflow: Airflow, way: Way) -> None:
+def test_exec_plugin_fails_in_the_worker_then_works(begin: Begin, airflow: Airflow, way: ClusterAccess) -> None:
     """Credentials may work at the next try: the failure isn't final."""
     way.refuse(airflow.hosts["scheduler"])  # workers are its children
     stage = begin("chaos_worker_retries", seconds=5)
@@ -182,7 +182,7 @@ def test_exec_plugin_fails_in_the_worker_then_works(begin: Begin, airflow: Airfl
 
 
 @pytest.mark.parametrize("dag", ["chaos_deferred", "chaos_worker"])
-def test_api_server_moves_to_another_port(begin: Begin, way: Way, dag: str) -> None:
+def test_api_server_moves_to_another_port(begin: Begin, way: ClusterAccess, dag: str) -> None:
     stage = begin(dag, seconds=45)
     if dag == "chaos_deferred":
         stage.wait_followed()

@@ -38,7 +38,7 @@ def test_sigterm_to_a_worker_that_is_retried(begin: Begin) -> None:
     assert "The job is kept for the next try" in stage.log(1)
 
 
-def test_airflows_api_server_away_until_the_worker_is_stopped(begin: Begin, airflow: Airflow) -> None:
+def test_api_server_of_airflow_away_until_the_worker_is_stopped(begin: Begin, airflow: Airflow) -> None:
     """After three failed heartbeats Airflow's supervisor terminates the task, and can't answer why.
 
     The retry comes a minute later: Airflow fails a try that starts without its API server, before our code runs.

@@ -90,7 +90,7 @@ def trigger_logs(storage: s3.S3, stage: Stage) -> str:
     return "\n".join(str(json.loads(line).get("event")) for line in lines)
 
 
-def test_lines_come_live_while_deferred_and_are_whole_at_the_end(begin: Begin, storage: s3.S3) -> None:
+def test_deferred_log_is_live_and_complete(begin: Begin, storage: s3.S3) -> None:
     stage = begin("chaos_logs", lines=EARLY, seconds=45)
     stage.wait_state("deferred")
     assert "Log lines from the trigger appear here when the trigger ends" in stage.log()
@@ -101,7 +101,7 @@ def test_lines_come_live_while_deferred_and_are_whole_at_the_end(begin: Begin, s
     assert "on 2 GPUs" in trigger_logs(storage, stage), "who follows the job logs its summary"
 
 
-def test_a_triggerer_is_lost_with_its_disk_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:
+def test_triggerer_and_its_disk_are_lost_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:
     stage = begin("chaos_logs", lines=14_000, seconds=120)  # longer than a takeover takes
     stage.wait_state("deferred")
     wait_for("the triggerer has the lines", lambda: last_line(triggerers, "triggerer", stage) >= 14_000)
@@ -112,7 +112,7 @@ def test_a_triggerer_is_lost_with_its_disk_after_14000_lines(begin: Begin, trigg
     check_log(stage, 14_120)
 
 
-def test_a_stalled_triggerer_wakes_after_a_takeover(begin: Begin, triggerers: Airflow) -> None:
+def test_stalled_triggerer_resumes_after_a_takeover(begin: Begin, triggerers: Airflow) -> None:
     stage = begin("chaos_logs", lines=500, seconds=75)
     stage.wait_state("deferred")
     wait_for("the triggerer follows", lambda: last_line(triggerers, "triggerer", stage) >= 500)
@@ -125,7 +125,7 @@ def test_a_stalled_triggerer_wakes_after_a_takeover(begin: Begin, triggerers: Ai
     check_log(stage, 575)
 
 
-def test_the_cause_of_a_failure_is_logged_by_the_trigger(begin: Begin, storage: s3.S3) -> None:
+def test_trigger_logs_the_cause_of_a_failure(begin: Begin, storage: s3.S3) -> None:
     stage = begin("chaos_logs", lines=EARLY, seconds=20, code=3)
     check_end(stage, "failed")
     check_log(stage, EARLY + 20)

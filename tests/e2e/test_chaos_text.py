@@ -70,7 +70,7 @@ def proxied(airflow: Airflow, tmp_path: pathlib.Path) -> Iterator[None]:
     server.shutdown()
 
 
-def test_binary_error_page_stops_no_triggerer(proxied: None, airflow: Airflow, begin: Begin) -> None:
+def test_triggerer_survives_a_binary_error_page(proxied: None, airflow: Airflow, begin: Begin) -> None:
     run = airflow.trigger("chaos_error_page")
 
     def log() -> str:
@@ -83,7 +83,7 @@ def test_binary_error_page_stops_no_triggerer(proxied: None, airflow: Airflow, b
     assert all(airflow.processes[name].poll() is None for name in airflow.triggerers)
 
 
-def test_result_that_the_database_changes(airflow: Airflow) -> None:
+def test_result_is_stored_with_values_that_the_database_accepts(airflow: Airflow) -> None:
     """PostgreSQL returned it as an integer that no process of Airflow could read."""
     run = airflow.trigger("chaos_result")
     airflow.wait_state("chaos_result", run, "report", "success")

@@ -30,7 +30,7 @@ def without_triggers(tmp_path: pathlib.Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PYTHONSAFEPATH": "1"}
 
 
-def test_triggerer_that_cannot_import_the_trigger(
+def test_task_ends_although_the_triggerer_cannot_import_the_trigger(
     begin: Begin, triggerers: Airflow, without_triggers: dict[str, str]
 ) -> None:
     """Airflow answers with `__fail__`. The worker follows the job until a triggerer can load the trigger."""
@@ -48,7 +48,7 @@ def test_triggerer_that_cannot_import_the_trigger(
     stage.check_lines(60, number)
 
 
-def test_arguments_of_an_earlier_release(begin: Begin, airflow: Airflow) -> None:
+def test_trigger_accepts_arguments_of_an_earlier_release(begin: Begin, airflow: Airflow) -> None:
     """The worker hasn't been upgraded yet; the triggerer has."""
     stage = begin("chaos_earlier_release", seconds=20)
     stage.wait_followed()

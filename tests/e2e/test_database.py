@@ -36,14 +36,14 @@ def listens(url: str) -> bool:
         return s.connect_ex(("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0]))) == 0
 
 
-def test_the_server_ends_with_the_block(tmp_path: pathlib.Path) -> None:
+def test_server_ends_with_the_context_manager(tmp_path: pathlib.Path) -> None:
     with database.database(tmp_path) as url:
         assert listens(url)
     assert not listens(url)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a signal at the parent's death")
-def test_the_server_ends_with_a_killed_test_process() -> None:
+def test_server_ends_with_a_killed_test_process() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # the server may run as another user
         holder = subprocess.Popen(

@@ -12,7 +12,7 @@ from tests.e2e.kube import Kube
 pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e")]
 
 
-def test_it_defers_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) -> None:
+def test_deferred_task_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube) -> None:
     dag, task = "ktrain_demo", "train"
     run = airflow.trigger(dag, {"epochs": 15, "epoch_seconds": 1})  # longer than the worker follows
     wait_for("a worker's process has it", airflow.task_processes)

@@ -76,7 +76,7 @@ def run(airflow: Airflow, dag: str, conf: dict[str, Any] | None = None, timeout:
     return airflow.log(dag, run_id, "train").splitlines()
 
 
-def test_mnist_with_nccl_and_gpus_is_here_gloo_and_pretended_gpus(airflow: Airflow, kube: Kube) -> None:
+def test_mnist_example_runs_with_gloo_and_simulated_gpus(airflow: Airflow, kube: Kube) -> None:
     with watching(kube) as pods:
         log = run(airflow, "ktrain_mnist_nccl", {"backend": "gloo"})
     assert "[Master 0] Using distributed PyTorch with gloo backend" in log
@@ -89,9 +89,7 @@ def test_mnist_with_nccl_and_gpus_is_here_gloo_and_pretended_gpus(airflow: Airfl
     assert not kube.pods()
 
 
-def test_sixteen_pods_on_the_chosen_hosts_and_nowhere_else(
-    airflow: Airflow, kube: Kube, tmp_path: pathlib.Path
-) -> None:
+def test_sixteen_pods_run_only_on_the_chosen_hosts(airflow: Airflow, kube: Kube, tmp_path: pathlib.Path) -> None:
     for share in ("lustrenew/share", "lustre/share/images"):
         (tmp_path / share).mkdir(parents=True)
     hosts = ["ktrain-node-1", "ktrain-node-3"]
@@ -112,21 +110,21 @@ def test_sixteen_pods_on_the_chosen_hosts_and_nowhere_else(
     assert not kube.pods()
 
 
-def test_distributed_pytorch_on_cpus(airflow: Airflow, kube: Kube) -> None:
+def test_distributed_pytorch_runs_on_cpus(airflow: Airflow, kube: Kube) -> None:
     log = run(airflow, "ktrain_torchrun_cpu")
     for replica, rank in (("Master 0", 0), ("Worker 0", 1)):
         assert f"[{replica}] rank {rank} world_size 2 result tensor([2])" in log
     assert not kube.pods()
 
 
-def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube) -> None:
+def test_elastic_horovod_continues_while_it_is_scaled(airflow: Airflow, kube: Kube) -> None:
     dag = "ktrain_horovod_elastic"
     with watching(kube) as pods:
         run_id = airflow.trigger(dag)
         airflow.wait_state(dag, run_id, "train", "success")
-    for task, said in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Worker")):
+    for task, change in (("grow", "from 2 to 3 Workers"), ("shrink", "from 3 to 1 Worker")):
         airflow.wait_state(dag, run_id, task, "success")
-        assert said in airflow.xcom(dag, run_id, task)
+        assert change in airflow.xcom(dag, run_id, task)
     counts = pods.running("worker")
     assert counts == [0, 1, 2, 3, 2, 1, 0]
     log = airflow.log(dag, run_id, "train").splitlines()
@@ -136,7 +134,7 @@ def test_elastic_horovod_goes_on_while_it_is_scaled(airflow: Airflow, kube: Kube
     assert not kube.pods()
 
 
-def test_a_daily_training_leaves_its_checkpoints_on_the_node(airflow: Airflow, kube: Kube) -> None:
+def test_daily_training_stores_checkpoints_on_the_node(airflow: Airflow, kube: Kube) -> None:
     dag = "ktrain_daily"
     wait_for("the DAG is known", lambda: airflow.known(dag))
     airflow.call("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
@@ -146,7 +144,7 @@ def test_a_daily_training_leaves_its_checkpoints_on_the_node(airflow: Airflow, k
     assert not kube.pods()
 
 
-def test_torchrun_as_a_trainjob(airflow: Airflow, kube: Kube) -> None:
+def test_torchrun_runs_as_a_trainjob(airflow: Airflow, kube: Kube) -> None:
     log = run(airflow, "ktrain_trainjob")
     for rank in range(2):
         assert any(line.startswith(f"[node {rank}] rank {rank}/2: epoch 5 loss") for line in log)
@@ -154,7 +152,7 @@ def test_torchrun_as_a_trainjob(airflow: Airflow, kube: Kube) -> None:
     assert not kube.pods()
 
 
-def test_sweep_of_trainjobs_over_learning_rates(airflow: Airflow, kube: Kube) -> None:
+def test_sweep_runs_a_trainjob_per_learning_rate(airflow: Airflow, kube: Kube) -> None:
     """Each job runs a function that torchrun starts on two nodes."""
     run_id = airflow.trigger("ktrain_trainjob_sweep")
     airflow.wait_state("ktrain_trainjob_sweep", run_id, "best", "success")
@@ -162,7 +160,7 @@ def test_sweep_of_trainjobs_over_learning_rates(airflow: Airflow, kube: Kube) ->
     assert not kube.pods()
 
 
-def test_mpirun(airflow: Airflow, kube: Kube) -> None:
+def test_mpirun_example_runs(airflow: Airflow, kube: Kube) -> None:
     log = run(airflow, "ktrain_mpi_pi")
     ranks = sorted(line.split()[3] for line in log if line.startswith("[Launcher 0] rank"))
     assert ranks == ["0", "1", "2", "3"]

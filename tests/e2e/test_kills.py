@@ -44,7 +44,7 @@ def test_mark_failed_while_deferred(begin: Begin, kind: Kind) -> None:
 
 
 @of_each_kind
-def test_clear_while_deferred_starts_anew(begin: Begin, kind: Kind) -> None:
+def test_clear_while_deferred_creates_a_new_job(begin: Begin, kind: Kind) -> None:
     """The old try's trigger is killed while the new try already runs: it must not change the new job."""
     stage = begin("chaos_deferred", kind, seconds=15)
     stage.wait_followed()

@@ -25,25 +25,25 @@ def test_one_job_per_training_is_clean() -> None:
 
 
 @pytest.mark.parametrize(("first", "repeated"), [("Succeeded", 1), ("Failed", 0)])
-def test_a_job_after_one_that_succeeded_is_a_repetition(first: str, repeated: int) -> None:
+def test_job_after_a_success_counts_as_repeated(first: str, repeated: int) -> None:
     jobs = [job("a", "0", first), job("b", "1", "Succeeded"), job("c", "0", "Succeeded")]
     count = counted(jobs, {"a"}, [SUCCESS])
     assert len(count.repeated) == repeated
     assert count.clean() is not bool(repeated)
 
 
-def test_a_job_deleted_without_an_end_is_deleted_alive() -> None:
+def test_job_deleted_before_its_end_counts_as_deleted_alive() -> None:
     count = counted([job("a"), job("b", "1")], {"a"}, [SUCCESS])
     assert [name.split()[0] for name in count.deleted_alive] == ["a"]
     assert not count.clean()
 
 
 @pytest.mark.parametrize("state", ["failed", "deferred", "None"])
-def test_a_task_that_has_not_succeeded_is_not_clean(state: str) -> None:
+def test_task_without_success_is_not_clean(state: str) -> None:
     assert not counted([job("a", "0", "Succeeded")], {"a"}, [SUCCESS, {"state": state, "try_number": 1}]).clean()
 
 
-def test_gpus_that_are_left_are_not_clean() -> None:
+def test_gpus_left_are_not_clean() -> None:
     count = counted([job("a", "0", "Succeeded")], {"a"}, [SUCCESS])
     count.gpus = 1
     assert not count.clean()
