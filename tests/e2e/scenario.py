@@ -213,13 +213,17 @@ Begin = Callable[..., Stage]
 
 @contextlib.contextmanager
 def beginning(airflow: Airflow, cluster: TestCluster) -> Iterator[Begin]:
-    """A function that starts a run of a chaos DAG; `kind=` selects that DAG for a kind other than PyTorchJob."""
+    """A function that starts a run of a chaos DAG; `kind=` selects that DAG for a kind other than PyTorchJob.
+
+    `start=False` leaves the start to the test: for faults that would keep the stage from watching the jobs.
+    """
     with contextlib.ExitStack() as watchers:
 
-        def begin(dag: str, kind: Kind = PYTORCHJOB, **conf: Any) -> Stage:
+        def begin(dag: str, kind: Kind = PYTORCHJOB, start: bool = True, **conf: Any) -> Stage:
             kube = Kube(str(cluster.kubeconfig), cluster.namespace, kind)
             watcher = watchers.enter_context(Watcher(kube))
             suffix = "" if kind is PYTORCHJOB else f"_{kind.name.lower()}"
-            return Stage(airflow, cluster, kube, watcher, dag + suffix).start(**conf)
+            stage = Stage(airflow, cluster, kube, watcher, dag + suffix)
+            return stage.start(**conf) if start else stage
 
         yield begin

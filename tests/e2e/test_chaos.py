@@ -45,8 +45,9 @@ def test_worker_killed_before_the_create(begin: Begin, cluster: TestCluster, air
 @needs_faults
 def test_worker_killed_after_the_create(begin: Begin, kind: Kind, cluster: TestCluster, airflow: Airflow) -> None:
     """The job was created, but its next requests get no response."""
+    stage = begin("chaos_worker_retries", kind, start=False)
     cluster.admin("status", status=503, verb="get,list,watch", path=f"/{kind.plural}")
-    stage = begin("chaos_worker_retries", kind, seconds=15)
+    stage.start(seconds=15)
     wait_for("the job's pods", lambda: stage.gpus() == 2)
     stage.kill_task(signal.SIGKILL)
     stage.wait_try(2)
