@@ -77,25 +77,29 @@ async def read_runtime(
 async def _spec_fields(api: Api, kind: Kind, version: str, end: float) -> frozenset[str] | None:
     """The fields of `spec` that the cluster serves. None: the schema can't be read.
 
-    Versions of the Trainer differ in their fields, but not in their API version.
+    Versions of the Trainer differ in their fields, but not in their API version. An API server that can't publish its
+    schema may still run jobs: its errors 5xx are handled like a missing right.
     """
     api_version = f"{kind.group}/{version}"
-    document, _ = await _get(api, f"/openapi/v3/apis/{api_version}", end)
+    document, _ = await _get(api, f"/openapi/v3/apis/{api_version}", end, optional=True)
     published = schema.published(document or {}, kind.name, api_version)
     if published is None:
-        crd, _ = await _get(api, paths.definition(kind), end)
+        crd, _ = await _get(api, paths.definition(kind), end, optional=True)
         versions = ((crd or {}).get("spec") or {}).get("versions") or ()
         published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
     return schema.spec_fields(published) or None if published is not None else None
 
 
-async def _get(api: Api, path: str, end: float) -> tuple[Object | None, int]:
-    """The object and 200, or None and 403 or 404."""
+async def _get(api: Api, path: str, end: float, *, optional: bool = False) -> tuple[Object | None, int]:
+    """The object and 200, or None and 403 or 404.
+
+    :param optional: return None for errors of the API server (5xx), too, after they were repeated. Default: False.
+    """
     try:
         return await retry_transient(lambda: api.request("GET", path), end), 200
     except ApiUnavailable as e:
         raise unreachable(e) from None
     except ApiStatusError as e:
-        if e.status not in (403, 404):
+        if e.status not in (403, 404) and not (optional and e.status >= 500):
             raise explain(e, "get", path) from None
         return None, e.status

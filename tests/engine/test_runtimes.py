@@ -48,7 +48,7 @@ async def test_the_schema_of_an_older_trainer_has_other_fields(trainer: str, fie
     assert f"this cluster serves {field}" in str(log)
 
 
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [403, 404, 500, 503])
 async def test_without_openapi_the_definition_is_read(faulty: TestCluster, status: int) -> None:
     faulty.admin("status", status=status, path=OPENAPI)
     async with api_of(faulty) as api:
@@ -57,8 +57,9 @@ async def test_without_openapi_the_definition_is_read(faulty: TestCluster, statu
     assert "runtimePatches" in (served.fields or ())
 
 
-async def test_a_schema_that_cannot_be_read_is_unknown(faulty: TestCluster) -> None:
-    faulty.admin("status", status=403, path=f"{OPENAPI}|{DEFINITIONS}")
+@pytest.mark.parametrize("status", [403, 500, 503])
+async def test_a_schema_that_cannot_be_read_is_unknown(faulty: TestCluster, status: int) -> None:
+    faulty.admin("status", status=status, path=f"{OPENAPI}|{DEFINITIONS}")
     async with api_of(faulty) as api:
         served = await read_served(api, TRAINJOB, "v1alpha1", trainjob(), "default", log=(log := Lines()))
     assert served is not None
