@@ -157,6 +157,19 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     return {owner["metadata"]["uid"]: ours, "": ours}  # of pods of an earlier owner with this name nothing is known
 
 
+async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
+    """Whether the object between the job and its pods still exists. False: it doesn't, or it can't be read."""
+    if not kind_of(ref.kind).pod_owner:
+        return False
+    try:
+        owner = await api.request("GET", paths.pod_owner(ref))
+    except ApiStatusError as e:
+        if e.status in (403, 404):
+            return False
+        raise
+    return any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
+
+
 async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
     """`pod_owners` where what owns the pods can't be read: those of a later job of this name are as young as that job.
 

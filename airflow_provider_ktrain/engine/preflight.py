@@ -57,7 +57,8 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     problems += judge(manifest, await _read_answers(api, kind, manifest, namespace))
     if kind.has_runtimes() and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
-        problems += found
+        known = {(p.level, p.code, p.path) for p in problems}
+        problems += [p for p in found if (p.level, p.code, p.path) not in known]
     if rendered and not any(p.level is ERROR for p in problems):
         problems += await _dry_run(api, kind, version, sent, namespace)
     return sorted(problems, key=lambda p: p.level is not ERROR)

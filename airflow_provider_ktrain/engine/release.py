@@ -30,6 +30,7 @@ from airflow_provider_ktrain.engine.jobs import (
     has_ended,
     is_terminating,
     job_pods,
+    pod_owner_exists,
     read_job,
     set_suspended,
 )
@@ -285,9 +286,14 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
     while True:
         pods = await retry_transient(lambda: job_pods(api, ref), end)
         left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
-        if not left and (mode is not Mode.DELETE or await retry_transient(lambda: read_job(api, ref), end) is None):
+        if not left and (mode is not Mode.DELETE or await retry_transient(lambda: _is_deleted(api, ref), end)):
             return []
         if time.monotonic() + delay > end:
             return left
         await asyncio.sleep(delay)
         delay = min(delay * 2, MAX_POLL_SECONDS)
+
+
+async def _is_deleted(api: Api, ref: JobRef) -> bool:
+    """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
+    return await read_job(api, ref) is None and not await pod_owner_exists(api, ref)

@@ -41,7 +41,7 @@ from airflow_provider_ktrain.engine import kueue, paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
 from airflow_provider_ktrain.engine.errors import explain, is_transient
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, delete_fenced
+from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, delete_fenced, is_terminating, list_pods
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 
 Object = dict[str, Any]
@@ -144,7 +144,8 @@ async def submit(
         look_first = True
         if not await _retry("list", lambda: _without_pods(api, claim, waiter), claim, patience, log):
             continue
-        if created := await _retry("create", lambda: _create(api, claim), claim, patience, log):
+        created = await _retry("create", lambda: _create(api, claim), claim, patience, log)
+        if created is not None and not await _undone(api, claim, created, patience, log):
             return created
 
 
@@ -225,6 +226,26 @@ async def _without_pods(api: Api, claim: _Claim, waiter: DeletionWaiter) -> bool
     return await waiter.wait_for_earlier_pods(
         api, JobRef(claim.kind.name, claim.version, claim.namespace, claim.name, uid="")
     )
+
+
+async def _undone(api: Api, claim: _Claim, created: Submitted, patience: float, log: Log) -> bool:
+    """Delete the job that this try has just created if pods of an earlier job of this name are left. False: none are.
+
+    There were none before, but another try may have created and deleted a job since. The deletion frees the name before
+    the pods have ended. A job that another try has adopted by now isn't deleted.
+    """
+    if not claim.kind.pods_outlive_job:
+        return False
+    selector, since = created.ref.pod_selector, created.job["metadata"].get("creationTimestamp", "")
+    pods = await _retry("list", lambda: list_pods(api, claim.namespace, selector), claim, patience, log)
+    if not any(is_terminating(pod) or pod["metadata"].get("creationTimestamp", "~") < since for pod in pods):
+        return False
+    log.warning(
+        f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
+        "Another try created and deleted that job after this try had looked for pods."
+    )
+    log.info((await release(api, created.ref, Mode.DELETE, verify=False)).text)
+    return True
 
 
 async def _find(api: Api, claim: _Claim) -> Object | None:

@@ -504,7 +504,7 @@ class EndingPodsApi(Api):
     def __init__(self) -> None:
         super().__init__(self._nobody)
         pod = {"metadata": {"name": "train-node-0-0-abcde", "uid": "p"}}
-        self.answers: list[Any] = [[pod], [pod], [pod], ApiUnavailable("reset"), [pod], ApiUnavailable("reset"), []]
+        self.answers: list[Any] = [[pod]] * 3 + [ApiUnavailable("reset"), [pod], ApiUnavailable("reset"), [], []]
 
     @staticmethod
     async def _nobody() -> Any:

@@ -248,6 +248,52 @@ async def test_a_job_that_appears_meanwhile_is_adopted_and_not_waited_for(
     assert again.ref.uid == first.ref.uid
 
 
+class CreatesLate(MeddledApi):
+    """Before its first create request, another try creates a TrainJob of the same name and deletes it.
+
+    :ivar other: the task of that try.
+    :ivar pods: the pods of its job.
+    """
+
+    other: TrainTask
+    pods: set[str]
+
+    async def before(self, method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/trainjobs") and not self.pods:
+            ref = (await self.other.submit(1, STUBBORN, grace=3)).ref
+            await self.other.running(ref)
+            self.pods |= set(await self.other.pods(ref))
+            await self.other.delete("Background")
+
+            async def gone() -> bool:
+                return await self.other.job() is None
+
+            await until(gone)
+
+
+async def test_a_job_that_was_created_beside_pods_of_another_try_is_created_again(
+    task: TrainTask, cluster: TestCluster
+) -> None:
+    """Its try looked for pods before the other try's job existed, and created its job after that was deleted."""
+    async with api_of(cluster, CreatesLate) as api:
+        api.other, api.pods = task, set()
+        submitted = await task.submit(1, api=api)
+    assert submitted.created
+    assert "is deleted and created again: pods of an earlier job of this name are left." in str(task.log)
+    left = {pod["metadata"]["name"] for pod in await list_pods(task.api, task.namespace, submitted.ref.pod_selector)}
+    assert not left & api.pods
+    await task.running(submitted.ref)
+
+
+async def test_nothing_is_left_of_a_job_that_is_released_right_after_its_creation(task: TrainTask) -> None:
+    """The JobSet and its pods may appear while the TrainJob is being deleted."""
+    for number in range(1, 11):
+        ref = (await task.submit(number, first=number)).ref
+        await release(task.api, ref)
+        assert await jobset(task) is None
+        assert not await list_pods(task.api, ref.namespace, ref.pod_selector)
+
+
 class NoDeadline(MeddledApi):
     """Counts the deletions by propagation policy."""
 
