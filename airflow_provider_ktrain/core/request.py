@@ -49,6 +49,7 @@ class JobRequest:
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and its count of attempts. Default:
         False.
     :param dry_run: create nothing. Default: False.
+    :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     """
 
     kind: Kind
@@ -68,6 +69,7 @@ class JobRequest:
     checkpoint_root: str | None = None
     resume_on_clear: bool = False
     dry_run: bool = False
+    runtime_policy: str = ""
 
     @property
     def job_name(self) -> str:
@@ -124,6 +126,8 @@ class JobRequest:
         """
         manifest = overlay(fitted, JobOptions(attempt=attempt))
         if served is not None:
+            if self.runtime_policy:
+                self.kind.require_policy(manifest, served, self.runtime_policy)
             manifest = transform.expand(manifest, served, name_length=len(self.job_name))
         if self.run_seconds is not None:
             manifest = transform.backstop(manifest, backstop_seconds(self.run_seconds), served=served)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_ktrain.core.kinds.runtime_policy import TORCH
 from airflow_provider_ktrain.core.manifest.program import TERMINATION_MESSAGE, command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import TrainJobOperator
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
     from airflow.sdk.bases.decorator import TaskDecorator
+
+    from airflow_provider_ktrain.core.request import JobRequest
 
 
 class _TrainJobDecoratedOperator(FunctionOperator, TrainJobOperator):
@@ -24,6 +29,9 @@ class _TrainJobDecoratedOperator(FunctionOperator, TrainJobOperator):
     def launch_environment(self) -> dict[str, str]:
         return dict(TERMINATION_MESSAGE)
 
+    def _request(self, context: Context) -> JobRequest:
+        return replace(super()._request(context), runtime_policy=TORCH)
+
 
 def trainjob_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
@@ -31,10 +39,10 @@ def trainjob_task(
     """Run a function on the nodes of a TrainJob; rank 0's return value is the task's.
 
     torchrun starts the function on each node, once for each process (`nproc_per_node`), so the runtime must be one for
-    torch, such as `torch-distributed`. Only the function's source is sent to the pods, so it imports what it needs
-    inside. Its arguments and its return value are JSON. A name of the surrounding module or of Airflow's context is an
-    error when the DAG is parsed. Decorators above this one, such as `@setup` and `@task.run_if`, are applied by
-    Airflow; decorators below it are errors.
+    torch, such as `torch-distributed`. An MPI runtime is refused, if the connection can read it. Only the function's
+    source is sent to the pods, so it imports what it needs inside. Its arguments and its return value are JSON. A name
+    of the surrounding module or of Airflow's context is an error when the DAG is parsed. Decorators above this one,
+    such as `@setup` and `@task.run_if`, are applied by Airflow; decorators below it are errors.
 
     :param python_callable: the function.
     :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
@@ -43,6 +51,7 @@ def trainjob_task(
         this one; `command` or `args` is set; `logs` leaves out replica 0.
     :raises TrainingConfigurationError: when the task runs: the arguments aren't JSON, or exceed 96 KiB together with
         the program; the return value isn't JSON.
+    :raises TrainingClusterError: when the task runs: the runtime is not one for torch.
     """
     options = {"multiple_outputs": multiple_outputs, **kwargs}
     return function_task(_TrainJobDecoratedOperator, python_callable, options)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import (
     ANY_JOB,
     MANAGER,
@@ -67,6 +68,30 @@ def managers(manifest: Json) -> list[str]:
 TORCH = runtime(replicated("node"))
 MPI = runtime(replicated("node"), replicated("launcher"), mpi={"runLauncherAsNode": True})
 INITIALIZED = runtime(replicated("dataset-initializer", "dataset-initializer"), replicated("node"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "policy", "fields", "nodes"),
+    [
+        ({}, {"numNodes": 3}, NEW, 3),
+        ({}, {"numNodes": 3}, OF_2_0, 3),
+        ({"numNodes": 2}, {"numNodes": 3}, NEW, 2),
+        ({}, {"numNodes": None}, NEW, None),
+    ],
+)
+def test_a_job_without_num_nodes_gets_the_runtimes(trainer: Json, policy: Json, fields: Any, nodes: int | None) -> None:
+    """Its size is read from the job: for the logs to follow, for crash loops and for the summary."""
+    manifest = expanded(trainjob(trainer=trainer), JobOptions(), runtime(replicated("node"), **policy), fields)
+    assert manifest["spec"]["trainer"].get("numNodes") == nodes
+    assert TRAINJOB.size(manifest) == (nodes or 1)
+
+
+@pytest.mark.parametrize(("as_node", "nodes"), [(True, 4), (False, 3)])
+def test_the_number_of_an_mpi_runtime_is_that_of_its_job_node(as_node: bool, nodes: int) -> None:
+    """With runLauncherAsNode the launcher is one more node."""
+    of = runtime(replicated("node"), replicated("launcher"), mpi={"runLauncherAsNode": as_node})
+    of["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] = 3
+    assert expanded(trainjob(trainer={}), JobOptions(), of)["spec"]["trainer"]["numNodes"] == nodes
 
 
 def test_options_of_the_program_need_no_patch() -> None:

@@ -31,6 +31,16 @@ MPI = {"mpi": {"runLauncherAsNode": True}}
 MPI_RUNTIME = runtime(job("node", **NEVER), job("launcher", LABELLED, **NEVER), ml=MPI)
 
 
+PYTHON = ["python3", "train.py"]
+TWO_NODES = runtime(job(metadata=LABELLED, **NEVER), ml={"torch": {}, "numNodes": 2})
+
+
+def without(field: str, **trainer: Any) -> Json:
+    manifest = trainjob(**trainer)
+    del manifest["spec"]["trainer"][field]
+    return manifest
+
+
 def with_patch(job_name: str) -> Json:
     manifest = trainjob()
     manifest["spec"]["runtimePatches"] = [runtime_patch("example.com/me", job_name, nodeSelector={"a": "b"})]
@@ -47,6 +57,12 @@ def with_patch(job_name: str) -> Json:
         (trainjob(env=[{"name": "OMPI_MCA_plm_rsh_args"}]), QUICK, []),
         (trainjob(env=[{"name": "PET_NNODES"}]), runtime(job(**NEVER), ml={"jax": {}}), []),
         (trainjob(), runtime(job(**NEVER), ttlSecondsAfterFinished=5), [("warning", "ttl")]),
+        (trainjob(command=PYTHON), QUICK, [("warning", "torchrun")]),
+        (trainjob(command=PYTHON, nodes=1), TWO_NODES, []),
+        (without("numNodes", command=PYTHON), TWO_NODES, [("warning", "torchrun")]),
+        (without("numNodes", command=PYTHON), QUICK, []),
+        (trainjob(command=PYTHON), runtime(job(**NEVER), ml={"jax": {}}), []),
+        (trainjob(command=PYTHON, image=None), MPI_RUNTIME, []),
         (trainjob(image=None), MPI_RUNTIME, []),
         (trainjob(image=None, nodes=1), MPI_RUNTIME, [("warning", "node-count")]),
         (trainjob(), MPI_RUNTIME, [("warning", "trainer-scope")]),

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.decorators.trainjob import _TrainJobDecoratedOperator
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
 from tests.operators.instance import Instance
@@ -59,4 +59,10 @@ def test_torchrun_starts_the_function_on_every_node(instance: Instance, capfd: p
 def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
     with pytest.raises(TrainingConfigurationError, match="its return value is not JSON and is lost"):
         run(instance, no_json, nproc_per_node=1)
+    assert not instance.jobs()
+
+
+def test_an_mpi_runtime_is_refused_before_anything_is_created(instance: Instance) -> None:
+    with pytest.raises(TrainingClusterError, match=r"has no torch policy(?s:.*)mpi-distributed(?s:.*)@task\.mpijob"):
+        run(instance, sees, "hello", runtime="mpi-distributed")
     assert not instance.jobs()

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
+from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
+from airflow_provider_ktrain.core.kinds.runtime_policy import TORCH, node_count, policy_of
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
 from airflow_provider_ktrain.core.text import counted
 
@@ -32,6 +34,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
     spec = Field(manifest)["spec"]
     yield from _reserved(spec, runtime)
     yield from _nodes(spec, runtime, template)
+    yield from _torchrun(spec, manifest, runtime, template)
     yield from _unreached(spec, template)
     yield from _slow_failure(spec["runtimeRef"], template)
     yield from _time_to_live(spec["runtimeRef"], template)
@@ -39,7 +42,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
 
 def _reserved(spec: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
     """No variable is set that the Trainer sets."""
-    policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
+    policy = policy_of(runtime)
     names = {name for source, reserved in RESERVED_ENVIRONMENT.items() if source in policy for name in reserved}
     for env in spec["trainer"]["env"]:
         if env["name"].text in names:
@@ -51,7 +54,7 @@ def _reserved(spec: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _nodes(spec: Field, runtime: Mapping[str, Any], template: Mapping[str, Any]) -> Iterator[Problem]:
     """MPI runtimes: numNodes counts the pods of job `node` and, with runLauncherAsNode, the launcher."""
-    policy = ((runtime.get("spec") or {}).get("mlPolicy") or {}).get("mpi")
+    policy = policy_of(runtime).get("mpi")
     nodes = spec["trainer"]["numNodes"]
     if policy is None or nodes.number is None:
         return
@@ -67,6 +70,20 @@ def _nodes(spec: Field, runtime: Mapping[str, Any], template: Mapping[str, Any])
     elif as_node and nodes.number == 1:
         message = "this MPI runtime starts two pods: the launcher, which is a node, and at least one other node"
         yield Problem(WARNING, "node-count", nodes.path, message, "1", "at least 2", "set the number of nodes to 2")
+
+
+def _torchrun(
+    spec: Field, manifest: Mapping[str, Any], runtime: Mapping[str, Any], template: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Several nodes of a runtime with the policy torch are started by torchrun."""
+    if TORCH not in policy_of(runtime) or (node_count(manifest, runtime) or 1) < 2:
+        return
+    containers = [c for r in _jobs(template) for c in _pod(r).get("containers") or () if c.get("name") == NODE]
+    node: Mapping[str, Any] = next(iter(containers), {})
+    command, args = spec["trainer"]["command"], spec["trainer"]["args"].value
+    at = command if command.value else Field(node.get("command"), spec["runtimeRef"].path)
+    for found in without_torchrun(at, args or node.get("args")):
+        yield Problem(WARNING, "torchrun", found.at.path, found.message, found.found, found.expected, found.hint)
 
 
 def _unreached(spec: Field, template: Mapping[str, Any]) -> Iterator[Problem]:

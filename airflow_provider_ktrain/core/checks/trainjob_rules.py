@@ -16,8 +16,10 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     POD_FIELDS,
     SINCE,
 )
+from airflow_provider_ktrain.core.kinds.runtime_policy import python_without_torchrun
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import (
     CLUSTER_RUNTIME,
+    DEFAULT_RUNTIME,
     RESERVED_ENVIRONMENT,
     RUNTIME_GROUP,
     RUNTIMES,
@@ -82,6 +84,33 @@ def reserved_env(job: Job) -> Iterator[Finding]:
         if policy := policy_of.get(env["name"].text):
             message = f"{env['name'].text} is reserved: the Trainer refuses the job on runtimes for {policy}"
             yield Finding(env, message, env["name"].text, "the Trainer's value", "remove it")
+
+
+@rule("torchrun", WARNING, TRAINJOB)
+def torchrun(job: Job) -> Iterator[Finding]:
+    """Several nodes of a torch runtime are started by torchrun. With a cluster, the runtime tells whether it is one.
+
+    The Trainer sets PET_* variables, which only torchrun reads (recording 50c).
+    """
+    trainer = job.spec["trainer"]
+    if job.spec["runtimeRef"]["name"].text == DEFAULT_RUNTIME and (trainer["numNodes"].number or 1) > 1:
+        yield from without_torchrun(trainer["command"], trainer["args"].value)
+
+
+def without_torchrun(command: Field, args: object) -> Iterator[Finding]:
+    """A finding for a command that starts Python on each node by itself.
+
+    :param command: of the container, with its path in the manifest.
+    :param args: of the container.
+    """
+    words = [*command] if isinstance(command.value, list) else []
+    if program := python_without_torchrun([*(w.value for w in words), *(args if isinstance(args, list) else ())]):
+        message = (
+            "each node would run its own training: Python reads none of the variables by which nodes find each other"
+        )
+        yield Finding(
+            command, message, program, "torchrun", f"start it by torchrun: [torchrun, ...] instead of [{program}, ...]"
+        )
 
 
 @rule("deadline", ERROR, TRAINJOB)

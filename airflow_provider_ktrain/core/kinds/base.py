@@ -336,6 +336,12 @@ class Kind:
         """Whether jobs of this kind refer to a runtime, so that the cluster's must be read before a job is sent."""
         return False
 
+    def require_policy(self, manifest: Mapping[str, Any], served: Served, policy: str) -> None:
+        """Check that the job's runtime has an ML policy, such as `torch`.
+
+        :raises RuntimeMismatchError: it has another one.
+        """
+
     def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
         """The manifest with what depends on the served schema and the job's runtime.
 

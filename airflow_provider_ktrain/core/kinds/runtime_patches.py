@@ -16,6 +16,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds.base import Manifest, mapping_at
+from airflow_provider_ktrain.core.kinds.runtime_policy import node_count
 from airflow_provider_ktrain.core.kinds.served import Served
 
 MANAGER = "ktrain.airflow/provider"  #: of our entry of runtimePatches
@@ -99,7 +100,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     """The manifest with patches of the replicated jobs that the runtime has, in place of ANY_JOB.
 
     Without runtimePatches, or if the runtime can't be read, our entry is removed: the pods then have none of our
-    labels. The user's own entries are kept as they are.
+    labels. The user's own entries are kept as they are. A job without numNodes gets the runtime's.
 
     :param served: what the cluster serves.
     :param name_length: number of characters of the job's name.
@@ -110,9 +111,14 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     spec = mapping_at(result, "spec")
     wanted = _take_wanted(result)
     _require_fields(spec, wanted, served)
-    if served.runtime is None or override_field(served) != PATCHES:
+    if served.runtime is None:
         return result
     runtime = served.runtime
+    trainer = mapping_at(spec, "trainer")
+    if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
+        trainer["numNodes"] = count  # who follows the job knows its size by that
+    if override_field(served) != PATCHES:
+        return result
     for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):
         raise problem
     patched = patched_template(result, runtime)
@@ -185,9 +191,7 @@ def long_names(
     :param name_length: number of characters of the job's name.
     """
     template = (runtime.get("spec") or {}).get("template") or {}
-    nodes = ((manifest.get("spec") or {}).get("trainer") or {}).get("numNodes")
-    default = ((runtime.get("spec") or {}).get("mlPolicy") or {}).get("numNodes")
-    count = next((n for n in (nodes, default) if isinstance(n, int)), 1)
+    count = node_count(manifest, runtime) or 1
     for replicated in _replicated(template):
         index = len(str(max(count - 1, 0))) if _has_node(replicated) else 1
         longest = _MAX_POD_NAME - name_length - _POD_SUFFIX - index

@@ -42,7 +42,8 @@ class TrainJob(TrainJobManifest):
     def count(self, job: Mapping[str, Any], role: str) -> int:
         """How many pods of a role the job asks for. The launcher is one of the nodes, and at least one other runs.
 
-        A job that sets no numNodes has as many as its runtime says, which is not known here: 1 is assumed.
+        A job that sets no numNodes has as many as its runtime says, which is not known here: 1 is assumed. Tasks set it
+        if they can read the runtime (`runtime_patches.expand`).
         """
         roles = self._roles(job)
         if role not in roles:

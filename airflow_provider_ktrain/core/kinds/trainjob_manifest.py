@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import runtime_patches
+from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
 from airflow_provider_ktrain.core.kinds.base import Kind, Manifest, lower_deadline, mapping_at
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
@@ -147,6 +147,11 @@ class TrainJobManifest(Kind):
     def has_runtimes(self) -> bool:
         """Each TrainJob has one."""
         return True
+
+    def require_policy(self, manifest: Mapping[str, Any], served: Served, policy: str) -> None:
+        """Compare the policy with the runtime's, if that can be read; see `runtime_policy.require_policy`."""
+        if served.runtime is not None:
+            runtime_policy.require_policy(manifest, served.runtime, policy)
 
     def expand(self, manifest: Manifest, served: Served, *, name_length: int) -> Manifest:
         """Patch the pods of the runtime's jobs; see `runtime_patches.expand`."""

@@ -13,6 +13,8 @@ from airflow_provider_ktrain.core.manifest.loader import load
 def gpus_of(source: object) -> int:
     """The GPUs that all replicas of a job request together: the task's `pool_slots` in a pool that counts GPUs.
 
+    Of a TrainJob, these are the nodes and GPUs that its manifest sets; its runtime is not known.
+
     :param source: a manifest: a mapping, YAML text, or the path of a YAML or JSON file.
     :raises ManifestError: if it isn't the manifest of a training job.
     """

@@ -1,0 +1,78 @@
+"""What the ML policy of a runtime means for a TrainJob: the number of its nodes, and what starts its program there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import RuntimeMismatchError
+
+TORCH = "torch"
+SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: keys of mlPolicy that say how the nodes find each other
+#: words of commands that start one process group on all nodes
+_LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "mpirun", "tune ")
+
+
+def policy_of(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The runtime's mlPolicy; empty if it has none."""
+    policy = (runtime.get("spec") or {}).get("mlPolicy")
+    return policy if isinstance(policy, Mapping) else {}
+
+
+def node_count(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> int | None:
+    """The number of nodes: the job's numNodes, else the runtime's. None: neither sets it.
+
+    A runtime for MPI has its number in the Job `node`, to which runLauncherAsNode adds the launcher (mpi.go 2.3).
+    """
+    trainer = (manifest.get("spec") or {}).get("trainer") or {}
+    number, policy = trainer.get("numNodes"), policy_of(runtime)
+    if number is None and isinstance(mpi := policy.get("mpi"), Mapping):
+        pods = _parallelism(runtime, "node")
+        number = pods + bool(mpi.get("runLauncherAsNode")) if pods is not None else None
+    elif number is None:
+        number = policy.get("numNodes")
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _parallelism(runtime: Mapping[str, Any], name: str) -> int | None:
+    """How many pods a replicated job of the runtime has; None if there is no such job."""
+    jobs = ((runtime["spec"].get("template") or {}).get("spec") or {}).get("replicatedJobs") or ()
+    job = next((j for j in jobs if isinstance(j, Mapping) and j.get("name") == name), None)
+    if job is None:
+        return None
+    number = ((job.get("template") or {}).get("spec") or {}).get("parallelism")
+    return number if isinstance(number, int) else 1
+
+
+def require_policy(manifest: Mapping[str, Any], runtime: Mapping[str, Any], wanted: str) -> None:
+    """Check that the runtime starts programs as the job's program expects it.
+
+    A single node needs no policy, unless the runtime has another one, whose command the program would replace.
+
+    :param wanted: key of mlPolicy: `torch`.
+    :raises RuntimeMismatchError: it has another policy, or none for several nodes.
+    """
+    policy = policy_of(runtime)
+    others = [source for source in SOURCES if source in policy]
+    if wanted in policy or (not others and node_count(manifest, runtime) in (None, 1)):
+        return
+    raise RuntimeMismatchError(
+        f"the runtime has no {wanted} policy, so the nodes would not find each other",
+        where="$.spec.runtimeRef",
+        found=f"{(runtime.get('metadata') or {}).get('name')} with mlPolicy {', '.join(others) or 'for no framework'}",
+        expected=f"a runtime with mlPolicy.{wanted}",
+        remedy="use a runtime such as torch-distributed; a function for mpirun needs @task.mpijob",
+    )
+
+
+def python_without_torchrun(command: object) -> str:
+    """The program of a command that runs Python directly, so once on each node; empty if it doesn't.
+
+    :param command: command and arguments of the container.
+    """
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    program = PurePosixPath(words[0]).name if words else ""
+    if not program.startswith("python") or any(launcher in " ".join(words) for launcher in _LAUNCHERS):
+        return ""
+    return program
