@@ -75,7 +75,7 @@ class FakeKube:
         self.queries: list[dict[str, str]] = []
         self.token = "t0"
         self.away = False
-        self.turned_away: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
         self.refusal: tuple[int, str] | None = None
         self.streams: dict[int, web.BaseRequest] = {}
         self.cut_after: Callable[[], int | None] = lambda: None  # bytes of a stream until it is cut
@@ -178,12 +178,12 @@ class FakeKube:
         return sum(r.transport is not None and not r.transport.is_closing() for r in self.streams.values())
 
     def _selected(self, query: Any) -> Callable[[Object], bool]:
-        wanted = [tuple(term.split("=")) for term in query.get("labelSelector", "").split(",") if term]
-        return lambda obj: all(obj["metadata"]["labels"].get(k) == v for k, v in wanted)
+        labels = [tuple(term.split("=")) for term in query.get("labelSelector", "").split(",") if term]
+        return lambda obj: all(obj["metadata"]["labels"].get(k) == v for k, v in labels)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.away:
-            self.turned_away[request.path] += 1
+            self.rejected[request.path] += 1
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
@@ -402,7 +402,7 @@ async def until(condition: Callable[..., Any], seconds: float = 240) -> None:
             await asyncio.sleep(0.001)
 
 
-def cutter(rng: random.Random, longest: int, times: int) -> Callable[[], int | None]:
+def cutter(rng: random.Random, largest: int, times: int) -> Callable[[], int | None]:
     """Cuts a number of streams, each after a random number of bytes."""
     left = itertools.count(times, -1)
-    return lambda: rng.randrange(longest) if next(left) > 0 else None
+    return lambda: rng.randrange(largest) if next(left) > 0 else None

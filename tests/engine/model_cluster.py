@@ -50,9 +50,9 @@ class Broken(AssertionError):
 
 @dataclass
 class Gate:
-    """The gate at which a request of `who` waits. `answer`: the request is processed and its response waits."""
+    """The gate at which a request of `actor` waits. `answer`: the request is processed and its response waits."""
 
-    who: str
+    actor: str
     answer: bool
     opened: asyncio.Future[None]
 
@@ -66,36 +66,36 @@ class Cluster:
         self.gates: list[Gate] = []
         self.created: list[Object] = []
         self.log: list[str] = []
-        self._allowed = allowed  # called with who, verb, job, body; raises Broken
+        self._allowed = allowed  # called with actor, verb, job, body; raises Broken
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
     # the API
 
-    async def request(self, who: str, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
-        await self._gate(who, False)
+    async def request(self, actor: str, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
+        await self._gate(actor, False)
         try:
-            answer = self._carry_out(who, method, path, query, body)
+            answer = self._carry_out(actor, method, path, query, body)
         except ApiStatusError as e:
-            self.log.append(f"{who}: {method} {path.rpartition('/')[2]}: {e}")
-            await self._gate(who, True)
+            self.log.append(f"{actor}: {method} {path.rpartition('/')[2]}: {e}")
+            await self._gate(actor, True)
             raise
-        self.log.append(f"{who}: {method} {path.rpartition('/')[2]}: done")
-        await self._gate(who, True)
+        self.log.append(f"{actor}: {method} {path.rpartition('/')[2]}: done")
+        await self._gate(actor, True)
         return answer
 
-    async def _gate(self, who: str, answer: bool) -> None:
-        gate = Gate(who, answer, asyncio.get_running_loop().create_future())
+    async def _gate(self, actor: str, answer: bool) -> None:
+        gate = Gate(actor, answer, asyncio.get_running_loop().create_future())
         self.gates.append(gate)
         try:
             await gate.opened
         finally:
             self.gates.remove(gate)
 
-    def _carry_out(self, who: str, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
+    def _carry_out(self, actor: str, method: str, path: str, query: Mapping[str, str], body: Any) -> Object:
         if path == JOBS:
             assert method == "POST"
-            return self._create(who, body)
+            return self._create(actor, body)
         if path == PODS:
             label, _, value = query["labelSelector"].partition("=")
             found = [p for p in self.pods.values() if p["metadata"]["labels"].get(label) == value]
@@ -110,7 +110,7 @@ class Cluster:
         if method == "GET":
             return copy.deepcopy(job)
         self._compare(job, body["preconditions"] if method == "DELETE" else body["metadata"])
-        self._allowed(who, method, job, body)
+        self._allowed(actor, method, job, body)
         if method == "DELETE":
             assert body["propagationPolicy"] == "Foreground"
             job["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
@@ -122,11 +122,11 @@ class Cluster:
             job["spec"].setdefault("runPolicy", {}).update(body.get("spec", {}).get("runPolicy", {}))
         return copy.deepcopy(self._written(job))
 
-    def _create(self, who: str, body: Object) -> Object:
+    def _create(self, actor: str, body: Object) -> Object:
         name = body["metadata"]["name"]
         if name in self.jobs:
             raise ApiStatusError(409, "AlreadyExists", f'pytorchjobs "{name}" already exists')
-        self._allowed(who, "POST", {}, body)
+        self._allowed(actor, "POST", {}, body)
         job = copy.deepcopy(body)
         job["metadata"]["uid"] = f"uid-{next(self._uids)}"
         job["status"] = {"conditions": []}
@@ -144,9 +144,9 @@ class Cluster:
         return {}
 
     @staticmethod
-    def _compare(job: Object, wanted: Mapping[str, Any]) -> None:
+    def _compare(job: Object, expected: Mapping[str, Any]) -> None:
         for field_ in ("uid", "resourceVersion"):
-            if field_ in wanted and wanted[field_] != job["metadata"][field_]:
+            if field_ in expected and expected[field_] != job["metadata"][field_]:
                 raise ApiStatusError(409, "Conflict", f"{field_} has changed")
 
     def _written(self, job: Object) -> Object:
@@ -277,13 +277,13 @@ class Airflow:
 class Client:
     """The part of `engine.api.Api` that submit and release use, for one try."""
 
-    def __init__(self, cluster: Cluster, who: str) -> None:
-        self._cluster, self._who = cluster, who
+    def __init__(self, cluster: Cluster, actor: str) -> None:
+        self._cluster, self._actor = cluster, actor
 
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any
     ) -> Object:
-        return await self._cluster.request(self._who, method, path, query or {}, body)
+        return await self._cluster.request(self._actor, method, path, query or {}, body)
 
     async def cluster(self) -> str:
         return "https://cluster"
@@ -295,8 +295,8 @@ class Quiet:
     def warning(self, event: Any, *args: Any, **kw: Any) -> None: ...
 
 
-def client(cluster: Cluster, who: str) -> Api:
-    return cast(Api, Client(cluster, who))
+def client(cluster: Cluster, actor: str) -> Api:
+    return cast(Api, Client(cluster, actor))
 
 
 def manifest(owner: Owner, submission: str, changed: bool = False) -> Object:

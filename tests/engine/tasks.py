@@ -45,18 +45,22 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class Lines:
-    """A log that keeps its lines."""
+    """A log that keeps its messages."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
-        self.said.append(str(event))
+        self.messages.append(str(event))
 
     warning = info
 
+    @property
+    def said(self) -> list[str]:  # the former name of `messages`, for tests on other branches
+        return self.messages
+
     def __str__(self) -> str:
-        return "\n".join(self.said)
+        return "\n".join(self.messages)
 
 
 class MeddledApi(Api):
@@ -317,7 +321,7 @@ class EvictedApi(Api):
     ref = JobRef("MPIJob", "v2beta1", "ns", "train", "j", "ti-1")
 
     def __init__(self, **status: Any) -> None:
-        super().__init__(self._nobody)
+        super().__init__(self._no_client)
         owner = Owner(TaskKey("tests", "dag", "train", "run"), 1, self.ref.owner)
         meta = {"namespace": "ns", "name": "train", "uid": "j", "resourceVersion": "1"}
         self.job: Object | None = {
@@ -329,7 +333,7 @@ class EvictedApi(Api):
         self.pods = [self._pod()]
 
     @staticmethod
-    async def _nobody() -> aio.ApiClient:
+    async def _no_client() -> aio.ApiClient:
         raise ApiUnavailable("there is no server")
 
     def _pod(self) -> Object:
@@ -364,7 +368,7 @@ class NamesakeApi(Api):
     ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "old", "ti-1", submission="first")
 
     def __init__(self, **created: str) -> None:
-        super().__init__(EvictedApi._nobody)
+        super().__init__(EvictedApi._no_client)
         labels = {"jobset.sigs.k8s.io/jobset-name": "train"}
         self.pods: list[Object] = [
             {

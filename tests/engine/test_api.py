@@ -132,8 +132,8 @@ async def test_close_ends_informers_and_streams() -> None:
 
     async with serving(FakeKube()) as api:
         api.at_close(lambda: end("kept"))
-        take_back = api.at_close(lambda: end("taken back"))
-        take_back()
+        unsubscribe = api.at_close(lambda: end("taken back"))
+        unsubscribe()
         await api.close()
     assert ended[0] == "kept"
     assert "taken back" not in ended
@@ -234,20 +234,20 @@ async def test_unknown_cluster_at_a_new_address_is_an_error() -> None:
 
 
 async def test_slow_client_build_counts_against_the_request_timeout() -> None:
-    kube, built, goes_on = FakeKube(), Counter[str](), asyncio.Event()
+    kube, built, release = FakeKube(), Counter[str](), asyncio.Event()
     kube.put("a")
     async with clients(kube) as make_client:
 
         async def make() -> ApiClient:
             built["clients"] += 1
-            await goes_on.wait()
+            await release.wait()
             return await make_client()
 
         api = Api(make)
         for _ in range(2):
             with pytest.raises(ApiUnavailable, match=r"no response within 0.1 s"):
                 await api.request("GET", f"{PODS}/a", timeout=0.1)
-        goes_on.set()
+        release.set()
         assert await api.request("GET", f"{PODS}/a")
         assert built["clients"] == 1
         await api.close()
@@ -296,7 +296,7 @@ async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
     task: ContextVar[str] = ContextVar("task", default="none")
     kube = FakeKube()
     kube.put("a")
-    said: list[tuple[str, str]] = []
+    notices: list[tuple[str, str]] = []
 
     async def changed() -> bool:
         return True
@@ -305,14 +305,14 @@ async def test_notice_runs_in_the_context_of_its_subscriber() -> None:
         api = Api(make_client, changed)
         for name in ("first", "second", "left"):
             task.set(name)
-            stop = api.on_notice(lambda text: said.append((task.get(), text)))
+            stop = api.on_notice(lambda text: notices.append((task.get(), text)))
         stop()
         await api.cluster()
         task.set("other")
         await api.request("GET", f"{PODS}/a")
         await api.close()
     text = "The Kubernetes client was rebuilt: the files of the connection changed"
-    assert said == [("first", text), ("second", text)]
+    assert notices == [("first", text), ("second", text)]
 
 
 async def test_expired_token_gives_no_notice() -> None:

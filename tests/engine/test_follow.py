@@ -25,11 +25,11 @@ COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; s
 
 
 def lines(task: Task) -> list[str]:
-    return [found[1] for line in task.log.said if (found := re.match(r"\[(?:Master|node) 0\] line (.*)", line))]
+    return [found[1] for line in task.log.messages if (found := re.match(r"\[(?:Master|node) 0\] line (.*)", line))]
 
 
 @of_each_kind
-async def test_success(task: Task) -> None:
+async def test_succeeded_job_is_logged_and_released(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0; echo line 1")).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
@@ -39,7 +39,7 @@ async def test_success(task: Task) -> None:
 
 
 @of_each_kind
-async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
+async def test_failed_job_has_a_cause_and_is_released(task: Task) -> None:
     ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
     outcome = await task.ended(ref)
     assert not outcome.succeeded
@@ -54,25 +54,25 @@ async def test_failure_has_a_cause_and_is_released(task: Task) -> None:
 async def test_the_cause_is_logged_before_the_release(task: Task) -> None:
     ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
     outcome = await task.ended(ref)
-    (said,) = [n for n, line in enumerate(task.log.said) if line.startswith((outcome.cause or {})["summary"])]
-    assert said < task.log.said.index(outcome.released)
+    (position,) = [n for n, line in enumerate(task.log.messages) if line.startswith((outcome.cause or {})["summary"])]
+    assert position < task.log.messages.index(outcome.released)
 
 
-async def test_a_success_is_summarized(task: Task) -> None:
+async def test_success_is_summarized(task: Task) -> None:
     ref = (await task.submit(1, "true", workers=1)).ref
     await task.ended(ref)
-    (at,) = [n for n, line in enumerate(task.log.said) if line.startswith(f"{ref} succeeded")]
-    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\.", task.log.said[at])
-    assert re.fullmatch(r"GPU time: .* on 2 GPUs .*", task.log.said[at + 1])
+    (at,) = [n for n, line in enumerate(task.log.messages) if line.startswith(f"{ref} succeeded")]
+    assert re.fullmatch(r".* succeeded after (\d+ min )?\d+ s with 2 replicas\.", task.log.messages[at])
+    assert re.fullmatch(r"GPU time: .* on 2 GPUs .*", task.log.messages[at + 1])
 
 
-async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
+async def test_result_and_cause_are_found_in_a_flood_of_lines(task: Task) -> None:
     """The rate limit drops lines, possibly those that contain the result or the cause."""
     flood = f"yes {'x' * 1000} | head -c 45000000"
     result = """echo 'KTRAIN_RESULT {"loss": 0.5}'"""
     ref = (await task.submit(1, f"{flood}; {result}; {flood} >&2; echo \"KeyError: 'label_map'\" >&2; exit 3")).ref
     outcome = await task.ended(ref)
-    assert any(line.startswith("The rate limit dropped ") for line in task.log.said)
+    assert any(line.startswith("The rate limit dropped ") for line in task.log.messages)
     assert "KeyError: 'label_map'" in (outcome.cause or {})["summary"]
     assert outcome.result == {"loss": 0.5}
 
@@ -82,7 +82,7 @@ async def test_the_result_and_the_cause_survive_a_flood(task: Task) -> None:
     [(1, None, False), (60, None, True), (60, 59, False)],
     ids=["soon", "late", "soon, but its client took long"],
 )
-async def test_a_takeover_marks_lines_that_may_be_repeated(
+async def test_takeover_marks_lines_that_may_be_repeated(
     task: Task, age: float, start: float | None, marked: bool
 ) -> None:
     ref = (await task.submit(1, "true")).ref
@@ -90,17 +90,19 @@ async def test_a_takeover_marks_lines_that_may_be_repeated(
     began_at = start and time.time() - start
     await task.ended(ref, handover=Handover(handed_over_at=at), shared=True, began_at=began_at)
     since = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%H:%M:%S")
-    said = [
-        line for line in task.log.said if line.startswith(f"Lines since {since} may be repeated: another triggerer")
+    warnings = [
+        line for line in task.log.messages if line.startswith(f"Lines since {since} may be repeated: another triggerer")
     ]
-    assert len(said) == marked
+    assert len(warnings) == marked
 
 
-async def test_containers_without_a_position_are_announced(task: Task) -> None:
+async def test_containers_without_a_log_position_are_reported(task: Task) -> None:
     ref = (await task.submit(1, "true")).ref
     cursor = Cursor(since="2026-11-21T12:04:31.000000000Z", omitted=2900).to_dict()
     await task.ended(ref, handover=Handover(cursor=cursor, handed_over_at=time.time()))
-    assert any(line.startswith("Lines since 12:04:31 of 2,900 containers may be repeated") for line in task.log.said)
+    assert any(
+        line.startswith("Lines since 12:04:31 of 2,900 containers may be repeated") for line in task.log.messages
+    )
 
 
 @of_each_kind
@@ -113,7 +115,7 @@ async def test_containers_without_a_position_are_announced(task: Task) -> None:
         ("delete_succeeded_job", "exit 3", True),
     ],
 )
-async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, left: bool) -> None:
+async def test_kept_job_holds_no_gpu(task: Task, action: str, program: str, left: bool) -> None:
     ref = (await task.submit(1, program)).ref
     outcome = await task.ended(ref, on_finish_action=OnFinishAction(action))
     assert outcome.released
@@ -123,7 +125,7 @@ async def test_what_is_kept_holds_no_gpu(task: Task, action: str, program: str, 
 
 @of_each_kind
 @pytest.mark.parametrize("program", ["true", "exit 3"])
-async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str) -> None:
+async def test_next_follower_gets_the_same_outcome(task: Task, program: str) -> None:
     """The outcome of the first follower may be lost, because its triggerer was killed with it."""
     beside = program.replace("exit 3", "sleep 600")  # a worker that continues after its master's end
     ref = (await task.submit(1, f"test $RANK = 1 && {beside}; {program}", workers=1)).ref
@@ -138,14 +140,14 @@ async def test_an_end_is_known_to_the_next_who_follows(task: Task, program: str)
 
 
 @of_each_kind
-async def test_what_has_not_ended_is_deleted_at_once(task: Task) -> None:
+async def test_unfinished_job_is_deleted_at_its_deadline(task: Task) -> None:
     ref = (await task.submit(1)).ref
     outcome = await task.ended(ref, deadline=time.time() - 1, shared=True)
     assert outcome.kept is None
     assert await task.job() is None
 
 
-async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
+async def test_success_before_a_passed_deadline_is_a_success(task: Task) -> None:
     """Nobody followed the job for a while: it succeeded in time, and the deadline has passed since."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
@@ -153,7 +155,7 @@ async def test_an_end_before_the_deadline_is_the_end(task: Task) -> None:
 
 
 @of_each_kind
-async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster: TestCluster) -> None:
+async def test_kill_keeps_an_ended_job_for_the_next_try(task: Task, cluster: TestCluster) -> None:
     """The logs of the job are still read when the worker hands over."""
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
@@ -168,7 +170,7 @@ async def test_a_kill_leaves_what_has_ended_for_the_next_try(task: Task, cluster
 
 @pytest.mark.parametrize("policy", ["None", "Running", "All"])
 @pytest.mark.parametrize("each", [600, 2], ids=["one host", "many hosts"])
-async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy: str, each: float) -> None:
+async def test_complete_logs_give_no_warning(task: Task, policy: str, each: float) -> None:
     """The operator deletes the running Worker when the Master has succeeded.
 
     The Master ends a second after its line. With `All`, its pod and log are deleted as soon as it has ended.
@@ -181,14 +183,14 @@ async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy:
         outcome = await task.follow(ref, handover=outcome, until=soon(each))
     assert outcome.succeeded
     assert lines(task) == ["0"]
-    assert [line for line in task.log.said if line.startswith(("Log of", "The logs of"))] == []
+    assert [line for line in task.log.messages if line.startswith(("Log of", "The logs of"))] == []
 
 
 # limits
 
 
 @pytest.mark.parametrize(
-    ("submitted", "limits", "category", "says"),
+    ("submitted", "limits", "category", "parameter"),
     [
         ({"run_policy": {"suspend": True}}, {"queue": 1}, "queue", "queue_timeout"),
         ({"gpus": 1000}, {"schedule": 1}, "scheduling", "schedule_timeout"),
@@ -199,13 +201,13 @@ async def test_a_success_without_missing_lines_warns_of_none(task: Task, policy:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 async def test_each_limit_ends_the_job(
-    task: Task, submitted: dict[str, Any], limits: dict[str, Any], category: str, says: str
+    task: Task, submitted: dict[str, Any], limits: dict[str, Any], category: str, parameter: str
 ) -> None:
     ref = (await task.submit(**submitted)).ref
     outcome = await task.ended(ref, limits=Limits(**limits))
     assert outcome.cause is not None
     assert outcome.cause["category"] == category
-    assert says in " ".join(str(value) for value in outcome.cause.values())
+    assert parameter in " ".join(str(value) for value in outcome.cause.values())
     assert outcome.released
     assert await task.job() is None
 
@@ -218,14 +220,14 @@ class SlowLines(Lines):
         super().info(event, *args, **kw)
 
 
-async def test_what_the_final_read_leaves_out_is_counted_in_one_line(task: Task) -> None:
+async def test_lines_missing_from_the_final_read_are_counted_in_one_line(task: Task) -> None:
     """The deadline stops the final read; the result is found nevertheless."""
     task.log = SlowLines()
     ref = (await task.submit(1, """seq 2000 | sed 's/^/line /'; echo 'KTRAIN_RESULT {"loss": 0.5}'""")).ref
     await task.condition("Succeeded")
     outcome = await task.ended(ref, deadline=time.time() - 1)
-    (said,) = [line for line in task.log.said if line.startswith("Logs are incomplete: ")]
-    assert (match := re.search(r"Missing: ([\d,]+) lines of \S+-master-0/pytorch\.$", said)), said
+    (warning,) = [line for line in task.log.messages if line.startswith("Logs are incomplete: ")]
+    assert (match := re.search(r"Missing: ([\d,]+) lines of \S+-master-0/pytorch\.$", warning)), warning
     assert len(lines(task)) + int(match[1].replace(",", "")) == 2001
     assert outcome.result == {"loss": 0.5}
 
@@ -242,7 +244,7 @@ async def test_restarts_are_counted(task: Task) -> None:
     assert await task.job() is None
 
 
-async def test_pods_that_are_made_anew_are_counted(task: Task) -> None:
+async def test_recreated_pods_count_as_restarts(task: Task) -> None:
     """Under ExitCode the operator deletes pods that fail with 128 and above, so their containers never restart."""
     ref = (await task.submit(1, "exit 130", restart_policy="ExitCode")).ref
     outcome = await task.ended(ref, limits=Limits(max_restarts=2), logs="none")
@@ -264,9 +266,9 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
         "Master 0 failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
         "KeyError: 'label_map' (exit code 1)"
     )
-    restarts = [line.partition(" Back-off")[0] for line in task.log.said if "restarted" in line]
+    restarts = [line.partition(" Back-off")[0] for line in task.log.messages if "restarted" in line]
     assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
-    warnings = [line for line in task.log.said if "restarted" in line or line.startswith("Master 0 failed")]
+    warnings = [line for line in task.log.messages if "restarted" in line or line.startswith("Master 0 failed")]
     assert warnings[-1].startswith("Master 0 failed"), "the restarts come before the end"
     assert await task.job() is None
 
@@ -279,29 +281,29 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
         r"Master 0 failed \d times in a row, each within 10 minutes of its start \(\w+\): exit code 130, SIGINT",
         outcome.cause["summary"],
     )
-    restarts = [line for line in task.log.said if "restarted" in line]
+    restarts = [line for line in task.log.messages if "restarted" in line]
     assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
 
 
-async def test_a_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
+async def test_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
     ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
 
     async def restarted() -> bool:
         handover = await task.follow(ref, limits=Limits(crash_loop=3), until=soon(1))
         assert isinstance(handover, Handover)
         handovers.append(handover)
-        return any("1st time" in line for line in task.log.said)
+        return any("1st time" in line for line in task.log.messages)
 
     handovers: list[Handover] = []
     await until(restarted)
     outcome = await task.ended(ref, limits=Limits(crash_loop=3), handover=handovers[-1])
     assert outcome.cause is not None
     assert "failed 3 times in a row" in outcome.cause["summary"]
-    assert sum("(2nd time)" in line for line in task.log.said) == 1
+    assert sum("(2nd time)" in line for line in task.log.messages) == 1
 
 
 @pytest.mark.embedded
-async def test_a_pod_that_is_gone_has_no_clock(task: Task, cluster: TestCluster) -> None:
+async def test_clock_of_a_deleted_pod_stops(task: Task, cluster: TestCluster) -> None:
     """A Worker that found no node is scaled down. No watch event reports it: it is missing from the next list."""
     ref = (await task.submit(1, gpus=30, workers=2)).ref
     following = asyncio.create_task(task.follow(ref, limits=Limits(schedule=15), until=soon(16)))
@@ -341,7 +343,7 @@ async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
     assert await task.job() is None
 
 
-async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
+async def test_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
     """Airflow's alarm follows soon. It would interrupt the wait, and the cause would be lost."""
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
     await task.running(ref)
@@ -351,20 +353,22 @@ async def test_a_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> No
     assert await task.holding(ref)
 
 
-async def test_what_keeps_it_from_starting_is_said(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reason_for_a_pending_job_is_logged(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
     ref = (await task.submit(gpus=1000)).ref
     following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
 
-    async def said() -> list[str]:
-        return [line for line in task.log.said if "is still Pending" in line and "Insufficient nvidia.com/gpu" in line]
+    async def messages() -> list[str]:
+        return [
+            line for line in task.log.messages if "is still Pending" in line and "Insufficient nvidia.com/gpu" in line
+        ]
 
-    (line,) = await until(said)
+    (line,) = await until(messages)
     assert len(line.splitlines()[0]) < 200
     following.cancel()
 
 
-async def test_what_waits_in_a_queue_waits(task: Task) -> None:
+async def test_queued_job_is_not_ended_by_other_clocks(task: Task) -> None:
     """Only the queue's clock runs."""
     ref = (await task.submit(1, run_policy={"suspend": True})).ref
     ended = await task.follow(ref, limits=Limits(schedule=0.1, startup=0.1, log_stall=0.1), until=soon(1.5))
@@ -372,7 +376,7 @@ async def test_what_waits_in_a_queue_waits(task: Task) -> None:
     assert await task.job() is not None
 
 
-async def test_silence_counts_from_when_it_runs(task: Task) -> None:
+async def test_log_stall_clock_starts_when_the_job_runs(task: Task) -> None:
     submitted = await task.submit(1, "sleep 1; echo line 0", run_policy={"suspend": True})
     began = time.monotonic()
     following = asyncio.create_task(task.ended(submitted.ref, limits=Limits(log_stall=6)))
@@ -387,7 +391,7 @@ async def test_silence_counts_from_when_it_runs(task: Task) -> None:
     assert (await following).succeeded
 
 
-async def test_a_result_survives_a_handover(task: Task) -> None:
+async def test_result_is_kept_by_a_handover(task: Task) -> None:
     program = """trap 'exit 143' TERM; echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""
     ref = (await task.submit(1, program)).ref
     outcome: Handover | Outcome = Handover()
@@ -400,7 +404,7 @@ async def test_a_result_survives_a_handover(task: Task) -> None:
 
 
 @of_each_kind
-async def test_deleted_under_us(task: Task) -> None:
+async def test_job_deleted_by_somebody_else_is_gone(task: Task) -> None:
     ref = (await task.submit()).ref
     following = asyncio.create_task(task.ended(ref))
     await task.running(ref)
@@ -416,7 +420,7 @@ async def test_deleted_under_us(task: Task) -> None:
 @pytest.mark.parametrize(
     ("program", "phase"), [("echo line 0", "Succeeded"), ("echo line 0; exit 3", "Failed")], ids=["success", "failure"]
 )
-async def test_a_ttl_of_zero_does_not_hide_how_the_job_ended(task: Task, program: str, phase: str) -> None:
+async def test_outcome_is_known_with_a_ttl_of_zero(task: Task, program: str, phase: str) -> None:
     """The operator deletes the job as it ends (recording 12b): the DELETED event contains its last state."""
     ref = (await task.submit(1, f"sleep 1; {program}")).ref
     await task.patch({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 0}}})
@@ -437,7 +441,7 @@ async def test_a_job_that_lost_its_label_is_not_gone(task: Task) -> None:
     assert (outcome.cause or {})["category"] == "timeout", "it was followed on"
 
 
-async def test_gone_before_it_was_ever_seen(task: Task) -> None:
+async def test_job_deleted_before_it_was_observed_is_gone(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.delete()
 
@@ -449,7 +453,7 @@ async def test_gone_before_it_was_ever_seen(task: Task) -> None:
 
 
 @of_each_kind
-async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
+async def test_new_job_of_the_same_name_is_not_followed(task: Task) -> None:
     """The next life of the task deletes the job and creates it again: the first is gone, and the second continues."""
     ref = (await task.submit(1)).ref
     following = asyncio.create_task(task.ended(ref))
@@ -460,7 +464,7 @@ async def test_a_namesake_is_not_mistaken_for_it(task: Task) -> None:
 
 
 @of_each_kind
-async def test_another_try_takes_it_over(task: Task) -> None:
+async def test_follower_stops_when_another_try_adopts_the_job(task: Task) -> None:
     ref = (await task.submit(1)).ref
     following = asyncio.create_task(task.ended(ref))
     await task.running(ref)
@@ -473,7 +477,7 @@ async def test_another_try_takes_it_over(task: Task) -> None:
 
 
 @pytest.mark.embedded
-async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: TestCluster) -> None:
+async def test_lagging_watch_does_not_give_up_the_job(task: Task, cluster: TestCluster) -> None:
     """The watch shows the previous try as the owner; the API server has the current one."""
     ref = (await task.submit(1)).ref
     before = asyncio.create_task(task.follow(ref))
@@ -489,7 +493,7 @@ async def test_a_watch_that_is_behind_hands_no_job_over(task: Task, cluster: Tes
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("program", ["echo line 0", "echo line 0; exit 3"])
-async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
+async def test_pods_observed_late_have_logs_and_a_cause(task: Task, cluster: TestCluster, program: str) -> None:
     """Jobs and pods come from two watches, in any order."""
     cluster.admin("delay_watch", delay=2, path="/pods")
     try:
@@ -501,7 +505,7 @@ async def test_pods_that_are_seen_late_have_logs_and_a_cause(task: Task, cluster
 
 
 @pytest.mark.embedded
-async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: TestCluster) -> None:
+async def test_403_is_tolerated_for_a_job_that_was_followed_before(task: Task, cluster: TestCluster) -> None:
     """An API server that restarts may reject requests until it has loaded its RBAC rules."""
     ref = (await task.submit(1, "sleep 1")).ref
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs", seconds=2)
@@ -512,7 +516,7 @@ async def test_refusals_are_borne_where_the_job_has_lived(task: Task, cluster: T
 
 
 @pytest.mark.embedded
-async def test_refusals_end_what_was_just_created(task: Task, cluster: TestCluster) -> None:
+async def test_403_ends_a_job_that_was_just_created(task: Task, cluster: TestCluster) -> None:
     """A missing right is detected immediately, and holds no GPUs for ten minutes."""
     ref = (await task.submit(1)).ref
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
@@ -527,7 +531,7 @@ async def test_refusals_end_what_was_just_created(task: Task, cluster: TestClust
 
 
 @of_each_kind
-async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None:
+async def test_kill_deletes_the_job_and_does_not_wait_for_pods(task: Task) -> None:
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=5)).ref
     stop = StopSignal()
     following = asyncio.create_task(task.ended(ref, stop=stop))
@@ -546,7 +550,7 @@ async def test_a_kill_deletes_and_does_not_wait_for_the_pods(task: Task) -> None
         assert job["metadata"]["deletionTimestamp"]
 
 
-async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None:
+async def test_kill_stops_a_request_that_hangs(task: Task, cluster: TestCluster) -> None:
     """A kill has only a few seconds; an API server that doesn't answer must not use them up."""
 
     class Hangs(MeddledApi):
@@ -569,14 +573,14 @@ async def test_a_kill_cuts_off_reading(task: Task, cluster: TestCluster) -> None
     assert outcome.released
 
 
-async def test_a_kill_before_it_begins(task: Task) -> None:
+async def test_kill_before_the_start_releases_the_job(task: Task) -> None:
     ref = (await task.submit()).ref
     stop = StopSignal()
     stop.request("The task was killed")
     assert (await task.ended(ref, stop=stop)).released
 
 
-async def test_cancelling_touches_nothing(task: Task) -> None:
+async def test_cancelled_follower_changes_nothing(task: Task) -> None:
     """A triggerer that stops doesn't end a training."""
     ref = (await task.submit()).ref
     following = asyncio.create_task(task.ended(ref))
@@ -588,7 +592,7 @@ async def test_cancelling_touches_nothing(task: Task) -> None:
 
 
 @pytest.mark.embedded
-async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, cluster: TestCluster) -> None:
+async def test_failed_release_keeps_the_cause_of_the_job(task: Task, cluster: TestCluster) -> None:
     """A Worker continues to run with its GPU and can't be deleted."""
     ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1)).ref
     cluster.admin("status", status=403, verb="delete", path=ref.name)
@@ -599,23 +603,23 @@ async def test_a_failed_release_does_not_hide_why_the_job_failed(task: Task, clu
     assert outcome.cause is not None
     assert "exit code 3" in outcome.cause["summary"]
     assert "could not be released.\n403" in outcome.release_error
-    assert outcome.release_error in task.log.said
+    assert outcome.release_error in task.log.messages
 
 
 # handover
 
 
 @of_each_kind
-async def test_handed_over_with_its_logs(task: Task) -> None:
+async def test_logs_continue_after_a_handover(task: Task) -> None:
     """The next process continues at the cursor: no line is lost or repeated."""
     ref = (await task.submit(1, COUNTS)).ref
-    handover, hands = Handover(), 0
+    handover, handovers = Handover(), 0
     while True:
-        ended = await task.follow(ref, handover=handover, until=soon(0.8) if hands < 2 else None)
+        ended = await task.follow(ref, handover=handover, until=soon(0.8) if handovers < 2 else None)
         if not isinstance(ended, Handover):
             break
-        handover, hands = ended, hands + 1
-    assert hands == 2
+        handover, handovers = ended, handovers + 1
+    assert handovers == 2
     assert ended.succeeded
     assert lines(task) == [str(i) for i in range(10)]
     assert ended.metrics["log.lines"] == 10
@@ -623,7 +627,7 @@ async def test_handed_over_with_its_logs(task: Task) -> None:
 
 
 @pytest.mark.embedded
-async def test_an_api_server_that_is_away_for_a_while(task: Task, cluster: TestCluster) -> None:
+async def test_follower_continues_after_an_outage_of_the_api_server(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit(1, COUNTS)).ref
     following = asyncio.create_task(task.ended(ref))
 
@@ -638,7 +642,7 @@ async def test_an_api_server_that_is_away_for_a_while(task: Task, cluster: TestC
     assert lines(task) == [str(i) for i in range(10)]
 
 
-def test_options_travel_as_json() -> None:
+def test_options_are_restored_from_json() -> None:
     import json
 
     options = Options(limits=Limits(queue=3), deadline=12.5, conditions=("Running",), logs={"Worker": [0]})

@@ -59,15 +59,15 @@ async def test_streams_over_the_budget_take_turns() -> None:
     for name in names:
         kube.pod(name)
         write(kube.log(name), 0, 5)
-    open_at_once = 0
+    most_open = 0
     async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.01)) as follower, asyncio.timeout(240):
         for turn in range(1, 4):
             await until(lambda t=turn: len(sink.lines) == len(names) * 5 * t)
-            open_at_once = max(open_at_once, kube.open)
+            most_open = max(most_open, kube.open)
             for name in names:
                 write(kube.log(name), 5 * turn, 5 * turn + 5)
         report = await follower.drain(10)
-    assert open_at_once <= 3
+    assert most_open <= 3
     assert sink.by_run() == {(name, "main", 0): numbered(0, 20) for name in names}
     assert report.unread == []
 

@@ -49,7 +49,7 @@ async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
                     text = f"line {n} " + "é✓x"[n % 3] * rng.randrange(1, 40)
                     log.write(stamp(n // 3), text)
             total += 20
-            await until(lambda wanted=4 * total - 1600: len(sink.lines) >= wanted)
+            await until(lambda expected=4 * total - 1600: len(sink.lines) >= expected)
         for log in logs:
             log.end()
         kube.pod("p", containers="abcd", state="terminated", phase="Succeeded")
@@ -103,9 +103,9 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
                 await until(lambda p=pod, r=restart: (p, "main", r) in sink.by_run())
                 kube.away = rng.random() < 0.5  # the restart is observed, or only detected later
                 if kube.away:
-                    kube.turned_away.clear()
+                    kube.rejected.clear()
                     kube.cut()
-                    await until(lambda p=pod: kube.turned_away[f"{PODS}/{p}"])
+                    await until(lambda p=pod: kube.rejected[f"{PODS}/{p}"])
                 say(pod, restart, ends=True)
                 if not kube.away:
                     observe(pod, restart=restart, state="waiting", last=True)

@@ -123,9 +123,9 @@ class WritingPods:
                 await self.fault("drop", seconds=0.01)
             else:
                 await self.fault("cut_logs", bytes=rng.randrange(1, 200_000), count=2)
-            before, wanted = self.collected.lines, rng.randrange(1, 100)
+            before, more = self.collected.lines, rng.randrange(1, 100)
             with contextlib.suppress(TimeoutError):
-                await until(lambda b=before, w=wanted: self.collected.lines >= b + w, 1)
+                await until(lambda b=before, w=more: self.collected.lines >= b + w, 1)
 
     async def fault(self, name: str, **how: Any) -> None:
         """Set a fault switch. The previous fault may cut the request."""

@@ -59,24 +59,24 @@ class Interleaving:
 
     # which requests each participant may send
 
-    def _allowed(self, who: str, verb: str, job: Object, sent: Object) -> None:
+    def _allowed(self, actor: str, verb: str, job: Object, sent: Object) -> None:
         owner = Owner.of(job)
         if verb == "POST":
             return
         if owner is None or owner.key != KEY:
-            raise Broken(f"{who} writes to a foreign job")
-        if who == REAPER or owner.ti_id == who:
+            raise Broken(f"{actor} writes to a foreign job")
+        if actor == REAPER or owner.ti_id == actor:
             return
-        me = next(t for t in self.airflow.tries if t.name == who)
+        me = next(t for t in self.airflow.tries if t.name == actor)
         phase, cleared = phase_of(job), owner.try_number < me.began
         if owner.try_number > me.owner.try_number:
-            raise Broken(f"{who} takes the job of {owner.ti_id}, a later try")
+            raise Broken(f"{actor} takes the job of {owner.ti_id}, a later try")
         if verb == "DELETE":
             changed = self.reattach == "if_unchanged" and phase is not Phase.SUCCEEDED
             if not (phase is Phase.FAILED or cleared or changed):
-                raise Broken(f"{who} deletes the {phase} job of {owner.ti_id}")
+                raise Broken(f"{actor} deletes the {phase} job of {owner.ti_id}")
         elif Owner.of(sent) is None or cleared or phase is Phase.FAILED:
-            raise Broken(f"{who} patches the {phase} job of {owner.ti_id} without taking it over")
+            raise Broken(f"{actor} patches the {phase} job of {owner.ti_id} without taking it over")
 
     def _check(self) -> None:
         if len(live := self.cluster.live()) > 1:
@@ -132,7 +132,7 @@ class Interleaving:
                 me.process.cancel()
                 self.airflow.end(me, False)
 
-    def _declared_dead(self) -> None:
+    def _miss_heartbeat(self) -> None:
         """The heartbeat is missing: Airflow ends the try, but its worker still runs."""
         if self.airflow.state == "running":
             self.cluster.log.append(f"{self.airflow.current.name} is declared dead")
@@ -192,7 +192,7 @@ class Interleaving:
             (3, lambda: cluster.finish(rng.random() < 0.5, rng.random() < 0.3)),
             (1, cluster.delete),
             (2, self._crash),
-            (2, self._declared_dead),
+            (2, self._miss_heartbeat),
             (2, self._mark_failed),
             (3, self._late_kill),
             (2, self._clear),
@@ -203,10 +203,10 @@ class Interleaving:
     async def run(self) -> None:
         for _ in range(STEPS):
             self._step()
-            await self._pass()
+            await self._advance()
         await self._settle()
 
-    async def _pass(self) -> None:
+    async def _advance(self) -> None:
         self.loop.now += 0.1
         for _ in range(3):
             await asyncio.sleep(0)
@@ -230,19 +230,19 @@ class Interleaving:
                     gate.opened.set_result(None)
             self.cluster.reconcile(self.rng)
             self.cluster.finish(True)
-            await self._pass()
+            await self._advance()
             if all(t.done() for t in self._tasks()):
                 break
         else:
             raise Broken(f"these tasks do not end: {[t for t in self._tasks() if not t.done()]}")
         for _ in range(20):
             self.cluster.reconcile(self.rng)
-        await self._last_look()
+        await self._check_final_state()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for me in self.airflow.tries for task in (me.process, *me.others) if task is not None]
 
-    async def _last_look(self) -> None:
+    async def _check_final_state(self) -> None:
         job = self.cluster.jobs.get(NAME)
         owner = Owner.of(job or {})
         if job is None or owner is None or owner.key != KEY:
@@ -262,7 +262,7 @@ class Interleaving:
             for gate in list(self.cluster.gates):
                 gate.opened.set_result(None)
             self.cluster.reconcile(self.rng)
-            await self._pass()
+            await self._advance()
         if not reaping.done() or self.cluster.live():
             raise Broken("GPUs are held after the reaper's run")
 

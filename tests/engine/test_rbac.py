@@ -32,7 +32,7 @@ def cluster() -> Iterator[TestCluster]:
         yield reached
 
 
-async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> str:
+async def token_with(cluster: TestCluster, name: str, *missing_verbs: str) -> str:
     """A token of a service account that has the printed Role without some verbs."""
     printed = await asyncio.to_thread(
         subprocess.run,
@@ -42,7 +42,7 @@ async def token_with(cluster: TestCluster, name: str, *verbs_left_out: str) -> s
     )  # fmt: skip
     role, binding = yaml.safe_load_all(printed.stdout)
     for rule in role["rules"]:
-        rule["verbs"] = [verb for verb in rule["verbs"] if verb not in verbs_left_out]
+        rule["verbs"] = [verb for verb in rule["verbs"] if verb not in missing_verbs]
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
     accounts = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts"
     async with api_of(cluster) as admin:
@@ -78,8 +78,8 @@ async def test_printed_role_is_enough_for_a_whole_job(cluster: TestCluster, prog
         assert outcome.phase == phase
         assert outcome.released
         assert not outcome.release_error
-        assert "[Master 0] " + ("trained" if phase == "Succeeded" else "broken") in log.said
-        assert not [line for line in log.said if "cannot" in line or "forbidden" in line]
+        assert "[Master 0] " + ("trained" if phase == "Succeeded" else "broken") in log.messages
+        assert not [line for line in log.messages if "cannot" in line or "forbidden" in line]
         if outcome.cause:
             assert "exit code 3" in outcome.cause["summary"]
 
@@ -91,9 +91,9 @@ async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, 
         if verb == "create":
             with pytest.raises(AccessError) as error:
                 await submit_one(api, cluster.namespace, verb, "true", log)
-            said = str(error.value)
-            assert f"create pytorchjobs.kubeflow.org in namespace {cluster.namespace!r}" in said
-            assert f"ktrain rbac --namespace {cluster.namespace}" in said
+            message = str(error.value)
+            assert f"create pytorchjobs.kubeflow.org in namespace {cluster.namespace!r}" in message
+            assert f"ktrain rbac --namespace {cluster.namespace}" in message
             return
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):

@@ -35,7 +35,7 @@ LEFT_BEHIND = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & w
         ("delete_succeeded_job", False, False, Mode.SUSPEND),
     ],
 )
-def test_mode_releases_gpus_for_every_on_finish_action(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
+def test_every_on_finish_action_releases_gpus(action: str, succeeded: bool, ended: bool, mode: Mode) -> None:
     assert mode_of(OnFinishAction(action), succeeded=succeeded, ended=ended) is mode
 
 

@@ -33,7 +33,7 @@ async def test_schema_and_runtime_are_read(cluster: TestCluster) -> None:
     assert served.runtime is not None
     assert {"runtimePatches", "activeDeadlineSeconds"} <= served.fields
     assert served.runtime["metadata"]["name"] == "torch-distributed"
-    assert log.said == []
+    assert log.messages == []
 
 
 @pytest.mark.parametrize(("trainer", "field"), [("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides")])
@@ -73,7 +73,7 @@ async def test_requests_are_repeated_while_the_server_is_overloaded(faulty: Test
         assert await read_served(api, TRAINJOB, "v1alpha1", trainjob(), "default", patience=30) is not None
 
 
-async def test_another_error_is_not_taken_for_a_missing_runtime(faulty: TestCluster) -> None:
+async def test_other_errors_do_not_count_as_a_missing_runtime(faulty: TestCluster) -> None:
     faulty.admin("status", status=500, path="/clustertrainingruntimes/")
     async with api_of(faulty) as api:
         with pytest.raises(ClusterError, match="500") as e:

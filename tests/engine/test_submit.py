@@ -127,11 +127,11 @@ async def test_error_names_finalizers_that_block_a_deletion(task: Task) -> None:
     await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
     await task.delete("Foreground")
 
-    async def held_alone() -> bool:
+    async def only_finalizer_is_left() -> bool:
         job = await task.job()
         return job is not None and job["metadata"]["finalizers"] == ["tests.example/hold"]
 
-    await until(held_alone)
+    await until(only_finalizer_is_left)
     assert not await task.pods(first.ref)
     with pytest.raises(ClusterError, match=r"waits for its finalizers: tests\.example/hold\.\nSee: kubectl get"):
         await task.submit(2, deletion_patience=0)
@@ -139,14 +139,14 @@ async def test_error_names_finalizers_that_block_a_deletion(task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deleted", "says"),
+    ("deleted", "reason"),
     [
         (None, "not being deleted yet"),
         ("2001-01-01T10:00:00Z", "its grace period ended at 10:00:00 UTC: check that its node is ready"),
         ("2999-01-01T10:00:00Z", "has until 10:00:00 UTC: its grace period is 3600 s"),
     ],
 )
-async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None, says: str) -> None:
+async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None, reason: str) -> None:
     """For a pod on a lost node, or one with a grace period of hours."""
     meta = {"name": "train", "namespace": "ns", "uid": "j", "deletionTimestamp": "2026-11-21T10:00:00Z"}
     me = Owner(TaskKey("tests", "dag", "train", "run"), 1, "ti-1")
@@ -164,7 +164,7 @@ async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None
                 raise ApiStatusError(409, "AlreadyExists")
             return {"items": [pod]} if path.endswith("/pods") else job
 
-    with pytest.raises(ClusterError, match=re.escape(f"pod train-worker-0 on node-7 ({says})")):
+    with pytest.raises(ClusterError, match=re.escape(f"pod train-worker-0 on node-7 ({reason})")):
         await submit(
             Deleting(nobody), PYTORCHJOB, "v1", lambda _: job, me, 1, deletion_patience=0, log=Lines()
         )  # fmt: skip
@@ -200,7 +200,7 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
 
 @of_each_kind
 @pytest.mark.parametrize(
-    ("owner", "says"),
+    ("owner", "reason"),
     [
         (None, "Somebody else created it"),
         (
@@ -211,12 +211,12 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
     ],
     ids=["nobody", "another deployment", "a later try"],
 )
-async def test_foreign_job_is_refused_and_not_changed(task: Task, owner: Owner | int | None, says: str) -> None:
+async def test_foreign_job_is_refused_and_not_changed(task: Task, owner: Owner | int | None, reason: str) -> None:
     await task.submit(2)
     if not isinstance(owner, int):
         await task.patch({"metadata": {"annotations": {OWNER_ANNOTATION: owner and owner.annotation()}}})
     before = await task.job()
-    with pytest.raises(ForeignJobError, match=says) as error:
+    with pytest.raises(ForeignJobError, match=reason) as error:
         await task.submit(1)
     assert f"kubectl delete -n {task.namespace} {task.kind.plural}" in str(error.value)
     after = await task.job()
@@ -343,7 +343,7 @@ async def test_unreachable_cluster_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "error", "says"),
+    ("message", "error", "reason"),
     [
         (
             'pytorchjobs.kubeflow.org is forbidden: User "u" cannot create resource "pytorchjobs" in API group '
@@ -387,9 +387,9 @@ async def test_unreachable_cluster_is_an_error() -> None:
         ),
     ],
 )
-def test_403_is_explained(message: str, error: type[Exception], says: str) -> None:
+def test_403_is_explained(message: str, error: type[Exception], reason: str) -> None:
     """Only an error in the content of the manifest is final: a ManifestError."""
-    with pytest.raises(Exception, match=says) as raised:
+    with pytest.raises(Exception, match=reason) as raised:
         raise explain(ApiStatusError(403, "Forbidden", message), "create", "pytorchjobs.kubeflow.org", "ns")
     assert type(raised.value) is error
 
@@ -400,14 +400,14 @@ def test_403_outside_admission_is_a_missing_right(verb: str, reason: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "reason"),
     [
         (ApiStatusError(401, "Unauthorized", "Unauthorized"), r"refused the credentials \(401\).*renew its token"),
         (ApiStatusError(500, "InternalError", "etcd"), r"could not create .* \(500\): etcd"),
     ],
 )
-def test_401_and_500_are_explained(error: ApiStatusError, says: str) -> None:
-    with pytest.raises(Exception, match=says):
+def test_401_and_500_are_explained(error: ApiStatusError, reason: str) -> None:
+    with pytest.raises(Exception, match=reason):
         raise explain(error, "create", "pytorchjobs.kubeflow.org", "ns")
 
 
@@ -502,12 +502,12 @@ class EndingPodsApi(Api):
     """No job has the name, but pods of a previous job exist for 1.5 s. Then a connection is lost once."""
 
     def __init__(self) -> None:
-        super().__init__(self._nobody)
+        super().__init__(self._no_client)
         pod = {"metadata": {"name": "train-node-0-0-abcde", "uid": "p"}}
         self.answers: list[Any] = [[pod]] * 3 + [ApiUnavailable("reset"), [pod], ApiUnavailable("reset"), [], []]
 
     @staticmethod
-    async def _nobody() -> Any:
+    async def _no_client() -> Any:
         raise ApiUnavailable("there is no server")
 
     async def cluster(self) -> str:
@@ -524,7 +524,7 @@ class EndingPodsApi(Api):
         return {"items": answer}
 
 
-async def test_the_wait_for_earlier_pods_does_not_use_up_the_patience() -> None:
+async def test_wait_for_earlier_pods_does_not_count_as_retry_time() -> None:
     task = TrainTask(EndingPodsApi(), "ns")
     manifest = task.manifest(1, "s", "true", {}, 1, "Never")
     submitted = await submit(

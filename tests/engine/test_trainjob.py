@@ -60,12 +60,12 @@ async def test_logs_of_all_nodes_by_completion_index(task: TrainTask) -> None:
     ).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.result) == (True, 0)
-    assert {"[node 0] rank 0 of 2", "[node 1] rank 1 of 2"} <= set(task.log.said)
-    assert f"{ref} is Running" in task.log.said
-    assert f"{ref} is Succeeded: jobset completed successfully" in task.log.said
+    assert {"[node 0] rank 0 of 2", "[node 1] rank 1 of 2"} <= set(task.log.messages)
+    assert f"{ref} is Running" in task.log.messages
+    assert f"{ref} is Succeeded: jobset completed successfully" in task.log.messages
 
 
-async def test_pods_of_a_jobset_of_somebody_else_are_not_the_jobs(task: TrainTask) -> None:
+async def test_pods_of_a_foreign_jobset_are_ignored(task: TrainTask) -> None:
     """They have the label with its name, but the JobSet's owner is another object."""
     ref = (await task.submit(1)).ref
     await task.running(ref)
@@ -80,7 +80,7 @@ class LogRequests(Api):
     """Returns no logs and records the requested ones."""
 
     def __init__(self) -> None:
-        super().__init__(EvictedApi._nobody)
+        super().__init__(EvictedApi._no_client)
         self.asked: list[str] = []
 
     @contextlib.asynccontextmanager
@@ -91,7 +91,7 @@ class LogRequests(Api):
         yield
 
 
-async def test_the_launcher_is_the_primary_although_the_job_had_no_status_at_first() -> None:
+async def test_launcher_is_the_primary_of_a_job_without_status() -> None:
     """The runtime defines the launcher. Its log contains the result."""
     api, log, launcher = LogRequests(), Lines(), pod("launcher")
     launcher["status"]["containerStatuses"] = [
@@ -120,8 +120,8 @@ async def test_restarts_by_jobset_are_followed_and_counted(task: TrainTask) -> N
     ref = (await task.submit(1, "sleep 1; echo attempt; exit 3", jobset=policy)).ref
     outcome = await task.ended(ref)
     assert outcome.phase is Phase.FAILED
-    assert task.log.said.count("[node 0] attempt") == 2
-    assert any("node 0 restarted (1st time) after exit code 3" in line for line in task.log.said)
+    assert task.log.messages.count("[node 0] attempt") == 2
+    assert any("node 0 restarted (1st time) after exit code 3" in line for line in task.log.messages)
     assert "exit code 3" in (outcome.cause or {})["summary"]
 
 
@@ -168,19 +168,19 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
     assert job is not None
     assert wants_suspension(job)
 
-    async def comes_back() -> bool:
+    async def recreated() -> bool:
         found = await jobset(task)
         return found is not None and found["metadata"]["uid"] != first["metadata"]["uid"]
 
-    await until(comes_back)
+    await until(recreated)
     assert wants_suspension(await jobset(task) or {})
     assert not await task.holding(ref)
 
-    async def has_lost_its_condition() -> bool:
+    async def failed_condition_is_gone() -> bool:
         conditions = ((await task.job() or {}).get("status") or {}).get("conditions") or ()
         return not any((c["type"], c["status"]) == ("Failed", "True") for c in conditions)
 
-    await until(has_lost_its_condition)
+    await until(failed_condition_is_gone)
     again = await task.follow(ref, release=False)  # a triggerer that was restarted
     assert isinstance(again, Outcome)
     assert again.phase is Phase.FAILED
@@ -189,7 +189,7 @@ async def test_a_failed_job_is_suspended_before_its_jobset_can_come_back(task: T
     assert "it is the failed job of try 1. Replacing it." in str(task.log)
 
 
-async def test_failed_is_the_end_although_the_condition_vanishes(task: TrainTask, cluster: TestCluster) -> None:
+async def test_first_failed_condition_is_final(task: TrainTask, cluster: TestCluster) -> None:
     """Nobody suspends the job of a sensor: it trains again after the sensor has seen its failure."""
     ref = (await task.submit(1, "sleep 1; exit 3", jobset={"ttlSecondsAfterFinished": 0})).ref
     outcome = await task.follow(ref, release=False)
@@ -215,7 +215,7 @@ async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
     assert not await list_pods(task.api, ref.namespace, ref.pod_selector)
 
 
-async def test_a_job_is_created_when_no_pod_of_its_name_is_left(task: TrainTask) -> None:
+async def test_job_is_created_after_earlier_pods_are_gone(task: TrainTask) -> None:
     """The name is free before the pods are deleted (recording 58), whoever deleted the job."""
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
@@ -226,7 +226,7 @@ async def test_a_job_is_created_when_no_pod_of_its_name_is_left(task: TrainTask)
     assert old not in {p["metadata"]["name"] for p in await list_pods(task.api, ref.namespace, ref.pod_selector)}
 
 
-async def test_pods_that_nobody_deletes_are_named(task: TrainTask) -> None:
+async def test_pods_that_are_not_deleted_are_named(task: TrainTask) -> None:
     ref = (await task.submit(1)).ref
     await task.running(ref)
     (pod,) = await task.pods(ref)
@@ -238,9 +238,7 @@ async def test_pods_that_nobody_deletes_are_named(task: TrainTask) -> None:
     await task.api.request("DELETE", paths.pod_owner(ref), body={"propagationPolicy": "Background"})
 
 
-async def test_a_job_that_appears_meanwhile_is_adopted_and_not_waited_for(
-    task: TrainTask, cluster: TestCluster
-) -> None:
+async def test_job_that_appears_during_the_wait_is_adopted(task: TrainTask, cluster: TestCluster) -> None:
     """Two tries race: the pods that the later one finds belong to the earlier one's job."""
     first = await task.submit(1)
     await task.running(first.ref)

@@ -67,7 +67,7 @@ async def test_subscription_gets_the_list_and_then_changes() -> None:
         assert event.object["spec"] == {"x": 1}
 
 
-async def test_changed_returns_after_an_empty_first_list() -> None:
+async def test_changed_returns_after_an_empty_list() -> None:
     async with serving(FakeKube()) as api, shared_informer(api, PODS).subscribe() as subscription:
         assert not subscription.synced
         assert await subscription.changed() == []
@@ -146,7 +146,7 @@ async def test_a_thousand_subscriptions_share_one_watch() -> None:
 
 
 async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
-    kube, turns, told_at = FakeKube(), 0, set()
+    kube, turns, turns_with_match = FakeKube(), 0, set()
     for n in range(3 * PAGE_SIZE):
         kube.put(f"p{n}")
     async with serving(kube) as api, contextlib.AsyncExitStack() as open_until_the_end:
@@ -158,21 +158,21 @@ async def test_subscription_during_a_sliced_list_gets_all_objects() -> None:
                 turns += 1
                 await asyncio.sleep(0)
 
-        async def come_late() -> Subscription:
+        async def subscribe_later() -> Subscription:
             await late.wait()
             return await open_until_the_end.enter_async_context(pods.subscribe())
 
         def match(obj: object) -> bool:
-            told_at.add(turns)
+            turns_with_match.add(turns)
             late.set()
             return True
 
-        ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(come_late())
+        ticking, coming = asyncio.create_task(take_turns()), asyncio.create_task(subscribe_later())
         async with pods.subscribe(match) as subscription:
             await until(lambda: subscription.synced)
             assert len((await coming).objects) == 3 * PAGE_SIZE
         ticking.cancel()
-    assert len(told_at) > 2
+    assert len(turns_with_match) > 2
 
 
 async def test_resync_keeps_unchanged_objects() -> None:
@@ -388,18 +388,18 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
         selectors = [f"app={n}" for n in range(3)]
         async with contextlib.AsyncExitStack() as after:
 
-            async def come() -> list[Subscription]:
+            async def subscribe_again() -> list[Subscription]:
                 api = await after.enter_async_context(Hook().api())
                 informers = [shared_informer(api, PODS, label_selector=selector) for selector in selectors]
                 return [await after.enter_async_context(pods.subscribe()) for pods in informers]
 
-            async def begins_to_close() -> None:
-                coming.append(asyncio.create_task(come()))
+            async def start_closing() -> None:
+                coming.append(asyncio.create_task(subscribe_again()))
                 await asyncio.sleep(0)
 
             coming: list[asyncio.Task[list[Subscription]]] = []
             async with Hook().api() as first:
-                first.at_close(begins_to_close)  # runs before the informers are closed
+                first.at_close(start_closing)  # runs before the informers are closed
                 for selector in selectors:
                     async with shared_informer(first, PODS, label_selector=selector).subscribe() as subscription:
                         await subscription.changed()

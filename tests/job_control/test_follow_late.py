@@ -34,7 +34,7 @@ async def test_cause_of_a_job_that_has_failed_before(jobs: Jobs) -> None:
     outcome = await follow_to_the_end(jobs, ref, log := Lines(), LatePods)
     assert outcome.cause
     assert outcome.cause["summary"] == "Master 0 failed with exit code 3. Last log line: no data"
-    assert "[Master 0] no data" in log.said
+    assert "[Master 0] no data" in log.messages
 
 
 @pytest.mark.parametrize(

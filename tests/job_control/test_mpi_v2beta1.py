@@ -57,7 +57,7 @@ async def test_log_of_a_deleted_launcher_is_kept(jobs_v2: Jobs) -> None:
     outcome = await follow_to_the_end(jobs_v2, ref, log := Lines())
     assert outcome.cause
     assert outcome.cause["summary"] == "Launcher failed with exit code 3. Last log line: no data"
-    assert "[Launcher 0] no data" in log.said
+    assert "[Launcher 0] no data" in log.messages
     assert jobs_v2.read(job) is None
     assert jobs_v2.pods(job) == []
 

@@ -31,7 +31,7 @@ async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Ap
         await asyncio.to_thread(driver.finish)
     assert outcome.succeeded
     queued = "Queued in LocalQueue queue: needs 200m cpu more in flavor q70."
-    said = [line for line in task.log.said if line in (queued, "Admitted by ClusterQueue q70 with flavor q70.")]
+    said = [line for line in task.log.messages if line in (queued, "Admitted by ClusterQueue q70 with flavor q70.")]
     assert said == [queued, "Admitted by ClusterQueue q70 with flavor q70."]
 
 
@@ -45,12 +45,12 @@ async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay
         await asyncio.to_thread(driver.finish)
     assert outcome.metrics["queue.evictions"] == 1
     assert outcome.metrics["queue.preemptions"] == 0
-    evicted = [line for line in task.log.said if "lost its admission" in line]
+    evicted = [line for line in task.log.messages if "lost its admission" in line]
     assert evicted == [f"{ref} lost its admission and is queued again (1 time so far)\nthe ClusterQueue is stopped"]
-    phases = [line for line in task.log.said if line.startswith(f"{ref} is ")]
+    phases = [line for line in task.log.messages if line.startswith(f"{ref} is ")]
     assert not [line for line in phases if line.startswith(f"{ref} is Suspended")]
     assert sum(line.startswith(f"{ref} is Running") for line in phases) == 2
-    assert any("ClusterQueue q70b is inactive" in line for line in task.log.said)
+    assert any("ClusterQueue q70b is inactive" in line for line in task.log.messages)
 
 
 async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, replay: Replay) -> None:
@@ -67,7 +67,7 @@ async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, r
     assert isinstance(outcome, Outcome)
     assert (outcome.metrics["queue.evictions"], outcome.metrics["queue.preemptions"]) == (1, 1)
     why = "preempted: a job with a higher priority in the ClusterQueue needs the quota"
-    assert f"{ref} lost its admission and is queued again (1 time so far)\n{why}" in task.log.said
+    assert f"{ref} lost its admission and is queued again (1 time so far)\n{why}" in task.log.messages
     assert not outcome.release_error
     assert await task.holding(ref) == []
     assert await task.job() is None
@@ -95,7 +95,7 @@ async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(api: Api,
     assert outcome.cause is not None
     assert outcome.cause["summary"].endswith("(queue_timeout): LocalQueue team-a doesn't exist")
     warning = "Queued in LocalQueue team-a: LocalQueue team-a doesn't exist. An administrator must correct this."
-    assert task.log.said.count(warning) == 1
+    assert task.log.messages.count(warning) == 1
 
 
 @pytest.mark.embedded
@@ -112,10 +112,10 @@ async def test_without_the_right_to_read_workloads_the_job_is_followed_all_the_s
         outcome = await following
     assert isinstance(outcome, Outcome)
     assert outcome.succeeded
-    assert sum("Can't read Kueue's Workloads" in line for line in task.log.said) == 1
+    assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
 
 
 async def until_logged(task: Task, text: str) -> None:
     async with asyncio.timeout(120):
-        while not any(text in line for line in task.log.said):  # noqa: ASYNC110
+        while not any(text in line for line in task.log.messages):  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -89,10 +89,10 @@ async def test_the_provider_reports_what_was_recorded(
         if outcome.kept:
             await release(api, ref)
         await asyncio.to_thread(driver.finish)
-    differing = list(differences(outcome, task.log.said, expected(recording, job, ref.name)))
+    differing = list(differences(outcome, task.log.messages, expected(recording, job, ref.name)))
     facts = 3 + len(expected(recording, job, ref.name).lines) + len(steps)
     record_property("kueue", [facts, len(differing)])
-    assert not differing, "\n".join([*differing, *task.log.said])
+    assert not differing, "\n".join([*differing, *task.log.messages])
 
 
 async def play(api: Api, task: RecordedTask, driver: Driver, ref: Any) -> Outcome:

@@ -61,7 +61,7 @@ async def test_a_job_whose_workload_was_activated_meanwhile_does_not_fail(kueue:
 
 async def _logged(task: Task, text: str, following: asyncio.Task[object]) -> bool:
     assert not following.done(), following.result()
-    return any(text in line for line in task.log.said)
+    return any(text in line for line in task.log.messages)
 
 
 async def test_a_deleted_workload_does_not_fail_its_job(queued: Task) -> None:
