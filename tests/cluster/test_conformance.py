@@ -7,7 +7,9 @@ from .facts import of_scenario
 from .scenario import Scenario
 
 
-def test_on_the_cluster(results: Results, scenario: Scenario, record_property: Callable[[str, object], None]) -> None:
+def test_scenario_on_the_cluster(
+    results: Results, scenario: Scenario, record_property: Callable[[str, object], None]
+) -> None:
     found = results(scenario)
     counted = of_scenario(scenario)
     record_property("facts", [counted.compared, counted.different + len(found)])  # for the summary

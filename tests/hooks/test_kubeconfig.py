@@ -160,30 +160,32 @@ async def ours() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("extras", TABLE, ids=title)
-async def test_extras_mean_the_same_in_a_pod(pod: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras) -> None:
+async def test_extras_have_the_same_effect_as_in_airflow_in_a_pod(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras
+) -> None:
     define(extras, pod, monkeypatch)
     assert await ours() == theirs()
 
 
 @pytest.mark.parametrize("extras", [e for e in TABLE if "in_cluster" not in title(e) or not any(e.values())], ids=title)
-async def test_extras_mean_the_same_outside(home: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras) -> None:
+async def test_extras_have_the_same_effect_as_in_airflow_outside_a_pod(
+    home: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras
+) -> None:
     define(extras, home, monkeypatch)
     assert await ours() == theirs()
 
 
-async def test_an_undefined_connection_is_the_service_account_of_the_pod(pod: Path) -> None:
+async def test_undefined_connection_uses_the_service_account_of_the_pod(pod: Path) -> None:
     assert await ours() == theirs()
     assert (await ours())["auth"] == ("bearer", "of-service-account")
 
 
-async def test_an_undefined_connection_is_the_default_kubeconfig_outside(home: Path) -> None:
+async def test_undefined_connection_uses_the_default_kubeconfig_outside_a_pod(home: Path) -> None:
     assert await ours() == theirs()
     assert (await ours())["host"] == "https://plain.example:6443"
 
 
-async def test_the_argument_comes_before_the_context_of_the_connection(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_context_argument_overrides_the_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define({"kube_config_path": PATH, "cluster_context": "token"}, home, monkeypatch)
     hook = TrainingHook(cluster_context="unverified")
     hook.load()
@@ -192,7 +194,7 @@ async def test_the_argument_comes_before_the_context_of_the_connection(
     assert client.configuration.host == "https://unverified.example:6443"
 
 
-async def test_without_a_connection_and_a_kubeconfig_the_error_names_the_remedy(home: Path) -> None:
+async def test_missing_connection_and_kubeconfig_give_an_error_with_a_remedy(home: Path) -> None:
     (home / "kubeconfig").unlink()
     with pytest.raises(AccessError) as error:
         await ours()
@@ -201,14 +203,14 @@ async def test_without_a_connection_and_a_kubeconfig_the_error_names_the_remedy(
     assert "airflow connections add kubernetes_default --conn-type kubernetes" in remedy
 
 
-async def test_a_connection_that_is_not_defined_is_an_error_with_the_remedy(home: Path) -> None:
+async def test_undefined_connection_is_an_error_with_a_remedy(home: Path) -> None:
     with pytest.raises(
         AccessError, match=r"There is no connection 'elsewhere'. Add it: airflow connections add elsewhere"
     ):
         TrainingHook("elsewhere").load()
 
 
-async def test_a_trigger_reads_its_own_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trigger_reads_its_own_connection(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers don't call `load`: they read the connection in their event loop."""
     define({"kube_config_path": PATH}, home, monkeypatch)
     other = {"kube_config_path": str(home / "kubeconfig"), "cluster_context": "unverified"}
@@ -220,7 +222,7 @@ async def test_a_trigger_reads_its_own_connection(home: Path, monkeypatch: pytes
         await TrainingHook("elsewhere").make_client()
 
 
-async def test_two_sources_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_kubeconfig_sources_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define({"kube_config_path": PATH, "in_cluster": True}, home, monkeypatch)
     with pytest.raises(
         AccessError, match=r"gives no client\.(?s:.)*\nInvalid connection configuration.*mutually exclusive"
@@ -235,7 +237,7 @@ def plugin(home: Path, script: str) -> None:
     (home / "plugin").write_text(f"#!/bin/sh\n{script}\n")
 
 
-async def test_a_hanging_exec_plugin_is_killed_with_its_children(home: Path) -> None:
+async def test_hanging_exec_plugin_is_killed_with_its_children(home: Path) -> None:
     plugin(home, f"sleep 1000 & echo $! > {home}/pid; wait")
     with pytest.raises(AccessError, match=r"exec plugin did not end within 3 s and was killed"):
         await kubeconfig.configuration("c", "plugin", {"kube_config_path": str(home / "kubeconfig")}, timeout=3)
@@ -251,9 +253,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-async def test_an_exec_plugin_that_fails_is_an_error_with_its_words(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_of_an_exec_plugin_quotes_its_output(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin(home, r"printf 'no role today\000' >&2; exit 4")
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
     with pytest.raises(
@@ -263,7 +263,7 @@ async def test_an_exec_plugin_that_fails_is_an_error_with_its_words(
     assert "\0" not in str(error.value), "PostgreSQL refuses it"
 
 
-async def test_an_exec_plugin_gets_no_stdin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exec_plugin_gets_no_stdin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is answered by its supervisor there."""
     plugin(home, "cat; exit 5")
     read, write = os.pipe()
@@ -283,7 +283,7 @@ async def test_an_exec_plugin_gets_no_stdin(home: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("file", ["kubeconfig", "token", "ca.crt"])
-async def test_a_changed_file_is_noticed(home: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+async def test_changed_kubeconfig_is_detected(home: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     define({"kube_config_path": PATH}, home, monkeypatch)
     hook = TrainingHook()
     hook.load()

@@ -104,13 +104,13 @@ class Jobs:
         found = self._core.list_namespaced_pod(self.namespace, label_selector=selector).items
         return sorted(p.metadata.name for p in found if phase in ("", p.status.phase))
 
-    def condition(self, job: Object, wanted: str) -> bool:
+    def condition(self, job: Object, condition_type: str) -> bool:
         found = self.read(job) or {}
         conditions = (found.get("status") or {}).get("conditions") or ()
-        return any(c["type"] == wanted and c["status"] == "True" for c in conditions)
+        return any(c["type"] == condition_type and c["status"] == "True" for c in conditions)
 
-    def wait(self, job: Object, wanted: str) -> None:
-        wait_for(f"{job['metadata']['name']} is {wanted}", lambda: self.condition(job, wanted))
+    def wait(self, job: Object, condition_type: str) -> None:
+        wait_for(f"{job['metadata']['name']} is {condition_type}", lambda: self.condition(job, condition_type))
 
     def wait_pods(self, job: Object, number: int) -> list[str]:
         return wait_for(f"{number} pods run", lambda: len(p := self.pods(job, "Running")) == number and p) or []

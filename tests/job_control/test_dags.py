@@ -64,7 +64,7 @@ def wants_the_context(**context: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "said"),
+    ("function", "options", "message"),
     [
         (uses_the_module, {}, "uses_the_module uses 'OUTSIDE', which is defined outside of it"),
         (waits, {}, "waits is a generator: return one value"),
@@ -84,13 +84,13 @@ def wants_the_context(**context: Any) -> str:
     ],
 )
 def test_unserializable_arguments_fail_when_the_dag_is_parsed(
-    function: Callable[..., Any], options: dict[str, Any], said: str
+    function: Callable[..., Any], options: dict[str, Any], message: str
 ) -> None:
-    with DAG("functions"), pytest.raises(ValueError, match=f"^@task.pytorchjob: {said}"):
+    with DAG("functions"), pytest.raises(ValueError, match=f"^@task.pytorchjob: {message}"):
         pytorchjob_task(**{"image": "x", **options})(function)(*[1] * (function in (fine, wants_the_date)))
 
 
-def test_arguments_of_any_name_are_passed() -> None:
+def test_parameters_of_any_name_are_passed_to_the_function() -> None:
     with DAG("functions") as dag:
         pytorchjob_task(image="x")(wants_the_date)(1, ds="{{ ds }}")
         pytorchjob_task(manifest="train.yaml")(wants_the_context)(a=1)

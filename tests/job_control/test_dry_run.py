@@ -26,18 +26,18 @@ def dry_run(operator: type[Any] = PyTorchJobOperator, **arguments: Any) -> Any:
 def test_valid_job_passes(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     before = jobs.names()
     assert dry_run(image="scratch:1", command=["true"], workers=2, gpus=1) is None
-    said = "".join(capfd.readouterr())
-    assert f"Dry run: no errors found in PyTorchJob {jobs.namespace}/train-" in said
-    assert "nothing was created" in said
+    output = "".join(capfd.readouterr())
+    assert f"Dry run: no errors found in PyTorchJob {jobs.namespace}/train-" in output
+    assert "nothing was created" in output
     assert dry_run(MPIJobOperator, image="scratch:1", command=["true"], workers=2) is None
     assert jobs.names() == before
 
 
 def test_warning_of_the_cluster_is_logged(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     dry_run(image="scratch", queue_name="team-a")
-    said = "".join(capfd.readouterr())
-    assert said.count("Kueue is not installed") == 1
-    assert said.count("the image has no tag") == 1
+    output = "".join(capfd.readouterr())
+    assert output.count("Kueue is not installed") == 1
+    assert output.count("the image has no tag") == 1
 
 
 def test_all_errors_are_reported_at_once(jobs: Jobs) -> None:

@@ -85,7 +85,7 @@ def test_source_is_shipped_without_decorators(tmp_path: Path, decorators: str) -
     "ours", ['task.mpijob(image="x")', 'task.pytorchjob(image="x")', "small", 'run(image="x")', "configured()"]
 )
 @pytest.mark.parametrize("below", ["record", "task.pytorchjob(image='y')", "task.mpijob(image='y')"])
-def test_decorators_below_are_refused(tmp_path: Path, ours: str, below: str) -> None:
+def test_decorators_between_task_and_function_are_refused(tmp_path: Path, ours: str, below: str) -> None:
     with pytest.raises(ValueError, match=r"^@task.\w+: .*decorate a function inside"):
         load(tmp_path, f"with DAG('d'):\n    @{ours}\n    @{below}\n{FUNCTION}")
 
@@ -117,7 +117,7 @@ def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: 
     load(tmp_path, body.replace("OPTION", ", do_xcom_push=False"))
 
 
-def test_image_of_a_trainjob_is_the_runtimes(tmp_path: Path) -> None:
+def test_trainjob_uses_the_image_of_its_runtime(tmp_path: Path) -> None:
     load(tmp_path, f"with DAG('d'):\n    @task.trainjob\n{FUNCTION}    train(1)\n")
 
 

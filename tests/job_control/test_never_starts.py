@@ -6,7 +6,7 @@ from tests.job_control.following import Lines, follow_to_the_end, owned
 from tests.job_control.jobs import Jobs
 
 
-async def test_missing_command_is_not_waited_for(jobs: Jobs) -> None:
+async def test_missing_command_ends_the_job_at_once(jobs: Jobs) -> None:
     manifest = jobs.build(command=["/no/such/program"])
     manifest["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] = "OnFailure"
     job, ref = owned(jobs, manifest)

@@ -203,8 +203,8 @@ def serving(folder: pathlib.Path, answers: Mapping[str, Object | int]) -> Iterat
         def do_GET(self) -> None:
             answer = answers.get(self.path.partition("?")[0], 404)
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            said = {"kind": "Status", "code": answer, "message": "no"} if isinstance(answer, int) else answer
-            body = json.dumps(said).encode()
+            status = {"kind": "Status", "code": answer, "message": "no"} if isinstance(answer, int) else answer
+            body = json.dumps(status).encode()
             self.send_response(answer if isinstance(answer, int) else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -167,7 +167,7 @@ def test_sensor_timeout_keeps_the_job(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lenient", "error", "said"),
+    ("lenient", "error", "prefix"),
     [
         ({}, AirflowSensorTimeout, ""),
         ({"soft_fail": True}, AirflowSkipException, "Skipped instead of failed.\n"),
@@ -176,12 +176,12 @@ def test_sensor_timeout_keeps_the_job(jobs: Jobs) -> None:
     ids=["fails", "soft_fail", "never_fail"],
 )
 def test_timeout_in_the_triggerer_names_the_awaited_condition(
-    lenient: dict[str, Any], error: type[AirflowException], said: str, capfd: pytest.CaptureFixture[str]
+    lenient: dict[str, Any], error: type[AirflowException], prefix: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waiting = MPIJobSensor(task_id="wait", job_name="train", conditions=["Running"], timeout=600, **lenient)
     with pytest.raises(error) as raised:
         waiting.resume_execution(TRIGGER_FAIL_REPR, {"error": TriggerFailureReason.TRIGGER_TIMEOUT}, {})
-    assert str(raised.value) == f"{said}MPIJob train is not Running after 600 s"
+    assert str(raised.value) == f"{prefix}MPIJob train is not Running after 600 s"
     assert ("Skipped instead of failed.\nMPIJob train" in "".join(capfd.readouterr())) is bool(lenient)
 
 
@@ -308,7 +308,7 @@ def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
             waiting.execute(context(try_number=2, max_tries=1))
 
 
-def test_soft_fail_covers_a_job_that_failed_while_deferred(jobs: Jobs) -> None:
+def test_soft_fail_skips_after_a_failure_while_deferred(jobs: Jobs) -> None:
     cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
     event = {"version": 1, "outcome": {"phase": "Failed", "succeeded": False, "cause": cause}}
     waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
@@ -316,7 +316,7 @@ def test_soft_fail_covers_a_job_that_failed_while_deferred(jobs: Jobs) -> None:
         waiting.resume_execution("execute_complete", {"event": event}, context(try_number=1, max_tries=1))
 
 
-def test_soft_fail_covers_a_job_that_ended_otherwise_after_a_failed_trigger(jobs: Jobs) -> None:
+def test_soft_fail_skips_after_a_failed_trigger(jobs: Jobs) -> None:
     job = jobs.submit(command=["true"])
     jobs.wait(job, "Succeeded")
     waiting = Patient(

@@ -173,16 +173,16 @@ class Driver:
         elif step.verb == "delete":
             self._until(step, lambda: self._is_going(*step.about))
         else:
-            wanted = self.names.translate(step.body)
-            self._until(step, lambda: _holds(self._api.find(self._path(*step.about)) or {}, wanted))
+            expected = self.names.translate(step.body)
+            self._until(step, lambda: _holds(self._api.find(self._path(*step.about)) or {}, expected))
 
     def _find_ours(self, recorded: str) -> bool:
         """Whether the test has created a job; if so, its name is stored."""
-        wanted = self._ours[recorded]
+        expected = self._ours[recorded]
         taken = {self.names.job(other) for other in self._ours if other != recorded and other in self._created}
         for obj in self._api.request("GET", path_of(self._recording.jobs, self.namespace))["items"]:
             name = obj["metadata"]["name"]
-            if name == wanted or (wanted is None and name not in self._created and name not in taken):
+            if name == expected or (expected is None and name not in self._created and name not in taken):
                 self.names.add_job(recorded, name)
                 self._created.add(recorded)
                 return True
@@ -272,8 +272,8 @@ class Driver:
         """Wait until a real Kueue has made the recorded changes: conditions of Workloads, `suspend` of jobs."""
         plural, recorded = step.about
         if plural == "workloads" and step.verb == "status":
-            wanted = {(c["type"], c["status"], c["reason"]) for c in step.body.get("conditions") or ()}
-            self._until(step, lambda: wanted <= self._reached(recorded))
+            expected = {(c["type"], c["status"], c["reason"]) for c in step.body.get("conditions") or ()}
+            self._until(step, lambda: expected <= self._reached(recorded))
         elif step.verb == "job":
             suspend = _suspend(step.body)
             self._until(step, lambda: suspend in (None, _suspend(self._api.find(self._path(plural, recorded)) or {})))
@@ -309,13 +309,13 @@ def _suspend(obj: Obj) -> Any:
     return (spec.get("runPolicy") or spec).get("suspend")
 
 
-def _holds(obj: Any, wanted: Any) -> bool:
+def _holds(obj: Any, expected: Any) -> bool:
     """Whether a merge patch would change nothing."""
-    if not isinstance(wanted, dict):
-        return bool(obj == wanted)
+    if not isinstance(expected, dict):
+        return bool(obj == expected)
     if not isinstance(obj, dict):
         return False
-    return all(_holds(obj.get(key), value) for key, value in wanted.items())
+    return all(_holds(obj.get(key), value) for key, value in expected.items())
 
 
 def _fitted(patch: Obj, job: Obj) -> Obj:

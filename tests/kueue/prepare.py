@@ -48,10 +48,10 @@ def _short(record: dict[str, object]) -> dict[str, object]:
     assert isinstance(request, dict)
     about = body if isinstance(body, dict) else {}
     meta = {k: v for k, v in (about.get("metadata") or {}).items() if k in ("name", "resourceVersion", "uid")}
-    told = {k: about[k] for k in ("message", "reason") if k in about}
+    message = {k: about[k] for k in ("message", "reason") if k in about}
     kept_request = {k: v for k, v in request.items() if k != "headers"}
     head = {k: record[k] for k in ("t", "name", "status")}
-    return {**head, "request": kept_request, "body": {"metadata": meta, **told}}
+    return {**head, "request": kept_request, "body": {"metadata": meta, **message}}
 
 
 if __name__ == "__main__":

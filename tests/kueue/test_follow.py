@@ -31,8 +31,8 @@ async def test_the_log_shows_why_a_job_is_queued_and_when_it_is_admitted(api: Ap
         await asyncio.to_thread(driver.finish)
     assert outcome.succeeded
     queued = "Queued in LocalQueue queue: needs 200m cpu more in flavor q70."
-    said = [line for line in task.log.messages if line in (queued, "Admitted by ClusterQueue q70 with flavor q70.")]
-    assert said == [queued, "Admitted by ClusterQueue q70 with flavor q70."]
+    messages = [line for line in task.log.messages if line in (queued, "Admitted by ClusterQueue q70 with flavor q70.")]
+    assert messages == [queued, "Admitted by ClusterQueue q70 with flavor q70."]
 
 
 async def test_an_evicted_job_is_queued_again_and_uses_no_retry(api: Api, replay: Replay) -> None:
@@ -99,9 +99,7 @@ async def test_the_cause_of_a_queue_timeout_is_what_the_job_waited_for(api: Api,
 
 
 @pytest.mark.embedded
-async def test_without_the_right_to_read_workloads_the_job_is_followed_all_the_same(
-    kueue: TestCluster, api: Api, task: Task
-) -> None:
+async def test_job_is_followed_without_the_right_to_read_workloads(kueue: TestCluster, api: Api, task: Task) -> None:
     ref = (await task.submit(1, "echo done", queue="team-a")).ref
     token = await account(api, task.namespace)
     async with api_of(kueue, token=token) as limited:

@@ -32,11 +32,11 @@ async def test_job_control_pauses_and_resumes_by_the_workload(api: Api, replay: 
         task = Task(api, driver.namespace)
         ref = (await task.submit(1, "sleep 5", queue="queue")).ref
         await task.condition("Running")
-        said = await operations.suspend(api, ref, timeout=60)
-        assert said == f"{ref} is paused by its Workload and its pods are gone"
+        message = await operations.suspend(api, ref, timeout=60)
+        assert message == f"{ref} is paused by its Workload and its pods are gone"
         await asyncio.to_thread(driver.wait_for, BY_SOMEBODY[0])
-        said = await operations.resume(api, ref, timeout=60)
-        assert said == f"{ref} is queued again in LocalQueue queue: its Workload is active"
+        message = await operations.resume(api, ref, timeout=60)
+        assert message == f"{ref} is queued again in LocalQueue queue: its Workload is active"
         await asyncio.to_thread(driver.finish)
 
 

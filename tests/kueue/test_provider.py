@@ -75,7 +75,7 @@ def task_of(api: Api, driver: Driver, body: Obj) -> RecordedTask:
 
 
 @pytest.mark.parametrize(("name", "job"), cases())
-async def test_the_provider_reports_what_was_recorded(
+async def test_provider_reports_the_recorded_course(
     api: Api, replay: Replay, name: str, job: str, record_property: Callable[[str, object], None]
 ) -> None:
     recording = library.recording(name)
@@ -165,13 +165,15 @@ def outcome_of(recording: Recording, job: str) -> str:
     return "succeeded" if {"Succeeded", "Complete"} & reached else "failed"
 
 
-def differences(outcome: Outcome, said: list[str], wanted: Expected) -> list[str]:
+def differences(outcome: Outcome, messages: list[str], expected_course: Expected) -> list[str]:
     killed = (outcome.cause or {}).get("category") == "killed"
     ended = "succeeded" if outcome.succeeded else "deleted" if killed else "failed"
-    found = [] if ended == wanted.outcome else [f"outcome: expected {wanted.outcome}, found {ended}"]
+    found = [] if ended == expected_course.outcome else [f"outcome: expected {expected_course.outcome}, found {ended}"]
     for what in ("evictions", "preemptions"):
         number = int(outcome.metrics.get(f"queue.{what}", 0))
-        if number != getattr(wanted, what):
-            found.append(f"{what}: expected {getattr(wanted, what)}, found {number}")
-    rest = iter(said)
-    return found + [f"log: expected {line!r} after the lines before" for line in wanted.lines if line not in rest]
+        if number != getattr(expected_course, what):
+            found.append(f"{what}: expected {getattr(expected_course, what)}, found {number}")
+    rest = iter(messages)
+    return found + [
+        f"log: expected {line!r} after the lines before" for line in expected_course.lines if line not in rest
+    ]

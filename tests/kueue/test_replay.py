@@ -30,7 +30,7 @@ def steps(recording: Recording, actor: Actor, verb: str = "") -> list[Step]:
     return [step for step in recording.steps if step.actor is actor and verb in ("", step.verb)]
 
 
-def test_writes_of_client_and_kueue_are_told_apart() -> None:
+def test_writes_of_client_and_kueue_are_distinguished() -> None:
     recording = load(library.KEPT / PAUSED)
     titles = [step.title for step in steps(recording, Actor.CLIENT) if step.verb != "create"]
     assert titles == ["inactive", "queue changed while suspended", "active"]  # rejected writes are omitted
@@ -47,7 +47,7 @@ def test_kueue_removes_only_what_it_added_to_pod_templates() -> None:
 
 
 @pytest.mark.parametrize("name", REPLAYED)
-def test_a_recorded_scenario_comes_about_again(replay: Replay, raw: Api, name: str) -> None:
+def test_recorded_scenario_is_reproduced(replay: Replay, raw: Api, name: str) -> None:
     with replay(name) as driver:
         driver.finish()
         assert finished(raw, driver) == expected(library.recording(name))

@@ -28,7 +28,7 @@ def changed(change: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "words"),
     [
         ({"manifest": "kind: [PyTorchJob\nspec: {}"}, ["YAML", "line"]),
         ({"manifest": "kind: Deployment\napiVersion: apps/v1\nmetadata: {}"}, ["Deployment", "PyTorchJob"]),
@@ -49,14 +49,14 @@ def changed(change: str) -> str:
         "reattach", "logs", "silence of no logs", "text for a list", "no duration", "no namespace's name", "gpus twice",
     ],
 )  # fmt: skip
-def test_what_is_wrong_for_any_cluster_fails_without_a_retry(
-    instance: Instance, parameters: dict[str, Any], said: list[str]
+def test_parameters_invalid_on_any_cluster_are_final(
+    instance: Instance, parameters: dict[str, Any], words: list[str]
 ) -> None:
-    assert isinstance(refused(instance, parameters, said), TrainingConfigurationError)
+    assert isinstance(refused(instance, parameters, words), TrainingConfigurationError)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "words"),
     [
         ({"manifest": "jobs/missing.yaml"}, ["manifest", "jobs/missing.yaml", "cannot be read", "remedy"]),
         ({"namespace": "nowhere"}, ["namespace", "nowhere", "kubectl create namespace nowhere"]),
@@ -64,20 +64,20 @@ def test_what_is_wrong_for_any_cluster_fails_without_a_retry(
     ],
     ids=["a missing file", "a missing namespace", "a missing context"],
 )
-def test_what_may_be_put_right_outside_the_task_is_retried(
-    instance: Instance, tmp_path: pathlib.Path, parameters: dict[str, Any], said: list[str]
+def test_problems_that_can_be_fixed_outside_the_task_are_retried(
+    instance: Instance, tmp_path: pathlib.Path, parameters: dict[str, Any], words: list[str]
 ) -> None:
     instance.folder = str(tmp_path)
-    assert not isinstance(refused(instance, parameters, said), AirflowFailException)
+    assert not isinstance(refused(instance, parameters, words), AirflowFailException)
 
 
-def refused(instance: Instance, parameters: dict[str, Any], said: list[str]) -> TrainingJobError:
-    """The error of `execute`. It contains all of `said`, and no objects are left behind."""
+def refused(instance: Instance, parameters: dict[str, Any], words: list[str]) -> TrainingJobError:
+    """The error of `execute`. It contains all of `words`, and no objects are left behind."""
     before = instance.everything()
     with pytest.raises(TrainingJobError) as error:
         instance.execute(**parameters)
     message = str(error.value)
-    assert [word for word in said if word not in message] == [], message
+    assert [word for word in words if word not in message] == [], message
     assert instance.everything() <= before
     assert not instance.store.get("ktrain_job")
     return error.value
@@ -94,14 +94,14 @@ def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
 
 
-def test_a_kubeconfig_that_is_not_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kubeconfig_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"kube_config_path": "/nowhere/kubeconfig"}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with pytest.raises(TrainingClusterError, match=r"gives no client\. .*/nowhere/kubeconfig"):
         instance.execute()
 
 
-def test_a_refused_token(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_token_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, instance, token="expired-and-secret")
     with pytest.raises(TrainingClusterError, match=r"refused the credentials \(401\).*renew its token") as error:
         instance.execute()
@@ -109,7 +109,7 @@ def test_a_refused_token(instance: Instance, monkeypatch: pytest.MonkeyPatch) ->
     assert not instance.jobs()
 
 
-def test_no_cluster_there(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_cluster_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, instance, server="https://127.0.0.1:9")
     with pytest.raises(
         TrainingClusterError, match=r"the cluster cannot be reached\. .*kube_config_path.*\n.*127.0.0.1:9"

@@ -22,7 +22,7 @@ def uids(instance: Instance) -> list[str]:
     return [job["metadata"]["uid"] for job in instance.jobs()]
 
 
-def test_a_succeeded_job_is_kept_and_a_retry_takes_its_result(stateless: Instance) -> None:
+def test_retry_takes_the_result_of_a_succeeded_job(stateless: Instance) -> None:
     result = stateless.execute(number=1, retries=1, command=TRAINS_SOON, deferrable=False)
     assert result == {"loss": 1}
     kept = uids(stateless)
@@ -32,7 +32,7 @@ def test_a_succeeded_job_is_kept_and_a_retry_takes_its_result(stateless: Instanc
     assert uids(stateless) == kept
 
 
-def test_a_clear_replaces_the_kept_job(stateless: Instance) -> None:
+def test_clear_replaces_the_kept_job(stateless: Instance) -> None:
     stateless.execute(number=1, command=TRAINS_SOON, deferrable=False)
     kept = uids(stateless)
     stateless.execute(number=2, max_tries=1, command=TRAINS_SOON, deferrable=False)
@@ -41,26 +41,26 @@ def test_a_clear_replaces_the_kept_job(stateless: Instance) -> None:
 
 
 @pytest.mark.parametrize(("action", "ttl"), [("delete_job", 3600), ("delete_succeeded_job", None), ("keep_job", None)])
-def test_only_a_job_that_is_to_be_deleted_expires(stateless: Instance, action: str, ttl: int | None) -> None:
+def test_only_jobs_with_delete_job_expire(stateless: Instance, action: str, ttl: int | None) -> None:
     stateless.execute(on_finish_action=action)
     (job,) = stateless.jobs()
     assert job["spec"]["runPolicy"].get("ttlSecondsAfterFinished") == ttl
 
 
-def test_a_job_whose_outcome_is_stored_does_not_expire(instance: Instance) -> None:
+def test_job_with_a_stored_outcome_does_not_expire(instance: Instance) -> None:
     instance.execute()
     (job,) = instance.jobs()
     assert "ttlSecondsAfterFinished" not in (job["spec"].get("runPolicy") or {})
 
 
-def test_a_deferral_that_timed_out_releases_its_job(stateless: Instance) -> None:
+def test_deferral_timeout_releases_the_job_below_airflow_3_3(stateless: Instance) -> None:
     assert isinstance(stateless.execute(), TaskDeferred)
     with pytest.raises(TaskDeferralTimeout):
         stateless.fail(DEFERRAL_TIMEOUT)
     assert not stateless.jobs()
 
 
-def test_a_failed_trigger_is_followed_up_from_the_xcom(stateless: Instance) -> None:
+def test_failed_trigger_is_continued_from_the_xcom(stateless: Instance) -> None:
     command = ["sh", "-c", "sleep 3; echo 'KTRAIN_RESULT {\"loss\": 2}'"]
     assert isinstance(stateless.execute(command=command), TaskDeferred)
     assert stateless.fail("Trigger failure", traceback=["ImportError: no module\n"]) == {"loss": 2}

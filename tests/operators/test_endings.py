@@ -19,7 +19,7 @@ RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
 FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
 
 
-def test_a_worker_that_cannot_tell_airflow(instance: Instance) -> None:
+def test_outcome_that_could_not_be_reported_is_taken_by_the_next_try(instance: Instance) -> None:
     """The next try adopts the result. The job is deleted when Airflow has the result."""
     with pytest.raises(ConnectionError):
         instance.execute(command=RESULT, deferrable=False, retries=1, refuses="usage")
@@ -31,7 +31,7 @@ def test_a_worker_that_cannot_tell_airflow(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_airflow_gave_the_deferral_up(instance: Instance) -> None:
+def test_job_that_succeeded_after_a_deferral_timeout_is_a_success(instance: Instance) -> None:
     """Airflow timed the deferral out because no triggerer was available; the training continued and succeeded."""
     instance.execute(command=RESULT)
     instance.wait_ended()
@@ -39,7 +39,7 @@ def test_airflow_gave_the_deferral_up(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_airflow_gave_the_deferral_up_and_it_failed(instance: Instance) -> None:
+def test_job_that_failed_after_a_deferral_timeout_raises_its_cause(instance: Instance) -> None:
     instance.execute(command=FAILS)
     instance.wait_ended()
     with pytest.raises(TrainingUserCodeError, match="exit code 3"):
@@ -47,7 +47,7 @@ def test_airflow_gave_the_deferral_up_and_it_failed(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_airflow_gave_the_deferral_up_and_it_runs_on(instance: Instance) -> None:
+def test_running_job_is_released_after_a_deferral_timeout(instance: Instance) -> None:
     instance.execute()
     with pytest.raises(TaskDeferralTimeout):
         instance.fail("Trigger timeout")
@@ -181,7 +181,7 @@ def test_failed_outcome_belongs_to_its_try(instance: Instance) -> None:
     assert all(one["usage"]["gpus"] == 1 and one["ended_at"] for one in tries)
 
 
-def test_clear_trains_again(instance: Instance) -> None:
+def test_clear_starts_another_training(instance: Instance) -> None:
     instance.execute(command=RESULT, deferrable=False)
     assert instance.ti is not None
     first = instance.ti.xcoms["job"]["uid"]

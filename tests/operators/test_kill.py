@@ -63,8 +63,8 @@ def supervisor() -> Iterator[Supervisor]:
         yield answers
 
 
-def check_killed(instance: Instance, says: str | None = "The task was killed", **parameters: Any) -> str:
-    with pytest.raises(TrainingKilledError, match=says) as error:
+def check_killed(instance: Instance, match: str | None = "The task was killed", **parameters: Any) -> str:
+    with pytest.raises(TrainingKilledError, match=match) as error:
         instance.execute(**parameters)
     # a loaded machine gets more time: tests/e2e/test_kills.py has Airflow's own SIGKILL
     assert time.monotonic() - instance.killed_at < 4 * AIRFLOWS_PATIENCE
@@ -72,11 +72,13 @@ def check_killed(instance: Instance, says: str | None = "The task was killed", *
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_while_it_follows(instance: Instance, kill: Kill, monkeypatch: pytest.MonkeyPatch, deferrable: bool) -> None:
+def test_kill_while_following_releases_the_job(
+    instance: Instance, kill: Kill, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
     kill(instance.running)
-    said = check_killed(instance, deferrable=deferrable)
-    assert "1 GPU will be released when 1 pod terminates." in said
+    output = check_killed(instance, deferrable=deferrable)
+    assert "1 GPU will be released when 1 pod terminates." in output
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
@@ -104,20 +106,20 @@ STATES: dict[str, tuple[TaskInstanceState | Exception, bool, bool]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
-def test_the_state_of_the_task_decides(
+def test_state_of_the_task_decides_about_the_job(
     instance: Instance, kill: Kill, supervisor: Supervisor, state: str, retries: int
 ) -> None:
     answer, kept_with_retry, kept_without = STATES[state]
     supervisor.states = [answer]
     kill(instance.running)
-    says = check_killed(instance, says=None, deferrable=False, retries=retries)
+    output = check_killed(instance, match=None, deferrable=False, retries=retries)
     kept = kept_with_retry if retries else kept_without
     alive = [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
     assert bool(alive) is kept
-    assert ("The job is kept for the next try" in says) is kept
+    assert ("The job is kept for the next try" in output) is kept
 
 
-def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
+def test_retry_adopts_a_kept_job(instance: Instance, kill: Kill, supervisor: Supervisor) -> None:
     supervisor.states = [TaskInstanceState.RUNNING]
     kill(instance.running)
     check_killed(instance, "while the task was running", deferrable=False, retries=1)
@@ -127,15 +129,17 @@ def test_a_kept_job_is_adopted_by_the_retry(instance: Instance, kill: Kill, supe
 
 
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
-def test_airflow_that_does_not_answer(instance: Instance, kill: Kill, retries: int) -> None:
+def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(
+    instance: Instance, kill: Kill, retries: int
+) -> None:
     """The request for the state uses only a part of the 5 s."""
     Hanging.over.clear()
     with supervised(Hanging(TaskInstanceState.FAILED)):
         kill(instance.running)
-        says = check_killed(instance, "Airflow did not report the task's state", deferrable=False, retries=retries)
+        output = check_killed(instance, "Airflow did not report the task's state", deferrable=False, retries=retries)
         Hanging.over.set()
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is bool(retries)
-    assert ("No retry is left" in says) is not bool(retries)
+    assert ("No retry is left" in output) is not bool(retries)
 
 
 class Breaks(PyTorchJobOperator):
@@ -145,7 +149,7 @@ class Breaks(PyTorchJobOperator):
         raise ValueError("no options")
 
 
-def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """The training is not affected."""
     with pytest.raises(ValueError, match="no options"):
         instance.execute(retries=1, operator=Breaks)
@@ -156,13 +160,13 @@ def test_an_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
 
 
-def test_an_error_without_a_retry_releases_a_job_that_was_just_created(instance: Instance) -> None:
+def test_error_without_a_retry_releases_a_new_job(instance: Instance) -> None:
     with pytest.raises(ValueError, match="no options"):
         instance.execute(operator=Breaks)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
-def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
+def test_execution_timeout_releases_the_job(instance: Instance) -> None:
     """The user set this limit, so it also applies if a retry is left."""
 
     class TimedOut(PyTorchJobOperator):
@@ -174,7 +178,7 @@ def test_a_timeout_of_airflows_releases_the_job(instance: Instance) -> None:
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
-def test_a_kill_finds_the_job_that_an_earlier_try_left(instance: Instance) -> None:
+def test_kill_releases_the_job_of_an_earlier_try(instance: Instance) -> None:
     """The task is marked failed before the retry has adopted the job: nobody else would release it."""
     instance.execute(number=1, retries=1)
 
@@ -188,7 +192,7 @@ def test_a_kill_finds_the_job_that_an_earlier_try_left(instance: Instance) -> No
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
-def test_a_kill_after_the_handover_is_the_triggers(instance: Instance) -> None:
+def test_kill_after_the_handover_is_left_to_the_trigger(instance: Instance) -> None:
     instance.execute(retries=0)
     assert instance.operator is not None
     instance.operator.on_kill()
@@ -196,7 +200,7 @@ def test_a_kill_after_the_handover_is_the_triggers(instance: Instance) -> None:
     assert "deletionTimestamp" not in job["metadata"]
 
 
-def test_a_kill_before_the_trigger_is_on_its_way_releases_the_job(instance: Instance) -> None:
+def test_kill_before_the_deferral_releases_the_job(instance: Instance) -> None:
     """The worker stores what the trigger needs; Airflow doesn't accept the deferral of a task that has ended."""
 
     class Killed(Store):
@@ -212,18 +216,18 @@ def test_a_kill_before_the_trigger_is_on_its_way_releases_the_job(instance: Inst
 
 
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.RUNNING, True)])
-def test_while_it_follows_after_a_failed_trigger(
+def test_kill_while_following_after_a_failed_trigger(
     instance: Instance, kill: Kill, supervisor: Supervisor, capsys: pytest.CaptureFixture[str],
     state: TaskInstanceState, kept: bool,
 ) -> None:  # fmt: skip
     instance.execute(retries=1)
     supervisor.states = [state]
     capsys.readouterr()
-    said: list[str] = []
+    output: list[str] = []
 
     def follows() -> bool:
-        said.append(capsys.readouterr().out)
-        return "is Running" in "".join(said)
+        output.append(capsys.readouterr().out)
+        return "is Running" in "".join(output)
 
     kill(follows)
     with pytest.raises(TrainingKilledError):
@@ -231,7 +235,7 @@ def test_while_it_follows_after_a_failed_trigger(
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
 
-def test_before_it_has_asked_anybody(instance: Instance) -> None:
+def test_kill_before_the_first_request_creates_no_job(instance: Instance) -> None:
     """Airflow lets `execute` continue after `on_kill`."""
 
     class KilledEarly(PyTorchJobOperator):
@@ -244,14 +248,14 @@ def test_before_it_has_asked_anybody(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_what_is_kept_is_suspended(instance: Instance, kill: Kill) -> None:
+def test_kill_suspends_a_job_that_is_kept(instance: Instance, kill: Kill) -> None:
     kill(instance.running)
     check_killed(instance, deferrable=False, on_finish_action="keep_job")
     (job,) = instance.jobs()
     assert job["spec"]["runPolicy"]["suspend"] is True
 
 
-def test_as_its_job_appears(instance: Instance, kill: Kill) -> None:
+def test_kill_during_the_create_releases_the_job(instance: Instance, kill: Kill) -> None:
     """The task is killed at about the time at which the response to its create arrives."""
     kill(instance.jobs)
     check_killed(instance, deferrable=False)
@@ -259,7 +263,7 @@ def test_as_its_job_appears(instance: Instance, kill: Kill) -> None:
 
 
 @pytest.mark.embedded
-def test_while_it_submits(instance: Instance, kill: Kill) -> None:
+def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -> None:
     instance.cluster.admin("status", status=503, verb="create", path="/pytorchjobs", seconds=60)
     try:
         kill(lambda: "ktrain_submission" in instance.store)
@@ -270,7 +274,7 @@ def test_while_it_submits(instance: Instance, kill: Kill) -> None:
 
 
 @pytest.mark.embedded
-def test_while_the_api_server_is_away(instance: Instance, kill: Kill) -> None:
+def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance, kill: Kill) -> None:
     """Requests are retried for as long as Airflow allows it, beyond the seconds reserved for a kill."""
     fault = threading.Event()
 

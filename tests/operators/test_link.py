@@ -19,7 +19,7 @@ def link_of(instance: Instance) -> Any:
     return instance.ti.xcoms[TrainingJobLink().xcom_key]
 
 
-def test_it_is_there_while_the_job_is(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_has_the_url_of_the_job(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__JOB_URL", "https://board.example/{plural}/{namespace}/{name}?uid={uid}")
     instance.execute()
     (job,) = instance.jobs()
@@ -29,7 +29,7 @@ def test_it_is_there_while_the_job_is(instance: Instance, monkeypatch: pytest.Mo
     )
 
 
-def test_without_a_template_there_is_none(instance: Instance) -> None:
+def test_link_is_empty_without_a_template(instance: Instance) -> None:
     instance.execute()
     assert link_of(instance) == ""
     nobody: Any = SimpleNamespace()
@@ -37,7 +37,7 @@ def test_without_a_template_there_is_none(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("template", ["https://x/{pod}", "https://x/{", "https://x/{}"])
-def test_a_template_that_asks_for_what_there_is_not(
+def test_template_with_unknown_fields_gives_a_warning_and_no_link(
     template: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A template with an unknown field doesn't fail a training."""

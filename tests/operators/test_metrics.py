@@ -37,7 +37,7 @@ def initialize(factory: Callable[[], Any]) -> None:
         legacy.initialize(factory=factory)
 
 
-def test_seconds_gpus_and_logs_of_a_task(instance: Instance, kept: Kept) -> None:
+def test_task_reports_seconds_gpus_and_log_counts(instance: Instance, kept: Kept) -> None:
     instance.execute(command=["sh", "-c", "echo one; echo two; sleep 1"], deferrable=False)
     values = {name.removeprefix("ktrain."): value for name, (value, _) in kept.gauges.items()}
     assert values["gpus"] == 1

@@ -57,20 +57,22 @@ def run(task: Instance, manifest: dict[str, Any], capfd: pytest.CaptureFixture[s
     return capfd.readouterr().out
 
 
-def test_pytorch_on_cpus(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
+def test_migrated_cpu_job_runs(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     log = run(task, documented("torchrun-cpu"), capfd)
     for rank in range(2):
         assert f"[node {rank}] rank {rank} world_size 2 result tensor([2])" in log
 
 
-def test_mnist(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
+def test_migrated_mnist_job_runs(task: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     log = run(task, documented("pytorch-dist-mnist-nccl"), capfd, args=["--epochs", "1"], nproc_per_node=1)
     assert "[node 0] Using distributed PyTorch with gloo backend" in log
     assert "[node 1] rank 1 of 2" in log
     assert "[node 0] accuracy=" in log
 
 
-def test_all_reduce(task: Instance, capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+def test_migrated_all_reduce_job_runs(
+    task: Instance, capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
     manifest = documented("main-allreduce")
     (node,) = manifest["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]

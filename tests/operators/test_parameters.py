@@ -28,7 +28,7 @@ def rendered(native: bool = False, **parameters: Any) -> PyTorchJobOperator:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_numbers_may_be_templates(native: bool) -> None:
+def test_numbers_can_be_templates(native: bool) -> None:
     task = rendered(
         native,
         workers="{{ params.n }}",
@@ -52,19 +52,19 @@ def test_numbers_may_be_templates(native: bool) -> None:
     assert SHARED.claim == "{{ params.claim }}"  # another task may use it as well
 
 
-def test_what_is_submitted_can_be_seen_in_the_rendered_fields() -> None:
+def test_submitted_parameters_are_template_fields() -> None:
     seen = set(PyTorchJobOperator.template_fields)
     assert {"workers", "replicas", "gpus", "container_resources", "tolerations", "affinity", "volumes"} <= seen
 
 
-def test_a_list_needs_native_objects() -> None:
+def test_template_of_a_list_needs_native_objects() -> None:
     assert rendered(True, hosts="{{ params.nodes }}").hosts == ["a", "b"]
     with pytest.raises(Exception, match=r"hosts: .*render_template_as_native_obj=True"):
         rendered(hosts="{{ params.nodes }}")
 
 
 @pytest.mark.parametrize("wrong", [{"command": "python3 train.py"}, {"max_restarts": "some"}, {"labels": ["a"]}])
-def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any]) -> None:
+def test_invalid_parameter_fails_before_any_request(wrong: dict[str, Any]) -> None:
     """There is no connection, so the error is raised before any request."""
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", **wrong)
@@ -73,7 +73,7 @@ def test_it_is_told_before_anything_is_asked_of_a_cluster(wrong: dict[str, Any])
         task.execute(context)
 
 
-def test_limits_may_be_text_when_a_task_resumes() -> None:
+def test_limits_can_be_text_when_a_task_resumes() -> None:
     """Airflow creates a new operator then and doesn't run `execute`, which checks the parameters."""
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", image="i:1", max_restarts="3", crash_loop_limit="4")
@@ -92,7 +92,7 @@ def test_parameters_stay_as_they_are() -> None:
     assert request.invalid is not None
 
 
-def test_documents_beside_the_job_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_documents_of_the_manifest_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     others: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}},
@@ -100,6 +100,6 @@ def test_documents_beside_the_job_are_named(capsys: pytest.CaptureFixture[str]) 
     with DAG("dag"):
         task = PyTorchJobOperator(task_id="train", manifest=yaml.safe_dump_all([others[0], pytorchjob(), others[1]]))
     task.build_manifest(task.manifest)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for title in ("ConfigMap settings", "Secret token"):
-        assert said.count(f"Manifest: {title} is not submitted, only the training job is: create it before") == 1
+        assert output.count(f"Manifest: {title} is not submitted, only the training job is: create it before") == 1

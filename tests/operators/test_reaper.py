@@ -41,7 +41,7 @@ def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperato
     return reaper, {}
 
 
-def test_what_is_left_over_is_released_at_the_second_look(instance: Instance, supervisor: Supervisor) -> None:
+def test_orphaned_job_is_released_at_the_second_look(instance: Instance, supervisor: Supervisor) -> None:
     (job,) = instance.jobs()
     reaper, found = look(instance, dry_run=False)
     assert instance.jobs(), "not at the first"
@@ -51,14 +51,14 @@ def test_what_is_left_over_is_released_at_the_second_look(instance: Instance, su
     assert not instance.running()
 
 
-def test_by_default_it_only_says_so(instance: Instance, supervisor: Supervisor) -> None:
+def test_dry_run_is_the_default(instance: Instance, supervisor: Supervisor) -> None:
     reaper, found = look(instance)
     assert len(reaper.second_look(instance.context, found)) == 1
     (job,) = instance.jobs()
     assert "deletionTimestamp" not in job["metadata"]
 
 
-def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> None:
+def test_max_jobs_limits_the_releases(instance: Instance, supervisor: Supervisor) -> None:
     instance.execute(number=2, max_tries=1, name="other")  # after a clear with a new name, the old job remains
     reaper, found = look(instance, dry_run=False, max_jobs=1)
     assert len(found["candidates"]) == 2
@@ -67,21 +67,21 @@ def test_no_more_than_so_many(instance: Instance, supervisor: Supervisor) -> Non
 
 
 @pytest.mark.parametrize("state", [TaskInstanceState.DEFERRED, TaskInstanceState.UP_FOR_RETRY, None, RuntimeError()])
-def test_what_is_followed_is_not_seen(instance: Instance, supervisor: Supervisor, state: Any) -> None:
+def test_followed_job_is_not_a_candidate(instance: Instance, supervisor: Supervisor, state: Any) -> None:
     supervisor.states = [state]
     _, found = look(instance, dry_run=False)
     assert not found
     assert instance.jobs()
 
 
-def test_what_is_followed_again_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
+def test_job_followed_again_before_the_second_look_is_kept(instance: Instance, supervisor: Supervisor) -> None:
     reaper, found = look(instance, dry_run=False)
     supervisor.states = [TaskInstanceState.RUNNING]
     assert reaper.second_look(instance.context, found) == []
     assert instance.jobs()
 
 
-def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance, supervisor: Supervisor) -> None:
+def test_job_adopted_before_the_second_look_is_kept(instance: Instance, supervisor: Supervisor) -> None:
     """Its task has failed again since: for the second check, this is the first check of another try's job."""
     reaper, found = look(instance, dry_run=False)
     instance.execute(number=2, retries=1, max_tries=2)
@@ -90,7 +90,7 @@ def test_what_another_try_has_taken_by_the_second_look_stays(instance: Instance,
 
 
 @pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
-def test_an_ended_job_that_nobody_came_to_delete(
+def test_ended_job_that_was_not_deleted_is_released(
     instance: Instance, supervisor: Supervisor, action: str, kept: bool
 ) -> None:
     """Its task was marked between the trigger's event and `execute_complete`."""
@@ -108,14 +108,14 @@ def test_an_ended_job_that_nobody_came_to_delete(
     assert bool(instance.jobs()) is kept
 
 
-def test_two_reapers_at_once(instance: Instance, supervisor: Supervisor) -> None:
+def test_concurrent_reapers_release_a_job_once(instance: Instance, supervisor: Supervisor) -> None:
     (one, found), (other, same) = look(instance, dry_run=False), look(instance, dry_run=False)
     assert found == same
     assert len(one.second_look(instance.context, found)) == 1
     assert other.second_look(instance.context, same) == []
 
 
-def test_what_its_operator_would_bring_back_is_deleted() -> None:
+def test_job_whose_pods_would_be_recreated_is_deleted() -> None:
     """A finished job is kept without pods, but an evicted MPIJob is deleted because its pods would be recreated."""
     evicted, completed = EvictedApi(), EvictedApi(completionTime="2026-11-21T10:00:00Z")
     asyncio.run(_release(evicted.ref, evicted, "ns"))
@@ -125,7 +125,7 @@ def test_what_its_operator_would_bring_back_is_deleted() -> None:
     assert not completed.pods
 
 
-def test_another_deployments_jobs_are_not_seen(
+def test_jobs_of_another_deployment_are_not_candidates(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", "another")
@@ -133,13 +133,13 @@ def test_another_deployments_jobs_are_not_seen(
     assert not found
 
 
-def test_it_refuses_to_run_without_a_deployment_id(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaper_needs_a_deployment_id(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID")
     with pytest.raises(TrainingConfigurationError, match=r"deployment_id.*AIRFLOW__KTRAIN__DEPLOYMENT_ID"):
         look(instance)
 
 
-def test_what_is_followed_again_while_others_are_released_stays(instance: Instance, supervisor: Supervisor) -> None:
+def test_job_followed_again_during_the_releases_is_kept(instance: Instance, supervisor: Supervisor) -> None:
     """Each release may take a minute."""
     instance.execute(number=2, max_tries=1, name="other")
     reaper, found = look(instance, dry_run=False)
@@ -150,7 +150,7 @@ def test_what_is_followed_again_while_others_are_released_stays(instance: Instan
 
 
 @pytest.mark.embedded
-def test_a_job_that_cannot_be_released_does_not_protect_the_others(
+def test_failed_release_does_not_stop_the_others(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     instance.execute(number=2, max_tries=1, name="other")
@@ -170,7 +170,7 @@ def test_a_job_that_cannot_be_released_does_not_protect_the_others(
 # namespaces
 
 
-def test_one_namespace_is_a_string(
+def test_one_namespace_can_be_a_string(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, found = look(instance, namespaces=instance.cluster.namespace)
@@ -179,26 +179,26 @@ def test_one_namespace_is_a_string(
     assert f"Looked at 1 job {where}" in capsys.readouterr().out
 
 
-def test_what_was_looked_at_is_said_where_nothing_is_left_over(
+def test_searched_namespaces_are_logged(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = instance.cluster.namespace
     instance.delete()
     _, found = look(instance, namespaces=[here, "kube-system", here])
     assert not found
-    said = f"Looked at 0 jobs of deployment '{instance.run_id}' in namespaces '{here}', 'kube-system': 0 left over"
-    assert said in capsys.readouterr().out
+    message = f"Looked at 0 jobs of deployment '{instance.run_id}' in namespaces '{here}', 'kube-system': 0 left over"
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("namespaces", ["nowhere", ["default", "nowhere"]], ids=["string", "list"])
-def test_a_namespace_that_does_not_exist_is_an_error(
+def test_missing_namespace_fails_the_reaper(
     instance: Instance, supervisor: Supervisor, namespaces: str | list[str]
 ) -> None:
     with pytest.raises(TrainingJobError, match=r"Namespace 'nowhere' does not exist\. .* leads to http"):
         look(instance, namespaces=namespaces)
 
 
-def test_without_the_right_to_read_namespaces_it_goes_on(
+def test_reaper_continues_without_the_right_to_read_namespaces(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The Role that `ktrain rbac` prints is namespaced and grants no right to read namespaces."""

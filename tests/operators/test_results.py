@@ -24,7 +24,7 @@ def prints(text: str) -> list[str]:
         ("{broken", None, "Its result is left out: the line with KTRAIN_RESULT is not valid JSON"),
     ],
 )
-def test_result_that_airflow_cannot_carry(
+def test_result_that_airflow_cannot_store_is_converted(
     instance: Instance, capfd: pytest.CaptureFixture[str], printed: str, returned: Any, warning: str
 ) -> None:
     assert instance.execute(command=prints(printed), deferrable=False) == returned
@@ -32,7 +32,7 @@ def test_result_that_airflow_cannot_carry(
     assert not instance.jobs()
 
 
-def test_output_under_a_key_that_no_xcom_has_is_left_out(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_with_an_invalid_xcom_key_is_left_out(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     printed = json.dumps({"x" * 513: 1, "loss": 0.5})
     assert instance.execute(command=prints(printed), deferrable=False, multiple_outputs=True) == {"loss": 0.5}
     assert "is left out: a key of multiple_outputs has 1 to 512 characters" in capfd.readouterr().out

@@ -40,7 +40,7 @@ def check(value: Any) -> None:
 
 
 @given(OBJECT, TEXT)
-def test_what_travels_between_processes(value: dict[str, Any], text: str) -> None:
+def test_events_and_trigger_arguments_are_storable(value: dict[str, Any], text: str) -> None:
     outcome = Outcome(text, False, cause=value, released=text, release_error=text, kept={text: text}, usage=value)
     check(outcome.to_dict())
     check(Handover(value, {}, text, value).to_dict())
@@ -50,7 +50,7 @@ def test_what_travels_between_processes(value: dict[str, Any], text: str) -> Non
 
 
 @given(TEXT, JSON)
-def test_what_is_stored(key: str, value: Any) -> None:
+def test_xcoms_and_task_state_are_storable(key: str, value: Any) -> None:
     ti, store = Ti("run", 1, 1), Store()
     context: Any = {"ti": ti, "task_state_store": store}
     compat.push(context, "key", value)
@@ -60,7 +60,7 @@ def test_what_is_stored(key: str, value: Any) -> None:
 
 
 @given(TEXT, OBJECT)
-def test_texts_of_errors(text: str, value: dict[str, Any]) -> None:
+def test_error_messages_are_storable(text: str, value: dict[str, Any]) -> None:
     cause = {"category": "user code", "summary": text, "detail": text, "resolution": text}
     status = json.dumps({"reason": text, "message": text, "details": value}).encode()
     errors = [
@@ -73,7 +73,7 @@ def test_texts_of_errors(text: str, value: dict[str, Any]) -> None:
 
 
 @given(TEXT)
-def test_tracebacks_of_what_a_task_raises(text: str) -> None:
+def test_tracebacks_of_a_task_are_storable(text: str) -> None:
     """Airflow logs the whole chain of exceptions."""
 
     def fails(error: type[Exception]) -> None:
@@ -95,7 +95,7 @@ def test_chain_of_errors_is_kept_if_it_can_be_logged() -> None:
 
 
 @given(TEXT, JSON)
-def test_lines_of_logs(text: str, value: Any) -> None:
+def test_log_lines_are_storable(text: str, value: Any) -> None:
     with structlog.testing.capture_logs() as lines:
         log = compat.storable_log(structlog.get_logger())
         log.info(text, key=value)
@@ -109,7 +109,7 @@ def test_lines_of_logs(text: str, value: Any) -> None:
     assert "ValueError" in lines[2]["event"]
 
 
-def test_line_of_a_log_names_the_code_that_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_names_the_code_that_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
     add_place = structlog.processors.CallsiteParameterAdder([structlog.processors.CallsiteParameter.FUNC_NAME])
     below = structlog.wrap_logger(
         structlog.PrintLogger(),
@@ -117,10 +117,10 @@ def test_line_of_a_log_names_the_code_that_wrote_it(capsys: pytest.CaptureFixtur
         wrapper_class=structlog.BoundLogger,
     )
     compat.storable_log(below).info("hello")
-    assert json.loads(capsys.readouterr().out)["func_name"] == "test_line_of_a_log_names_the_code_that_wrote_it"
+    assert json.loads(capsys.readouterr().out)["func_name"] == "test_log_line_names_the_code_that_wrote_it"
 
 
-def test_event_of_a_trigger_that_fails() -> None:
+def test_event_of_a_failed_trigger_is_storable() -> None:
     """A proxy's binary error page made the trigger fail: one such event stopped every triggerer of an Airflow."""
     text = "\x1f\x8b\0\udcff"
     job = dict.fromkeys(("kind", "version", "namespace", "name", "uid"), text)

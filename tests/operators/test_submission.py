@@ -33,7 +33,7 @@ def attempt(job: Object) -> str:
     return environment(job)["KTRAIN_ATTEMPT"]
 
 
-def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
+def test_retry_keeps_the_attempt(instance: Instance) -> None:
     instance.execute(number=1, retries=2)
     (first,) = instance.jobs()
     instance.execute(number=2, retries=2)
@@ -46,7 +46,7 @@ def test_a_retry_goes_on_with_the_same_attempt(instance: Instance) -> None:
     assert attempt(third) == "2", "two jobs were submitted in this life of the task"
 
 
-def test_retries_that_are_lowered_meanwhile_are_no_clear(instance: Instance) -> None:
+def test_fewer_retries_do_not_count_as_a_clear(instance: Instance) -> None:
     """`retries` is lowered in the DAG file while try 1 trains; then its worker is lost."""
     retries: dict[str, Any] = {"checkpoint_dir": "/checkpoints", "max_tries": 3}
     instance.execute(number=1, retries=3, **retries)
@@ -76,7 +76,7 @@ def test_submission_state_of_another_release_is_read(instance: Instance, missing
     assert second["metadata"]["uid"] == first["metadata"]["uid"]
 
 
-def test_the_owner_is_this_try(instance: Instance) -> None:
+def test_owner_is_the_current_try(instance: Instance) -> None:
     instance.execute(number=1, retries=1)
     instance.execute(number=2, retries=1)
     (job,) = instance.jobs()
@@ -85,7 +85,7 @@ def test_the_owner_is_this_try(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"namespace": "kube-system"}, "namespace changed"),
         ({"name": "other"}, "name changed"),
@@ -94,15 +94,15 @@ def test_the_owner_is_this_try(instance: Instance) -> None:
     ],
     ids=["namespace", "name", "connection", "context"],
 )
-def test_a_retry_that_would_go_elsewhere_fails_and_names_both(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], says: str
+def test_retry_to_another_place_fails_and_names_both(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], message: str
 ) -> None:
     """Otherwise the retry would start a second job in another place."""
     instance.execute(number=1, retries=1)
     other = {"conn_type": "kubernetes", "extra": {"namespace": instance.cluster.namespace}}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
     before = instance.everything()
-    with pytest.raises(TrainingJobError, match=says) as error:
+    with pytest.raises(TrainingJobError, match=message) as error:
         instance.execute(number=2, retries=1, **changed)
     assert not isinstance(error.value, AirflowFailException), "it may be put back before the next try"
     assert next(iter(changed.values())) in str(error.value)
@@ -120,7 +120,7 @@ TWO_MASTERS: dict[str, Any] = {"replicas": {"Master": 2}}
     [TWO_MASTERS, {"gpus": "two"}, {"manifest": "kind: [PyTorchJob\nspec: {}"}, {"manifest": "jobs/missing.yaml"}],
     ids=["two masters", "a parameter of the manifest", "no YAML", "a missing file"],
 )
-def test_an_invalid_manifest_does_not_end_the_job_that_runs(
+def test_invalid_manifest_does_not_end_a_running_job(
     instance: Instance, capsys: pytest.CaptureFixture[str], parameters: dict[str, Any]
 ) -> None:
     instance.execute(number=1, retries=1)
@@ -148,7 +148,7 @@ def test_a_job_that_cannot_be_taken_over_is_released_before_the_error(
     assert not instance.jobs()
 
 
-def test_an_invalid_manifest_releases_nothing_while_the_cluster_is_away(
+def test_invalid_manifest_releases_nothing_while_the_cluster_is_unreachable(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.execute(number=1, retries=2)
@@ -161,7 +161,7 @@ def test_an_invalid_manifest_releases_nothing_while_the_cluster_is_away(
     assert "deletionTimestamp" not in job["metadata"]
 
 
-def test_a_job_that_was_suspended_gets_its_time_anew(instance: Instance) -> None:
+def test_resumed_job_gets_a_new_deadline(instance: Instance) -> None:
     """Otherwise a job that was kept at its timeout would time out again immediately, in each retry."""
     hour = datetime.timedelta(hours=1)
     kept: dict[str, Any] = {"on_finish_action": "keep_job", "retries": 2}
@@ -196,7 +196,7 @@ def test_another_airflow_with_the_same_deployment_id_is_refused(instance: Instan
         ("API__BASE_URL", "https://airflow.example.com", False),
     ],
 )
-def test_a_deployment_id_that_others_have_too_is_warned_of(
+def test_shared_deployment_id_gives_a_warning(
     instance: Instance,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -210,13 +210,13 @@ def test_a_deployment_id_that_others_have_too_is_warned_of(
     assert capsys.readouterr().out.count("Set [ktrain] deployment_id: ") == warns
 
 
-def test_a_clear_may_go_elsewhere(instance: Instance) -> None:
+def test_clear_can_change_the_place(instance: Instance) -> None:
     instance.execute(number=1)
     instance.execute(number=2, max_tries=1, name="other")
     assert {job["metadata"]["name"] for job in instance.jobs()} >= {instance.key.job_name("other")}
 
 
-def test_where_it_goes_is_written_before_it_is_created(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_is_stored_before_the_create(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the worker is lost between the two, the next try finds the reference."""
     extra = {"kube_config": json.dumps(_elsewhere(instance.cluster.kubeconfig))}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
@@ -234,7 +234,7 @@ def _elsewhere(kubeconfig: pathlib.Path) -> Any:
 # from the worker to the triggerer and back
 
 
-def test_nothing_secret_and_no_manifest_travels(instance: Instance) -> None:
+def test_trigger_arguments_have_no_secrets_and_no_manifest(instance: Instance) -> None:
     deferred = instance.execute(env={"PASSWORD": "of-a-database"})
     assert isinstance(deferred, TaskDeferred)
     sent = json.dumps(deferred.trigger.serialize())
@@ -244,7 +244,7 @@ def test_nothing_secret_and_no_manifest_travels(instance: Instance) -> None:
     assert instance.jobs()[0]["metadata"]["uid"] in sent
 
 
-def test_a_short_job_never_defers(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_job_does_not_defer(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
     assert instance.execute(command=["true"]) is None
     assert not instance.jobs()
@@ -259,7 +259,7 @@ def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_a_release_that_failed_in_the_trigger_is_tried_again(instance: Instance) -> None:
+def test_release_that_failed_in_the_trigger_is_repeated(instance: Instance) -> None:
     """It doesn't hide why the job failed."""
     instance.execute()
     cause = {"category": "user code", "summary": "Master 0 failed with exit code 3"}
@@ -278,7 +278,7 @@ def test_deferral_timeout_releases_the_job(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
-def test_late_release_obeys_on_finish_action(instance: Instance, action: str, kept: bool) -> None:
+def test_late_release_applies_on_finish_action(instance: Instance, action: str, kept: bool) -> None:
     instance.execute(on_finish_action=action)
     with pytest.raises(TaskDeferralTimeout):
         instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)

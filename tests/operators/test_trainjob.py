@@ -104,7 +104,7 @@ def test_parameters_reach_the_pods(task: Instance) -> None:
         assert "/dev/shm" in {m.mount_path for m in pod.spec.containers[0].volume_mounts}
 
 
-def test_patches_of_a_manifest_are_kept_beside_ours(task: Instance) -> None:
+def test_patches_of_the_manifest_are_kept(task: Instance) -> None:
     manifest = trainjob(nodes=1, image=clusters.IMAGE, command=["sleep", "600"])
     manifest["spec"]["runtimePatches"] = [runtime_patch("example.com/me", "node", nodeSelector={"a": "b"})]
     job = execute(task, manifest=manifest, node_selector={"kubernetes.io/os": "linux"})
@@ -120,7 +120,7 @@ def test_trainer_is_always_sent(task: Instance) -> None:
     assert "trainer" in execute(task, manifest=manifest)["spec"]
 
 
-def test_an_mpi_runtime_gets_patches_of_both_jobs(task: Instance) -> None:
+def test_patches_cover_both_jobs_of_an_mpi_runtime(task: Instance) -> None:
     job = execute(task, runtime="mpi-distributed", nodes=2, gpus=None, labels={"team": "a"})
     (entry,) = job["spec"]["runtimePatches"]
     jobs = entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
@@ -128,7 +128,7 @@ def test_an_mpi_runtime_gets_patches_of_both_jobs(task: Instance) -> None:
     assert {j["template"]["spec"]["template"]["metadata"]["labels"]["team"] for j in jobs} == {"a"}
 
 
-def test_the_deadline_is_a_backstop(task: Instance) -> None:
+def test_deadline_is_also_set_in_the_job(task: Instance) -> None:
     job = execute(task, execution_timeout=datetime.timedelta(hours=1))
     assert job["spec"]["activeDeadlineSeconds"] == 3570 + 300
 
@@ -176,7 +176,7 @@ def test_a_retry_adopts_the_job_although_its_runtime_is_gone(task: Instance) -> 
     assert execute(task, runtime="passing", number=2, retries=1)["metadata"]["uid"] == uid
 
 
-def test_what_others_patch_is_no_change_of_the_manifest(task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patches_of_other_managers_do_not_change_the_hash(task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """Kueue adds an entry to runtimePatches."""
     job = execute(task, retries=1)
     (ours,) = job["spec"]["runtimePatches"]

@@ -47,7 +47,7 @@ def run(instance: Instance, function: Any, *args: Any, **parameters: Any) -> Any
     )
 
 
-def test_torchrun_starts_the_function_on_every_node(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
+def test_function_runs_on_every_node_under_torchrun(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     returned = run(instance, sees, "hello", nproc_per_node=2)
     assert returned == {"size": "4", "attempt": "1", "greeting": "hello"}
     log = capfd.readouterr().out

@@ -77,7 +77,7 @@ def trigger_of(
         "Airflow is away for a moment", "Airflow cannot be asked",
     ],
 )  # fmt: skip
-def test_a_kill_asks_whether_there_was_one(
+def test_on_kill_reads_the_state_of_the_task(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str], states: list[Any], kept: bool
 ) -> None:
     trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
@@ -95,7 +95,9 @@ def test_on_kill_is_ignored_without_task_instance(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("answer", [TaskInstanceState.DEFERRED, RuntimeError("no answer")])
-def test_a_process_asks_airflow_once_before_any_kill(instance: Instance, supervisor: Supervisor, answer: Any) -> None:
+def test_triggerer_requests_the_state_once_before_any_kill(
+    instance: Instance, supervisor: Supervisor, answer: Any
+) -> None:
     """The first request takes the triggerer's supervisor 7 s: no kill should have to wait for it."""
     supervisor.states = [answer]
     deferred = instance.execute(command=["sh", "-c", "sleep 2"])
@@ -125,7 +127,9 @@ class BusySupervisor(Supervisor):
         return await asyncio.to_thread(self.send, message)
 
 
-def test_following_does_not_wait_for_the_first_question(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_following_does_not_wait_for_the_first_state_request(
+    instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Masking the connection's secrets doesn't wait for it either."""
     trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 2"]), instance)
     busy = BusySupervisor(TaskInstanceState.DEFERRED)
@@ -147,7 +151,7 @@ def test_following_does_not_wait_for_the_first_question(instance: Instance, caps
         asyncio.run(run())
 
 
-def test_airflow_learns_of_a_kill_while_the_connection_is_read(
+def test_kill_while_reading_the_connection_releases_the_job(
     instance: Instance, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow 3.3 calls `on_kill` based on the cancellation's message, which asgiref drops in a thread."""
@@ -175,7 +179,7 @@ def test_airflow_learns_of_a_kill_while_the_connection_is_read(
     asyncio.run(kill())
 
 
-def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
+def test_late_kill_keeps_the_job_of_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
     """After a clear, the next try has adopted the job before the old trigger is killed."""
     trigger = trigger_of(instance.execute(number=1, retries=1), instance)
     instance.execute(number=2, retries=1)
@@ -187,7 +191,7 @@ def test_a_late_kill_does_not_reach_the_next_try(instance: Instance, supervisor:
     assert instance.ti.id in job["metadata"]["annotations"][OWNER_ANNOTATION]
 
 
-def test_a_kill_is_not_cut_off_by_the_next_ones(instance: Instance, supervisor: Supervisor) -> None:
+def test_kill_completes_although_it_is_cancelled_repeatedly(instance: Instance, supervisor: Supervisor) -> None:
     """A triggerer cancels a task repeatedly."""
     trigger = trigger_of(instance.execute(), instance)
     supervisor.states = [TaskInstanceState.FAILED]
@@ -218,7 +222,7 @@ async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str
     await trigger.cleanup()
 
 
-def test_a_triggerer_that_stops_deletes_nothing(
+def test_stopped_triggerer_deletes_nothing(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It cancels its triggers and calls `cleanup`, not `on_kill`."""
@@ -241,19 +245,19 @@ def test_lines_after_a_kill_are_logged_and_counted(
 
     asyncio.run(kill())
     ended = datetime.datetime.now(datetime.UTC)
-    said = capsys.readouterr().out
-    (last,) = re.findall(r"^(\S+) .* deleted\. ", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    (last,) = re.findall(r"^(\S+) .* deleted\. ", output, re.MULTILINE)
     since = ended - datetime.datetime.fromisoformat(last)
     assert since.total_seconds() >= TrainingJobTrigger.seconds_after_last_line, "Airflow closes the log at the end"
-    assert [said.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
-    assert "started" not in said, "it was read before"
-    assert "The pods wrote 3 lines between the kill and their end." in said
+    assert [output.count(f"dying {n}") for n in (1, 2, 3)] == [1, 1, 1]
+    assert "started" not in output, "it was read before"
+    assert "The pods wrote 3 lines between the kill and their end." in output
     assert not instance.jobs()
 
 
 @pytest.mark.skipif(hasattr(BaseTrigger, "on_kill"), reason="this Airflow calls on_kill")
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.DEFERRED, True)])
-def test_below_3_3_a_cancelled_trigger_asks_whether_its_task_was_killed(
+def test_cancelled_trigger_below_airflow_3_3_reads_the_state_of_the_task(
     instance: Instance,
     supervisor: Supervisor,
     capsys: pytest.CaptureFixture[str],
@@ -267,7 +271,7 @@ def test_below_3_3_a_cancelled_trigger_asks_whether_its_task_was_killed(
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
 
-def test_an_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """`dags test` runs triggers inline, without a task instance, and Ctrl-C ends the whole process."""
     trigger = trigger_of(instance.execute(), instance)
     trigger.task_instance = None
@@ -300,7 +304,7 @@ def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
-def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance) -> None:
+def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
     deferred = instance.execute(command=["sh", "-c", "sleep 1"])
     trigger = trigger_of(deferred, instance)
 
@@ -315,7 +319,7 @@ def test_its_one_event_comes_no_sooner_than_airflow_bears_it(instance: Instance)
     assert not instance.jobs()
 
 
-def test_a_training_is_not_repeated_because_its_worker_died_at_the_event(instance: Instance) -> None:
+def test_worker_lost_after_the_event_does_not_repeat_the_training(instance: Instance) -> None:
     """Between the event and `execute_complete`: the next try reads the outcome from the job, and deletes it."""
     deferred = instance.execute(command=["sh", "-c", "sleep 1"], retries=1)
     trigger = trigger_of(deferred, instance)
@@ -352,7 +356,7 @@ def server(cluster: TestCluster) -> str:
 
 
 @pytest.mark.embedded
-def test_a_job_is_not_looked_for_in_another_cluster(
+def test_trigger_does_not_search_another_cluster(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the other cluster it would appear to be deleted, and the next try would submit it again."""
@@ -377,7 +381,7 @@ def test_a_job_is_not_looked_for_in_another_cluster(
 
 
 @pytest.mark.embedded
-def test_a_kill_does_not_look_in_another_cluster(
+def test_kill_does_not_search_another_cluster(
     instance: Instance,
     other: TestCluster,
     supervisor: Supervisor,
@@ -388,13 +392,13 @@ def test_a_kill_does_not_look_in_another_cluster(
     supervisor.states = [TaskInstanceState.FAILED]
     connect(monkeypatch, kube_config_path=str(other.kubeconfig))
     asyncio.run(trigger.on_kill())
-    said = capsys.readouterr().out
-    assert f"submitted to {server(instance.cluster)}" in said
-    assert "GPUs released" not in said
+    output = capsys.readouterr().out
+    assert f"submitted to {server(instance.cluster)}" in output
+    assert "GPUs released" not in output
 
 
 @pytest.mark.embedded
-def test_the_same_cluster_may_get_another_address(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_the_cluster_can_change(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.execute(number=1, retries=1)
     config = yaml.safe_load(instance.cluster.kubeconfig.read_text())
     address = config["clusters"][0]["cluster"]["server"]
@@ -408,7 +412,7 @@ def test_the_same_cluster_may_get_another_address(instance: Instance, monkeypatc
 
 
 @pytest.mark.embedded
-async def test_a_connection_that_is_edited_gets_clients_of_its_own(
+async def test_edited_connection_gets_new_clients(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     """Another trigger in the same triggerer still follows a job with the previous version of the connection."""

@@ -67,13 +67,13 @@ def test_running_job_is_followed_and_deferred_again(
     assert job["metadata"]["uid"] == first["job"]["uid"]
     assert "deletionTimestamp" not in job["metadata"]
     assert instance.running() == 1
-    said = capsys.readouterr().out
-    assert "The trigger failed" in said
-    assert said.count("may be repeated: the trigger failed") == 1
+    output = capsys.readouterr().out
+    assert "The trigger failed" in output
+    assert output.count("may be repeated: the trigger failed") == 1
 
 
 @WAYS
-def test_ended_job_is_the_tasks_end(instance: Instance, way: Any) -> None:
+def test_ended_job_ends_the_task(instance: Instance, way: Any) -> None:
     instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
     instance.wait_ended()
     assert way(instance) == {"loss": 0.5}
@@ -88,7 +88,7 @@ def test_failed_job_raises_its_cause(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_failures_are_counted_and_at_last_the_worker_follows_to_the_end(instance: Instance) -> None:
+def test_worker_follows_to_the_end_after_repeated_failures(instance: Instance) -> None:
     """The log continues at the last deferral: no line is lost."""
     counts = ["sh", "-c", COUNTS]
     numbers = [arguments(instance.execute(operator=DefersSoon, command=counts))["failures"]]
@@ -99,7 +99,7 @@ def test_failures_are_counted_and_at_last_the_worker_follows_to_the_end(instance
     assert not instance.jobs()
 
 
-def test_worker_reads_on_from_the_last_deferral(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worker_continues_logs_from_the_last_deferral(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """Airflow erases the failed trigger's log, so its lines are read again; those of the worker aren't."""
     instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
     while isinstance(fails_to_load(instance), TaskDeferred):
@@ -108,12 +108,12 @@ def test_worker_reads_on_from_the_last_deferral(instance: Instance, capsys: pyte
     assert lines == [str(number) for number in range(8)]
 
 
-def test_schedule_of_the_worker() -> None:
+def test_worker_follows_longer_after_each_failure() -> None:
     schedule = PyTorchJobOperator.seconds_in_worker
     assert [seconds_in_worker(failures, schedule) for failures in (1, 2, 3, 4, 5)] == [60, 300, 900, None, None]
 
 
-def test_only_a_timeout_of_the_deferral_releases(instance: Instance) -> None:
+def test_only_a_deferral_timeout_releases_the_job(instance: Instance) -> None:
     instance.execute(operator=DefersSoon)
     assert isinstance(instance.fail("an error of a later Airflow"), TaskDeferred)
     assert instance.running() == 1
@@ -147,7 +147,7 @@ def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
 
 
 @pytest.mark.embedded
-def test_api_server_away_is_no_reason_to_release(instance: Instance) -> None:
+def test_unavailable_api_server_does_not_release_the_job(instance: Instance) -> None:
     """Nothing can be proved in this state: the task defers again with the same arguments."""
     first = arguments(instance.execute(operator=DefersSoon))
     instance.cluster.admin("status", status=503, path="/pytorchjobs|/pods")
@@ -160,7 +160,7 @@ def test_api_server_away_is_no_reason_to_release(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_connection_that_fails_is_no_reason_to_release(
+def test_failed_connection_does_not_release_the_job(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, retries: int
 ) -> None:
     instance.execute(operator=DefersSoon, retries=retries)

@@ -43,7 +43,7 @@ def without_airflow(key: str) -> Store:
 
 
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
-def test_airflow_that_takes_no_xcom_ends_no_training(
+def test_failed_xcom_push_does_not_end_the_training(
     instance: Instance, capsys: pytest.CaptureFixture[str], retries: int
 ) -> None:
     """The XCom shows people which job it is; the job is followed without it."""
@@ -54,7 +54,7 @@ def test_airflow_that_takes_no_xcom_ends_no_training(
     )
 
 
-def test_airflow_that_does_not_store_the_job_ends_no_training(instance: Instance) -> None:
+def test_failed_write_of_task_state_does_not_end_the_training(instance: Instance) -> None:
     instance.store = without_airflow("ktrain_job")
     assert isinstance(instance.execute(), TaskDeferred)
     assert alive(instance)
@@ -79,7 +79,7 @@ class Breaks(PyTorchJobOperator):
         return replace(super()._options(job), limits=broken)
 
 
-def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """No retry is left: the job continues, and the reaper releases it if nobody else does."""
     with pytest.raises(AttributeError):
         instance.execute(operator=Breaks, deferrable=False)
@@ -88,7 +88,7 @@ def test_error_of_our_own_ends_no_training(instance: Instance, capsys: pytest.Ca
 
 
 @pytest.mark.embedded
-def test_credentials_refused_at_the_last_adoption_end_no_training(
+def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are rejected (401) while the job of the previous try is alive; no retry is left."""
@@ -109,7 +109,7 @@ i=0; while [ $i -lt 20 ]; do echo line $i; i=$((i+1)); sleep 0.5; done"""
 
 
 @pytest.mark.embedded
-def test_following_that_fails_midway_goes_on_at_the_newest_line(
+def test_following_resumes_at_the_newest_line_after_a_failure(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The credentials are rejected for a moment: no line is logged twice, and the result that was read is kept."""
@@ -147,9 +147,7 @@ def connection(instance: Instance, **extra: Any) -> str:
     return json.dumps({"conn_type": "kubernetes", "extra": extra})
 
 
-def test_connection_that_cannot_be_read_is_no_failure_of_the_task(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_connection_does_not_fail_the_task(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unavailable secrets backend looks like a missing connection."""
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", connection(instance))
     first = instance.execute(operator=DefersSoon, kubernetes_conn_id="other")
@@ -175,9 +173,9 @@ def test_last_failure_of_a_trigger_keeps_a_job_that_cannot_be_reached(
     with pytest.raises(TrainingClusterError):
         instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
     assert alive(instance)
-    said = capsys.readouterr().out
-    assert "the reaper releases it" in said
-    assert "could not be released" not in said, "nothing tries to"
+    output = capsys.readouterr().out
+    assert "the reaper releases it" in output
+    assert "could not be released" not in output, "nothing tries to"
 
 
 # the end of a training
@@ -196,7 +194,7 @@ def test_lost_return_value_fails_the_next_try_too(instance: Instance) -> None:
     assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
 
 
-def test_template_of_log_files_that_a_task_cannot_fill_in_ends_no_training(
+def test_unusable_log_filename_template_does_not_end_the_training(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The template is only needed to name a CloudWatch stream."""
