@@ -25,13 +25,13 @@ JSON = {"Content-Type": "application/json"}
 def api(cluster: EmbeddedCluster) -> Iterator[Client]:
     """A client of the namespace `fuzz`, and at the end a cluster that works as if nothing had been."""
     client, log = Client(cluster), cluster.state_dir / "server.log"
-    said = log.stat().st_size
+    size = log.stat().st_size
     client("POST", "/api/v1/namespaces", {"metadata": {"name": "fuzz"}})
     eventually(lambda: client("GET", "/api/v1/namespaces/fuzz/serviceaccounts/default").status == 200)
     yield client
     assert client("POST", JOBS, job("sound")).status == 201
     eventually(lambda: client("GET", f"{JOBS}/sound").json.get("status", {}).get("conditions"))
-    assert b"Traceback" not in log.read_bytes()[said:]
+    assert b"Traceback" not in log.read_bytes()[size:]
 
 
 def job(name: str) -> dict[str, Any]:
@@ -82,7 +82,9 @@ BODIES: list[tuple[Any, dict[str, str], int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "headers", "code", "reason"), BODIES, ids=[str(b[0])[:24] for b in BODIES])
-def test_bodies(api: Client, body: Any, headers: dict[str, str], code: int, reason: str) -> None:
+def test_invalid_bodies_are_refused_with_a_status(
+    api: Client, body: Any, headers: dict[str, str], code: int, reason: str
+) -> None:
     answer = api("POST", MAPS, body, headers)
     assert (answer.status, answer.body["kind"], answer.body["reason"]) == (code, "Status", reason), answer.body
 
@@ -113,12 +115,12 @@ OBJECTS: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "code"), OBJECTS, ids=lambda value: str(value)[-40:])
-def test_objects(api: Client, path: str, body: dict[str, Any], code: int) -> None:
+def test_invalid_objects_are_refused_with_a_status(api: Client, path: str, body: dict[str, Any], code: int) -> None:
     answer = api("POST", path, body)
     assert (answer.status, answer.body["kind"]) == (code, "Status"), answer.body
 
 
-def test_half_a_character_breaks_no_watch(api: Client) -> None:
+def test_lone_surrogates_are_replaced(api: Client) -> None:
     body = '{"metadata": {"name": "half"}, "data": {"a": "x\\ud800y", "b": "\\ud83d\\ude00"}}'
     assert api("POST", MAPS, body).json["data"] == {"a": "x\ufffdy", "b": "\U0001f600"}
     (event,) = api.lines(f"{MAPS}?watch=true&fieldSelector=metadata.name%3Dhalf&timeoutSeconds=1")
@@ -129,7 +131,7 @@ def test_half_a_character_breaks_no_watch(api: Client) -> None:
     ("scale", "code"),
     [([], 400), ({"spec": [1]}, 403), ({"spec": {"replicas": "2"}}, 422), ({"spec": {"replicas": -1}}, 422)],
 )
-def test_a_scale_that_is_none(api: Client, scale: Any, code: int) -> None:
+def test_invalid_scale_is_refused(api: Client, scale: Any, code: int) -> None:
     wide = job("wide")
     specs = wide["spec"]["pytorchReplicaSpecs"]
     wide["spec"] = {"runPolicy": {"suspend": True}, "pytorchReplicaSpecs": {**specs, "Worker": specs["Master"]}}
@@ -157,7 +159,7 @@ QUERIES = [
 
 
 @pytest.mark.parametrize(("query", "code", "reason"), QUERIES, ids=[q[0][:40] for q in QUERIES])
-def test_queries(api: Client, query: str, code: int, reason: str) -> None:
+def test_invalid_queries_are_refused(api: Client, query: str, code: int, reason: str) -> None:
     answer = api("GET", f"{MAPS}?{query}")
     assert (answer.status, answer.body.get("reason")) == (code, reason), answer.body
 
@@ -182,7 +184,7 @@ def test_queries(api: Client, query: str, code: int, reason: str) -> None:
         ("OPTIONS", MAPS, 405),
     ],
 )
-def test_paths_and_methods(api: Client, method: str, path: str, code: int) -> None:
+def test_unknown_paths_and_methods_are_refused(api: Client, method: str, path: str, code: int) -> None:
     assert api(method, path, "{}" if method != "GET" else None).status == code
 
 
@@ -196,7 +198,7 @@ def test_paths_and_methods(api: Client, method: str, path: str, code: int) -> No
         b"POST /api HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
-def test_what_is_not_http(cluster: EmbeddedCluster, api: Client, sent: bytes) -> None:
+def test_requests_that_are_not_http_do_not_stop_the_server(cluster: EmbeddedCluster, api: Client, sent: bytes) -> None:
     address = urlsplit(cluster.url)
     tls = ssl.create_default_context(cafile=str(cluster.ca_file))
     with (
@@ -263,7 +265,9 @@ bodies = (mutated() | values | st.lists(operations, max_size=2)).map(json.dumps)
 
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]), paths, queries, media, bodies)
-def test_anything(api: Client, method: str, path: str, query: dict[str, str], kind: str, body: Any) -> None:
+def test_any_request_gets_an_answer(
+    api: Client, method: str, path: str, query: dict[str, str], kind: str, body: Any
+) -> None:
     encoded = urlencode(query, errors="surrogatepass")
     with api.open(method, f"{path}?{encoded}", body, {"Content-Type": kind}, timeout=20) as response:
         data = response.read()
@@ -277,8 +281,8 @@ def test_anything(api: Client, method: str, path: str, query: dict[str, str], ki
 
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(mutated())
-def test_any_job(api: Client, body: Any) -> None:
-    """What is let in, the controllers bear; what is not, is refused with a reason."""
+def test_any_accepted_job_is_reconciled(api: Client, body: Any) -> None:
+    """Controllers survive every accepted job; other jobs are refused with a reason."""
     answer = api("POST", JOBS, json.dumps(body))
     assert answer.status in (201, 400, 403, 409, 422), answer.data
     if answer.status == 201:

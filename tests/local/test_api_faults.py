@@ -1,4 +1,4 @@
-"""Each fault switch does what it says, for as long as it says, and to nobody else."""
+"""Each fault switch has the given effect, for the given time, and affects nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def phase(api: Client, name: str) -> str:
 
 
 @pytest.mark.parametrize("status", [401, 429, 500, 503])
-def test_errors_for_a_while(faulty: EmbeddedCluster, api: Client, status: int) -> None:
+def test_error_status_lasts_for_the_given_seconds(faulty: EmbeddedCluster, api: Client, status: int) -> None:
     faulty.admin("status", seconds=0.5, status=status)
     answer = api("GET", MAPS)
     assert (answer.status, answer.body["code"]) == (status, status)
@@ -50,14 +50,14 @@ def test_errors_for_a_while(faulty: EmbeddedCluster, api: Client, status: int) -
     eventually(lambda: api("GET", MAPS).status == 200)
 
 
-def test_errors_by_verb_and_path_and_count(faulty: EmbeddedCluster, api: Client) -> None:
+def test_error_status_is_limited_by_verb_path_and_count(faulty: EmbeddedCluster, api: Client) -> None:
     faulty.admin("status", status=500, verb="list,delete", path="configmaps", count=2)
     assert api("GET", PODS).status == 200
     assert api("GET", f"{MAPS}/kube-root-ca.crt").status == 200
     assert [api("GET", MAPS).status for _ in range(3)] == [500, 500, 200]
 
 
-def test_refused_connections_and_replicas_that_go_on(faulty: EmbeddedCluster, api: Client) -> None:
+def test_pods_continue_while_connections_are_refused(faulty: EmbeddedCluster, api: Client) -> None:
     api("POST", PODS, pod("steady", "sleep 600"))
     eventually(lambda: phase(api, "steady") == "Running")
     before = api("GET", f"{PODS}/steady").json
@@ -85,7 +85,7 @@ def test_refused_connections_and_replicas_that_go_on(faulty: EmbeddedCluster, ap
     assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
 
 
-def test_dropped_connections(faulty: EmbeddedCluster, api: Client) -> None:
+def test_dropped_connections_end_streams(faulty: EmbeddedCluster, api: Client) -> None:
     with api.open("GET", f"{MAPS}?watch=true&timeoutSeconds=60") as watch:
         watch.readline()
         faulty.admin("drop", seconds=0.5)
@@ -101,7 +101,7 @@ def test_dropped_connections(faulty: EmbeddedCluster, api: Client) -> None:
     eventually(back)
 
 
-def test_log_cut_after_some_bytes(faulty: EmbeddedCluster, api: Client) -> None:
+def test_log_is_cut_after_the_given_bytes(faulty: EmbeddedCluster, api: Client) -> None:
     api("POST", PODS, pod("talk", "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; done"))
     eventually(lambda: phase(api, "talk") == "Succeeded")
     assert len(api("GET", f"{PODS}/talk/log").data) == 63
@@ -115,7 +115,7 @@ def test_log_cut_after_some_bytes(faulty: EmbeddedCluster, api: Client) -> None:
     assert len(api("GET", f"{PODS}/talk/log").data) == 63
 
 
-def test_expired_versions(faulty: EmbeddedCluster, api: Client) -> None:
+def test_expired_versions_get_410(faulty: EmbeddedCluster, api: Client) -> None:
     listed = api("GET", f"{MAPS}?limit=1").json["metadata"]
     version = listed["resourceVersion"]
     api("POST", MAPS, {"metadata": {"name": "newer"}})
@@ -127,7 +127,7 @@ def test_expired_versions(faulty: EmbeddedCluster, api: Client) -> None:
     assert list(api.lines(f"{MAPS}?watch=true&resourceVersion={fresh}&timeoutSeconds=1")) == []
 
 
-def test_events_held_back(faulty: EmbeddedCluster, api: Client) -> None:
+def test_watch_events_are_delayed(faulty: EmbeddedCluster, api: Client) -> None:
     version = api("GET", MAPS).json["metadata"]["resourceVersion"]
     faulty.admin("delay_watch", delay=60, path="configmaps", seconds=1)
     api("POST", MAPS, {"metadata": {"name": "late"}})
@@ -139,7 +139,7 @@ def test_events_held_back(faulty: EmbeddedCluster, api: Client) -> None:
         assert b"later" in watch.readline()
 
 
-def test_evicted_pod(faulty: EmbeddedCluster, api: Client) -> None:
+def test_evicted_pod_fails(faulty: EmbeddedCluster, api: Client) -> None:
     api("POST", PODS, pod("heavy", "sleep 600"))
     eventually(lambda: phase(api, "heavy") == "Running")
     faulty.admin("evict", pod="heavy", message="The node was low on resource: memory.")
@@ -147,7 +147,7 @@ def test_evicted_pod(faulty: EmbeddedCluster, api: Client) -> None:
     assert (status["reason"], status["message"]) == ("Evicted", "The node was low on resource: memory.")
 
 
-def test_lost_node_and_its_return(faulty: EmbeddedCluster, api: Client) -> None:
+def test_lost_node_is_unknown_until_it_returns(faulty: EmbeddedCluster, api: Client) -> None:
     def ready() -> str:
         node = api("GET", "/api/v1/nodes/ktrain-node-1").json
         return str(next(c["status"] for c in node["status"]["conditions"] if c["type"] == "Ready"))
@@ -159,7 +159,7 @@ def test_lost_node_and_its_return(faulty: EmbeddedCluster, api: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "named"),
+    ("fault", "named"),
     [
         ({"fault": "nonsense"}, "fault"),
         ({}, "fault"),
@@ -173,8 +173,8 @@ def test_lost_node_and_its_return(faulty: EmbeddedCluster, api: Client) -> None:
         ({"fault": "evict", "pod": "nosuch"}, "pod"),
     ],
 )
-def test_wishes_that_make_no_sense(api: Client, wanted: dict[str, Any], named: str) -> None:
-    answer = api("POST", "/ktrain/faults", wanted)
+def test_invalid_faults_are_refused(api: Client, fault: dict[str, Any], named: str) -> None:
+    answer = api("POST", "/ktrain/faults", fault)
     assert answer.status in (400, 404)
     assert named in answer.body["message"]
     assert api("GET", MAPS).status == 200

@@ -76,7 +76,7 @@ def kubectl(cluster: EmbeddedCluster, namespace: str) -> Kubectl:
     return run
 
 
-def test_a_job_from_create_to_delete(kubectl: Kubectl, workshop: Path) -> None:
+def test_job_can_be_created_watched_and_deleted(kubectl: Kubectl, workshop: Path) -> None:
     manifest = job("simple", waits_for("simple.done"))
     assert kubectl("create", "-f", "-", stdin=manifest) == "pytorchjob.kubeflow.org/simple created\n"
     assert "already exists" in kubectl("create", "-f", "-", stdin=manifest, code=1)
@@ -105,7 +105,7 @@ def test_a_job_from_create_to_delete(kubectl: Kubectl, workshop: Path) -> None:
     assert "NotFound" in kubectl("get", "pytorchjob", "simple", code=1)
 
 
-def test_apply_changes_what_differs(kubectl: Kubectl) -> None:
+def test_apply_changes_only_differences(kubectl: Kubectl) -> None:
     manifest = job("applied", "sleep 600")
     assert kubectl("apply", "-f", "-", stdin=manifest) == "pytorchjob.kubeflow.org/applied created\n"
     assert kubectl("apply", "-f", "-", stdin=manifest) == "pytorchjob.kubeflow.org/applied unchanged\n"
@@ -158,7 +158,7 @@ def test_apply_merges_lists_by_their_keys(kubectl: Kubectl) -> None:
     kubectl("delete", "job", "lists")
 
 
-def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop: Path) -> None:
+def test_logs_are_streamed_live(cluster: EmbeddedCluster, kubectl: Kubectl, workshop: Path) -> None:
     kubectl(
         "create", "-f", "-", stdin=job("talker", f"{waits_for('talker.done')}; for i in 1 2 3; do echo step $i; done")
     )
@@ -178,7 +178,7 @@ def test_logs_as_they_come(cluster: EmbeddedCluster, kubectl: Kubectl, workshop:
     kubectl("delete", "pytorchjobs", "--all")
 
 
-def test_scale_patch_label_annotate_edit(kubectl: Kubectl) -> None:
+def test_scale_patch_label_annotate_and_edit_change_the_job(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", stdin=job("grower", "sleep 600"))
     assert kubectl("scale", "pytorchjob/grower", "--replicas=3") == "pytorchjob.kubeflow.org/grower scaled\n"
     kubectl("wait", "--for=create", "pod/grower-worker-2", "--timeout=240s")
@@ -215,7 +215,7 @@ def test_mistakes_are_reported(kubectl: Kubectl, found: str, put: str, message: 
     assert message in kubectl("apply", "-f", "-", stdin=job("wrong").replace(found, put, 1), code=1)
 
 
-def test_validation_by_the_server(kubectl: Kubectl) -> None:
+def test_field_validation_of_the_server_is_strict(kubectl: Kubectl) -> None:
     manifest = job("odd").replace("spec:\n  py", "spec:\n  workers: 2\n  py")
     assert 'unknown field "spec.workers"' in kubectl("create", "-f", "-", stdin=manifest, code=1)
     assert 'Warning: unknown field "spec.workers"' in kubectl("create", "--validate=warn", "-f", "-", stdin=manifest)
@@ -224,7 +224,7 @@ def test_validation_by_the_server(kubectl: Kubectl) -> None:
     kubectl("delete", "pytorchjob", "odd")
 
 
-def test_what_there_is(kubectl: Kubectl) -> None:
+def test_discovery_lists_resources_versions_and_nodes(kubectl: Kubectl) -> None:
     resources = kubectl("api-resources")
     assert "pytorchjobs" in resources
     assert "mpijobs" in resources
@@ -238,7 +238,7 @@ def test_what_there_is(kubectl: Kubectl) -> None:
     assert kubectl("get", "--raw", "/healthz") == "ok"
 
 
-def test_rights(kubectl: Kubectl) -> None:
+def test_token_has_only_the_rights_of_its_role(kubectl: Kubectl) -> None:
     kubectl("create", "serviceaccount", "limited")
     kubectl("create", "role", "reader", "--verb=get,list,watch", "--resource=pytorchjobs.kubeflow.org")
     kubectl("create", "rolebinding", "limited", "--role=reader", "--serviceaccount=kubectl:limited")
@@ -250,7 +250,7 @@ def test_rights(kubectl: Kubectl) -> None:
     kubectl("--token", token, "get", "pytorchjobs")
 
 
-def test_a_namespace_goes_with_what_is_in_it(kubectl: Kubectl) -> None:
+def test_namespace_is_deleted_with_its_objects(kubectl: Kubectl) -> None:
     kubectl("create", "namespace", "brief")
     kubectl("-n", "brief", "create", "-f", "-", stdin=job("lost", "sleep 600"))
     kubectl("-n", "brief", "wait", "--for=jsonpath={.status.phase}=Running", "pod/lost-master-0", "--timeout=240s")

@@ -47,7 +47,7 @@ def test_kueue_is_served_on_request_only(client: Client, cluster: EmbeddedCluste
     assert schemas["io.x-k8s.kueue.v1beta2.Workload"]["properties"]["spec"]["properties"]["active"]["default"] is True
 
 
-def test_status_of_a_workload_is_written_apart_from_its_spec(client: Client) -> None:
+def test_status_of_a_workload_is_a_subresource(client: Client) -> None:
     made = client("POST", f"{HOME}/workloads?fieldValidation=Strict", workload("apart"))
     assert (made.status, made.json["spec"]["active"]) == (201, True)
     condition = {
@@ -75,14 +75,14 @@ def test_kubectl_columns_of_workloads_and_queues(client: Client) -> None:
     assert [c["name"] for c in columns] == ["Name", "Queue", "Reserved in", "Admitted", "Finished", "Age"]
 
 
-def test_a_job_that_names_a_queue_is_created_suspended(client: Client) -> None:
+def test_job_with_a_queue_is_created_suspended(client: Client) -> None:
     queued = client("POST", PYTORCHJOBS, pytorchjob("queued", QUEUE)).json
     free = client("POST", PYTORCHJOBS, pytorchjob("free", {})).json
     assert queued["spec"]["runPolicy"]["suspend"] is True
     assert not free["spec"].get("runPolicy", {}).get("suspend")
 
 
-def test_a_trainjob_gets_an_entry_for_changes_of_kueue(client: Client) -> None:
+def test_queued_trainjob_gets_an_entry_for_patches_of_kueue(client: Client) -> None:
     spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"command": ["sleep", "60"]}}
     job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
     made = client("POST", TRAINJOBS, {**job, "metadata": {"name": "queued", "labels": QUEUE}}).json["spec"]

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.local.cluster import EmbeddedCluster
 
 
 @pytest.mark.parametrize(("script", "phase"), [("echo one; echo two", PodPhase.SUCCEEDED), ("exit 3", PodPhase.FAILED)])
-def test_a_pod_from_its_creation_to_its_end(cluster: EmbeddedCluster, script: str, phase: str) -> None:
+def test_pod_manager_follows_a_pod_to_its_end(cluster: EmbeddedCluster, script: str, phase: str) -> None:
     with config.new_client_from_config(str(cluster.kubeconfig)) as api:
         core = client.CoreV1Api(api)
         manager = PodManager(core)

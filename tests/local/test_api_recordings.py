@@ -192,7 +192,7 @@ def replay(cluster: EmbeddedCluster, scenario: str) -> Replay:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_answers_as_recorded(cluster: EmbeddedCluster, replay: Replay, scenario: str) -> None:
+def test_answers_match_the_recordings(cluster: EmbeddedCluster, replay: Replay, scenario: str) -> None:
     """Steps of a scenario build on each other: each is sent once, in order."""
     failures = []
     for step in steps(scenario):

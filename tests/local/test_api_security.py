@@ -41,11 +41,11 @@ def listeners(pid: int) -> list[str]:
     return found
 
 
-def test_listens_on_loopback_only(cluster: EmbeddedCluster) -> None:
+def test_server_listens_on_loopback_only(cluster: EmbeddedCluster) -> None:
     assert listeners(cluster.pid) == ["0100007F"]
 
 
-def test_speaks_tls_only(cluster: EmbeddedCluster) -> None:
+def test_server_accepts_tls_only(cluster: EmbeddedCluster) -> None:
     host, port = urlsplit(cluster.url).netloc.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -56,7 +56,7 @@ def test_speaks_tls_only(cluster: EmbeddedCluster) -> None:
     assert not answer.startswith(b"HTTP")
 
 
-def test_certificate_is_of_a_ca_of_its_own(cluster: EmbeddedCluster) -> None:
+def test_certificate_is_signed_by_its_own_ca(cluster: EmbeddedCluster) -> None:
     host, port = urlsplit(cluster.url).netloc.split(":")
     for name in ("127.0.0.1", "localhost"):
         context = ssl.create_default_context(cafile=str(cluster.ca_file))
@@ -67,7 +67,7 @@ def test_certificate_is_of_a_ca_of_its_own(cluster: EmbeddedCluster) -> None:
         unknowing.wrap_socket(raw, server_hostname="localhost")
 
 
-def test_only_the_owner_reads_the_token(cluster: EmbeddedCluster) -> None:
+def test_token_file_is_readable_by_its_owner_only(cluster: EmbeddedCluster) -> None:
     for path in (cluster.kubeconfig, cluster.state_dir / "cluster.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(cluster.state_dir.stat().st_mode) == 0o700
@@ -76,7 +76,7 @@ def test_only_the_owner_reads_the_token(cluster: EmbeddedCluster) -> None:
     assert not any(b"PRIVATE KEY" in p.read_bytes() for p in cluster.state_dir.iterdir() if p.is_file())
 
 
-def test_no_token_on_a_command_line(cluster: EmbeddedCluster) -> None:
+def test_token_is_not_on_a_command_line(cluster: EmbeddedCluster) -> None:
     assert cluster.token.encode() not in Path(f"/proc/{cluster.pid}/cmdline").read_bytes()
 
 
@@ -100,13 +100,13 @@ def test_any_origin_is_refused(api: Client, method: str, origin: str) -> None:
 
 @pytest.mark.parametrize(("token", "status"), [("", 403), ("nonsense", 401), ("Ä", 401)])
 @pytest.mark.parametrize("path", [PODS, "/ktrain/faults"])
-def test_no_token_and_a_wrong_one(cluster: EmbeddedCluster, token: str, status: int, path: str) -> None:
+def test_missing_and_wrong_tokens_are_refused(cluster: EmbeddedCluster, token: str, status: int, path: str) -> None:
     method, body = ("POST", {"fault": "expire"}) if path == "/ktrain/faults" else ("GET", None)
     headers = {"Authorization": f"Bearer {token}".encode().decode("latin-1")} if token else {}
     assert Client(cluster, "")(method, path, body, headers).status == status
 
 
-def test_fault_switches_are_for_the_admin(cluster: EmbeddedCluster) -> None:
+def test_fault_switches_need_the_admin_token(cluster: EmbeddedCluster) -> None:
     admin, path = Client(cluster), "/api/v1/namespaces/default/serviceaccounts"
     admin("POST", path, {"metadata": {"name": "curious"}})
     token = admin("POST", f"{path}/curious/token", {"spec": {}}).json["status"]["token"]
@@ -115,7 +115,7 @@ def test_fault_switches_are_for_the_admin(cluster: EmbeddedCluster) -> None:
     assert 'cannot create path "/ktrain/faults"' in answer.body["message"]
 
 
-def test_token_ends_with_its_account(cluster: EmbeddedCluster) -> None:
+def test_token_is_invalid_after_its_account_is_deleted(cluster: EmbeddedCluster) -> None:
     admin, path = Client(cluster), "/api/v1/namespaces/default/serviceaccounts"
     admin("POST", path, {"metadata": {"name": "brief"}})
     token = admin("POST", f"{path}/brief/token", {"spec": {"expirationSeconds": 600}}).json["status"]["token"]
@@ -135,7 +135,7 @@ with EmbeddedCluster() as c:
 """
 
 
-def test_server_dies_with_the_process_that_started_it() -> None:
+def test_server_ends_with_its_parent_process() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid, directory = parent.stdout.readline().decode().split()
@@ -145,6 +145,6 @@ def test_server_dies_with_the_process_that_started_it() -> None:
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_one_cluster_a_state_directory(cluster: EmbeddedCluster) -> None:
+def test_state_directory_has_one_cluster(cluster: EmbeddedCluster) -> None:
     with pytest.raises(ClusterError, match="a cluster is already running"):
         start(Config(str(cluster.state_dir)))

@@ -16,7 +16,7 @@ def trainjob(name: str) -> dict[str, object]:
     return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": spec}
 
 
-def test_the_schema_tells_which_overrides_a_trainjob_has(cluster: EmbeddedCluster) -> None:
+def test_schema_has_the_overrides_of_a_trainjob(cluster: EmbeddedCluster) -> None:
     client = Client(cluster)
     document = client("GET", "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1").json
     schema = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]
@@ -46,7 +46,7 @@ def test_older_trainers_serve_other_overrides_and_no_deadline(release: str, over
         assert client("POST", f"{HOME}?fieldValidation=Strict", job).status == 201
 
 
-def test_the_runtimes_are_there_from_the_start(cluster: EmbeddedCluster) -> None:
+def test_runtimes_exist_from_the_start(cluster: EmbeddedCluster) -> None:
     listed = Client(cluster)("GET", f"{TRAINER}/clustertrainingruntimes").json
     assert [x["metadata"]["name"] for x in listed["items"]] == ["mpi-distributed", "torch-distributed"]
 
@@ -64,12 +64,12 @@ def test_an_object_that_is_being_deleted_keeps_its_name(cluster: EmbeddedCluster
     )
 
 
-def test_versions_from_before_the_cluster_have_expired(cluster: EmbeddedCluster) -> None:
+def test_resource_versions_of_an_earlier_cluster_have_expired(cluster: EmbeddedCluster) -> None:
     refused = Client(cluster)("GET", f"{HOME}?resourceVersion=1&resourceVersionMatch=Exact")
     assert (refused.status, refused.json["reason"]) == (410, "Expired")
 
 
-def test_a_failed_container_may_tell_its_log_as_its_message(cluster: EmbeddedCluster) -> None:
+def test_termination_message_falls_back_to_the_log(cluster: EmbeddedCluster) -> None:
     client = Client(cluster)
     container = {
         "name": "main", "image": "busybox", "imagePullPolicy": "Never", "command": ["sh", "-c", "echo why; exit 3"],

@@ -50,13 +50,13 @@ class TestPyTorchEnvironment:
         ("per_node", "expected", "world"),
         [(None, "auto", "4"), ("auto", "auto", "4"), ("gpu", "gpu", "4"), ("8", "8", "32")],
     )
-    def test_processes_per_node(self, per_node: str | None, expected: str, world: str) -> None:
+    def test_processes_per_node_are_passed_to_the_pods(self, per_node: str | None, expected: str, world: str) -> None:
         given = {"nprocPerNode": per_node} if per_node else {}
         play = pytorch({"Master": replica("pytorch"), "Worker": replica("pytorch", 3)}, **given)
         seen = env(play, "job-worker-2")
         assert (seen["PET_NPROC_PER_NODE"], seen["WORLD_SIZE"], seen["RANK"]) == (expected, world, "3")
 
-    def test_every_field_of_elastic_policy(self) -> None:
+    def test_every_field_of_elastic_policy_becomes_a_variable(self) -> None:
         policy = {
             "minReplicas": 2, "maxReplicas": 4, "rdzvBackend": "etcd", "rdzvHost": "etcd.local", "rdzvPort": 2379,
             "rdzvId": "run", "rdzvConf": [{"key": "a", "value": "1"}, {"key": "b", "value": "2"}], "standalone": True,
@@ -72,11 +72,11 @@ class TestPyTorchEnvironment:
     @pytest.mark.parametrize(
         ("policy", "nodes"), [({}, "2:2"), ({"minReplicas": 1}, "1:1"), ({"maxReplicas": 5}, "5:5")]
     )
-    def test_bounds_default_from_each_other_or_the_workers(self, policy: dict[str, int], nodes: str) -> None:
+    def test_missing_elastic_bounds_have_defaults(self, policy: dict[str, int], nodes: str) -> None:
         play = pytorch({"Worker": replica("pytorch", 2)}, elasticPolicy=policy)
         assert env(play, "job-worker-0")["PET_NNODES"] == nodes
 
-    def test_own_variables_and_ports_stay(self) -> None:
+    def test_variables_and_ports_of_the_manifest_are_kept(self) -> None:
         port = {"name": "pytorchjob-port", "containerPort": 1234}
         own = replica("pytorch", env=[{"name": "RANK", "value": "mine"}], ports=[port])
         play = pytorch({"Master": own})
@@ -88,7 +88,7 @@ class TestPyTorchEnvironment:
 
 class TestPyTorchJob:
     @pytest.mark.parametrize("policy", ["OnFailure", "Always", "ExitCode"])
-    def test_an_evicted_pod_is_made_anew(self, policy: str) -> None:
+    def test_evicted_pod_is_recreated(self, policy: str) -> None:
         play = pytorch({"Master": replica("pytorch", policy=policy)})
         first = play.pod("job-master-0")["metadata"]["uid"]
         play.run("job-master-0")
@@ -96,14 +96,14 @@ class TestPyTorchJob:
         assert play.pod("job-master-0")["metadata"]["uid"] != first
         assert play.types(r.PYTORCHJOB, "job") == ["Created=True", "Restarting=True"]
 
-    def test_a_pod_that_is_deleted_counts_as_failed_at_once_under_never(self) -> None:
+    def test_deleted_pod_counts_as_failed_at_once_under_never(self) -> None:
         play = pytorch({"Master": replica("pytorch", policy="Never")})
         play.run("job-master-0")
         play.store.delete(r.POD, NAMESPACE, "job-master-0")
         play.settle()
         assert play.conditions(r.PYTORCHJOB, "job")[-1].startswith(FAILED)
 
-    def test_exit_code_with_time_to_live_is_never_removed(self) -> None:
+    def test_exitcode_job_with_a_ttl_is_never_removed(self) -> None:
         play = pytorch({"Master": replica("pytorch", policy="ExitCode")}, runPolicy={"ttlSecondsAfterFinished": 1})
         play.run("job-master-0")
         play.exit("job-master-0", 1)
@@ -125,7 +125,7 @@ class TestPyTorchJob:
         assert play.conditions(r.PYTORCHJOB, "job")[-1].startswith("Succeeded=True")
         assert play.counts(r.PYTORCHJOB, "job") == {"Worker": {"succeeded": 3}}
 
-    def test_suspension_while_running(self) -> None:
+    def test_suspension_deletes_running_pods(self) -> None:
         play = pytorch()
         play.run("job-master-0", "job-worker-0")
         play.patch(r.PYTORCHJOB, "job", lambda job: job["spec"].update(runPolicy={"suspend": True}))
@@ -139,7 +139,7 @@ class TestPyTorchJob:
 
 
 class TestMPIJobV1:
-    def test_a_launcher_with_gpus_works_too(self) -> None:
+    def test_launcher_with_gpus_is_in_the_hostfile(self) -> None:
         launcher = replica("mpi", resources={"limits": {"nvidia.com/gpu": 1}})
         play = mpi(r.MPIJOB_V1, launcher, replica("mpi", 1), slotsPerWorker=2, mainContainer="mpi")
         config = play.store.get(r.CONFIG_MAP, NAMESPACE, "job-config")["data"]
@@ -155,7 +155,7 @@ class TestMPIJobV1:
         container = play.pod("job-worker-0")["spec"]["containers"][0]
         assert (container["command"], container["args"]) == (["sleep"], ["365d"])
 
-    def test_somebody_elses_object_is_in_the_way(self) -> None:
+    def test_foreign_object_of_the_same_name_blocks_the_job(self) -> None:
         play = mpi(r.MPIJOB_V1, {**replica("mpi"), "replicas": 2})  # invalid: makes nothing yet
         play.create(r.CONFIG_MAP, {"metadata": {"name": "job-config"}})
         play.patch(r.MPIJOB_V1, "job", lambda job: job["spec"]["mpiReplicaSpecs"]["Launcher"].update(replicas=1))
@@ -170,7 +170,7 @@ class TestMPIJobV1:
             ({"Worker": replica("mpi")}, "Master ReplicaSpec must be present"),
         ],
     )
-    def test_validation(self, specs: Any, problem: str) -> None:
+    def test_invalid_jobs_are_refused(self, specs: Any, problem: str) -> None:
         play = Play(MPIJobV1Controller)
         play.create(r.MPIJOB_V1, {"metadata": {"name": "job"}, "spec": {"mpiReplicaSpecs": specs}})
         (event,) = play.events("job")
@@ -179,7 +179,7 @@ class TestMPIJobV1:
 
 
 class TestMPIJobV2:
-    def test_keys_are_made_once(self) -> None:
+    def test_ssh_keys_are_created_once(self) -> None:
         play = mpi(r.MPIJOB_V2BETA1, replica("mpi"), replica("mpi", 1))
         secret = play.store.get(r.SECRET, NAMESPACE, "job-ssh")
         private, public = (base64.b64decode(secret["data"][k]) for k in ("ssh-privatekey", "ssh-publickey"))
@@ -188,7 +188,7 @@ class TestMPIJobV2:
         play.run("job-worker-0")
         assert play.store.get(r.SECRET, NAMESPACE, "job-ssh") == secret
 
-    def test_mpich(self) -> None:
+    def test_mpich_gets_its_variables(self) -> None:
         play = mpi(r.MPIJOB_V2BETA1, replica("mpi"), replica("mpi", 1), mpiImplementation="MPICH", slotsPerWorker=2)
         (launcher,) = [name for name in play.names(r.POD) if "launcher" in name]
         assert env(play, launcher)["HYDRA_HOST_FILE"] == "/etc/mpi/hostfile"
@@ -208,7 +208,7 @@ class TestMPIJobV2:
         types = play.types(r.MPIJOB_V2BETA1, "job")
         assert types == ["Created=True", "Running=False", "Failed=False", "Succeeded=True"]
 
-    def test_scaling_follows_into_the_hostfile(self) -> None:
+    def test_scaling_updates_the_hostfile(self) -> None:
         play = mpi(r.MPIJOB_V2BETA1, replica("mpi"), replica("mpi", 3))
         play.run("job-worker-0", "job-worker-1", "job-worker-2")
         play.patch(r.MPIJOB_V2BETA1, "job", lambda job: job["spec"]["mpiReplicaSpecs"]["Worker"].update(replicas=1))
@@ -232,7 +232,7 @@ class TestJob:
         status: dict[str, Any] = play.store.get(r.BATCH_JOB, NAMESPACE, "job")["status"]
         return status
 
-    def test_a_pod_is_held_until_it_is_counted(self) -> None:
+    def test_pod_has_a_finalizer_until_it_is_counted(self) -> None:
         play = self.play()
         (name,) = play.names(r.POD)
         play.exit(name, 0)
@@ -242,7 +242,7 @@ class TestJob:
         assert play.names(r.POD) == []
         assert self.status(play)["succeeded"] == 1
 
-    def test_retries_wait_longer_and_longer(self) -> None:
+    def test_delay_of_retries_grows(self) -> None:
         play = self.play(backoffLimit=3)
         for wait in (10, 20):
             (name,) = [p["metadata"]["name"] for p in play.store.list(r.POD) if p["status"].get("phase") != "Failed"]
@@ -253,7 +253,7 @@ class TestJob:
             assert len(play.names(r.POD)) == before + 1
         assert self.status(play)["failed"] == 2
 
-    def test_a_pod_that_no_node_took_is_replaced(self) -> None:
+    def test_unscheduled_pod_that_was_deleted_is_replaced(self) -> None:
         play = self.play(podReplacementPolicy="Failed")
         (name,) = play.names(r.POD)
         play.store.delete(r.POD, NAMESPACE, name)
@@ -263,7 +263,7 @@ class TestJob:
         assert self.status(play)["failed"] == 1
 
     @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
-    def test_deletion_lets_go_of_the_pods(self, propagation: str) -> None:
+    def test_deletion_removes_the_finalizers_of_pods(self, propagation: str) -> None:
         play = self.play()
         play.run(*play.names(r.POD))
         play.store.delete(r.BATCH_JOB, NAMESPACE, "job", propagation=propagation)
@@ -272,7 +272,7 @@ class TestJob:
         play.wait(1)
         assert (play.names(r.POD), play.names(r.BATCH_JOB)) == ([], [])
 
-    def test_time_to_live(self) -> None:
+    def test_ttl_deletes_the_job(self) -> None:
         play = self.play(ttlSecondsAfterFinished=60)
         (pod,) = play.names(r.POD)
         play.exit(pod, 0)

@@ -144,22 +144,22 @@ def load(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", recordings())
-def test_status_as_recorded(name: str) -> None:
+def test_status_matches_the_recordings(name: str) -> None:
     recording = load(name)
     replay = Replay(recording)
     pods = replay.store.list(r.POD, NAMESPACE)
     left = {p["metadata"]["name"] for p in pods if "deletionTimestamp" not in p["metadata"]}
     assert left == {replay.name(key) for key in recording["left"]}
     for job, expected in recording["jobs"].items():
-        seen, wanted = replay.statuses[job], expected["statuses"]
-        assert seen[-1:] == wanted[-1:]
+        seen, recorded = replay.statuses[job], expected["statuses"]
+        assert seen[-1:] == recorded[-1:]
         assert (replay.store.find(replay.resource, NAMESPACE, job) is None) == expected.get("gone", False)
         if name not in FLAPPING:
-            assert conditions(seen) == conditions(wanted)
+            assert conditions(seen) == conditions(recorded)
 
 
 @pytest.mark.parametrize("name", recordings())
-def test_objects_as_recorded(name: str) -> None:
+def test_objects_match_the_recordings(name: str) -> None:
     recording = load(name)
     replay = Replay(recording)
     for key, expected in recording["objects"].items():
@@ -171,7 +171,7 @@ def test_objects_as_recorded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recordings())
-def test_events_as_recorded(name: str) -> None:
+def test_events_match_the_recordings(name: str) -> None:
     """What a recording lacks is what the operator had no budget left for: it reconciles more often than we do."""
     recording = load(name)
     replay = Replay(recording)

@@ -64,7 +64,7 @@ class TestController:
         assert done == [("ns", "a")]
 
     @pytest.mark.parametrize("error", [ApiError(409, "stale"), KeyError("template")])
-    def test_what_fails_is_tried_again_later_and_later(self, error: Exception) -> None:
+    def test_failed_reconciles_are_retried_with_growing_delay(self, error: Exception) -> None:
         controller, done, clock = self.make([error] * 3)
         controller.enqueue(("ns", "a"))
         waits = []
@@ -75,13 +75,13 @@ class TestController:
         assert waits == [0.005, 0.01, 0.02]
         assert len(done) == 4
 
-    def test_a_reconcile_asks_to_be_called_again(self) -> None:
+    def test_reconcile_can_request_another_call(self) -> None:
         controller, _, clock = self.make([30.0])
         controller.enqueue(("ns", "a"))
         controller.step()
         assert controller.due == clock.now + 30
 
-    async def test_the_loop_sees_what_was_there_and_what_comes(self) -> None:
+    async def test_controller_gets_existing_and_new_objects(self) -> None:
         store = Store()
         store.create(r.PYTORCHJOB, JOB)
         seen: asyncio.Queue[Key] = asyncio.Queue()
@@ -110,13 +110,13 @@ class TestEvents:
             recorder.event(job, "Normal", "Reason", message)
         return sorted(store.list(r.EVENT), key=lambda e: int(e["metadata"]["resourceVersion"]))
 
-    def test_the_same_event_is_counted(self) -> None:
+    def test_repeated_event_is_counted(self) -> None:
         (event,) = self.events(["again"] * 3)
         assert (event["count"], event["message"]) == (3, "again")
         assert event["involvedObject"]["kind"] == "PyTorchJob"
 
     @given(st.lists(st.sampled_from("abcde"), max_size=60))
-    def test_an_object_has_a_budget(self, messages: list[str]) -> None:
+    def test_events_of_an_object_are_limited(self, messages: list[str]) -> None:
         events = self.events(messages)
         assert sum(e["count"] for e in events) <= max(len(messages), BUDGET)
         assert {e["message"] for e in events} == set(messages[: int(BUDGET)])
@@ -145,7 +145,7 @@ class TestGarbage:
     def uid(play: Play) -> str:
         return str(play.store.get(r.CONFIG_MAP, NAMESPACE, "child")["metadata"]["uid"])
 
-    def test_background(self) -> None:
+    def test_background_deletion_deletes_children_later(self) -> None:
         play = self.play()
         play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner")
         assert "owner" not in play.names(r.CONFIG_MAP)
@@ -154,7 +154,7 @@ class TestGarbage:
         shared = play.store.get(r.CONFIG_MAP, NAMESPACE, "shared")
         assert [o["name"] for o in shared["metadata"]["ownerReferences"]] == ["other"]
 
-    def test_foreground_waits_for_what_blocks(self) -> None:
+    def test_foreground_deletion_waits_for_blocking_children(self) -> None:
         play = self.play("example.com/wait")
         play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner", propagation="Foreground")
         play.settle()
@@ -163,7 +163,7 @@ class TestGarbage:
         play.wait(1)
         assert play.names(r.CONFIG_MAP) == ["other", "shared"]
 
-    def test_orphans_stay(self) -> None:
+    def test_orphan_deletion_keeps_children(self) -> None:
         play = self.play()
         play.store.delete(r.CONFIG_MAP, NAMESPACE, "owner", propagation="Orphan")
         play.settle()
@@ -171,7 +171,7 @@ class TestGarbage:
         assert play.names(r.CONFIG_MAP) == ["child", "grandchild", "held", "other", "shared"]
         assert "ownerReferences" not in play.store.get(r.CONFIG_MAP, NAMESPACE, "child")["metadata"]
 
-    def test_a_child_that_comes_too_late_goes(self) -> None:
+    def test_child_of_a_deleted_owner_is_deleted(self) -> None:
         play = Play()
         gone = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "never-was"}
         play.create(r.CONFIG_MAP, {"metadata": {"name": "late", "ownerReferences": [gone]}})
@@ -185,19 +185,19 @@ class TestNamespaces:
         play.settle()
         return play
 
-    def test_each_has_an_account_and_the_ca(self) -> None:
+    def test_each_namespace_has_an_account_and_the_ca(self) -> None:
         play = self.play()
         assert play.names(r.SERVICE_ACCOUNT) == ["default"]
         assert play.store.get(r.CONFIG_MAP, NAMESPACE, "kube-root-ca.crt")["data"] == {"ca.crt": "PEM"}
 
     @pytest.mark.parametrize(("resource", "name"), [(r.SERVICE_ACCOUNT, "default"), (r.CONFIG_MAP, "kube-root-ca.crt")])
-    def test_they_come_back(self, resource: r.Resource, name: str) -> None:
+    def test_deleted_account_and_ca_are_recreated(self, resource: r.Resource, name: str) -> None:
         play = self.play()
         play.store.delete(resource, NAMESPACE, name)
         play.settle()
         assert play.names(resource) == [name]
 
-    def test_a_deleted_one_is_emptied_first(self) -> None:
+    def test_deleted_namespace_is_emptied_first(self) -> None:
         play = self.play()
         play.create(r.PYTORCHJOB, {"metadata": {"name": "job"}, "spec": {}})
         play.create(r.POD, {"metadata": {"name": "pod"}, "spec": {"containers": []}})

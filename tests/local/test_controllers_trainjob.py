@@ -64,7 +64,7 @@ class TestIndexedJobs:
         assert jobpods.format_indexes(found) == text
         assert jobpods.parse_indexes(text) == set(found)
 
-    def test_each_index_has_one_pod_that_knows_it(self) -> None:
+    def test_each_index_has_one_pod(self) -> None:
         play = indexed(2)
         pods = play.store.list(r.POD, NAMESPACE)
         assert [p["spec"]["hostname"] for p in pods] == ["job-0", "job-1"]
@@ -80,7 +80,7 @@ class TestIndexedJobs:
         assert play.types(r.BATCH_JOB, "job") == ["SuccessCriteriaMet=True", "Complete=True"]
         assert play.store.get(r.BATCH_JOB, NAMESPACE, "job")["status"]["completedIndexes"] == "0-2"
 
-    def test_a_failed_index_is_tried_again_after_ten_seconds(self) -> None:
+    def test_failed_index_is_retried_after_ten_seconds(self) -> None:
         play = indexed(2, backoffLimit=2)
         play.exit(pod_of(play, "job-1-"), 1)
         play.wait(5)
@@ -88,7 +88,7 @@ class TestIndexedJobs:
         play.wait(6)
         assert [n[:6] for n in play.names(r.POD)] == ["job-0-", "job-1-", "job-1-"]
 
-    def test_no_completions_are_complete_at_once(self) -> None:
+    def test_job_without_completions_is_complete_at_once(self) -> None:
         play = indexed(0)
         assert play.names(r.POD) == []
         assert play.types(r.BATCH_JOB, "job") == ["SuccessCriteriaMet=True", "Complete=True"]
@@ -117,7 +117,7 @@ class TestJobSets:
         play.wait(1)
         assert "ReachedMaxRestarts" in play.conditions(r.JOBSET, "set")[-1]
 
-    def test_a_rule_fails_the_set_at_once(self) -> None:
+    def test_failure_policy_rule_fails_the_jobset_at_once(self) -> None:
         rules = [{"name": "r", "action": "FailJobSet", "targetReplicatedJobs": ["a"]}]
         play = jobset("a", "b", failurePolicy={"maxRestarts": 9, "rules": rules})
         play.exit(pod_of(play, "set-a-0-"), 1)
@@ -131,7 +131,7 @@ class TestJobSets:
         play.wait(1)
         assert play.names(r.BATCH_JOB) == ["set-a-0", "set-b-0"]
 
-    def test_the_end_deletes_jobs_that_still_run(self) -> None:
+    def test_end_of_the_jobset_deletes_running_jobs(self) -> None:
         play = jobset("a", "b", successPolicy={"operator": "Any"})
         play.exit(pod_of(play, "set-a-0-"), 0)
         play.wait(1)
@@ -154,7 +154,7 @@ class TestTrainJobs:
         assert play.types(r.TRAINJOB, "train") == ["Failed=True"]
         assert play.names(r.POD) == []
 
-    def test_foreground_deletion_brings_the_jobset_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_foreground_deletion_recreates_the_jobset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(trainjob, "LATE_SHARE", 0.0)
         play = train()
         first = play.store.get(r.JOBSET, NAMESPACE, "train")["metadata"]["uid"]
@@ -164,7 +164,7 @@ class TestTrainJobs:
         play.wait(1)
         assert play.store.get(r.JOBSET, NAMESPACE, "train")["metadata"]["uid"] != first
 
-    def test_an_orphaned_snapshot_is_told_in_an_event(self) -> None:
+    def test_orphaned_snapshot_gives_an_event(self) -> None:
         play = train()
         play.store.delete(r.TRAINJOB, NAMESPACE, "train", propagation="Orphan")
         play.settle()
@@ -183,7 +183,7 @@ class TestTrainJobs:
         names = list(env_of(build({"env": [{"name": "A", "value": "1"}], "numNodes": 3})))
         assert names[:2] == ["A", "PET_NNODES"]
 
-    def test_a_patch_of_an_unknown_container_comes_first(self) -> None:
+    def test_patch_of_an_unknown_container_is_added_first(self) -> None:
         mount = {"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
         job = {"spec": {"template": {"spec": {"containers": [mount]}}}}
         changes = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}}}
@@ -196,7 +196,7 @@ class TestTrainJobs:
             "train-node-0-0.train slots=2\ntrain-node-0-1.train slots=2\ntrain-launcher-0-0.train slots=2\n"
         )
 
-    def test_errors_are_told_by_new_style_events(self) -> None:
+    def test_errors_are_reported_by_events_of_the_new_api(self) -> None:
         play = train()
         play.create(r.TRAINJOB, {
             "metadata": {"name": "n" * 49},

@@ -50,7 +50,7 @@ def pod(store: Store, status: Obj, **spec: str) -> None:
         ("", READY, False),
     ],
 )
-def test_names(name: str, status: Obj, found: bool) -> None:
+def test_host_names_are_resolved_by_services(name: str, status: Obj, found: bool) -> None:
     store = Store()
     for service, selector in (("m-0", {"a": "b"}), ("sub", {"a": "b"})):
         store.create(r.SERVICE, {"metadata": {"name": service, "namespace": "default"}, "spec": {"selector": selector}})
@@ -58,7 +58,7 @@ def test_names(name: str, status: Obj, found: bool) -> None:
     assert (resolve(store, "default", name) is not None) == found
 
 
-def test_unready_pods_resolve_where_the_service_says_so() -> None:
+def test_unready_pods_resolve_with_publish_not_ready_addresses() -> None:
     store = Store()
     spec = {"selector": {"a": "b"}, "publishNotReadyAddresses": True}
     store.create(r.SERVICE, {"metadata": {"name": "s", "namespace": "default"}, "spec": spec})
@@ -146,7 +146,7 @@ async def test_kubectl_exec_runs_a_command_in_the_other_pod(tmp_path: Path) -> N
         assert [cluster.log(w) for w in made] == ["", ""]
 
 
-async def test_kubectl_exec_says_what_a_real_one_says(tmp_path: Path) -> None:
+async def test_kubectl_exec_has_the_messages_of_kubectl(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         workers(cluster)
         launcher = launcher_v1(cluster, "/opt/kube/kubectl exec gone -- true; /opt/kube/kubectl get pods")
@@ -176,7 +176,7 @@ async def test_real_mpirun_runs_ranks_in_the_workers(tmp_path: Path, launcher: A
         assert cluster.phase("real-launcher") == "Succeeded"
 
 
-async def test_ranks_of_two_workers_do_not_meet_in_shared_memory(tmp_path: Path) -> None:
+async def test_workers_do_not_share_dev_shm(tmp_path: Path) -> None:
     """Two ranks in each Worker; on a real cluster each pod has a /dev/shm of its own."""
     program = """
 from mpi4py import MPI
@@ -194,7 +194,7 @@ MPI.COMM_WORLD.barrier()
 
 
 @pytest.mark.parametrize("launcher", [launcher_v1, launcher_v2])
-async def test_the_end_of_a_worker_is_the_end_of_its_ranks(tmp_path: Path, launcher: Any) -> None:
+async def test_end_of_a_worker_ends_its_ranks(tmp_path: Path, launcher: Any) -> None:
     marker = uuid.uuid4().hex
     program = "import sys, time; from mpi4py import MPI; print('up', flush=True); time.sleep(600)"
     async with small(tmp_path) as cluster:
@@ -208,7 +208,7 @@ async def test_the_end_of_a_worker_is_the_end_of_its_ranks(tmp_path: Path, launc
         await until(lambda: not survivors(marker))
 
 
-async def test_the_end_of_the_launcher_is_the_end_of_its_commands(tmp_path: Path) -> None:
+async def test_end_of_the_launcher_ends_its_remote_commands(tmp_path: Path) -> None:
     marker = uuid.uuid4().hex
     async with small(tmp_path) as cluster:
         workers(cluster)
@@ -225,7 +225,7 @@ async def test_the_end_of_the_launcher_is_the_end_of_its_commands(tmp_path: Path
         assert cluster.phase("real-worker-0") == "Running"
 
 
-async def test_ssh_to_nowhere(tmp_path: Path) -> None:
+async def test_ssh_to_an_unknown_host_fails(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", "ssh -o StrictHostKeyChecking=no -x nobody true")
         assert await cluster.ended("one") == "Failed"
@@ -234,7 +234,7 @@ async def test_ssh_to_nowhere(tmp_path: Path) -> None:
         assert status["state"]["terminated"]["exitCode"] == 255
 
 
-async def test_sshd_is_told_to_end(tmp_path: Path) -> None:
+async def test_sshd_ends_with_its_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", ["/usr/sbin/sshd", "-De"])
         await cluster.until(lambda: "listening on :: port 22." in cluster.log(pod))

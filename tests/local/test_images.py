@@ -20,7 +20,7 @@ cmd ["--epochs", "5"]
 
 
 @pytest.mark.parametrize(
-    ("said", "runs"),
+    ("given", "runs"),
     [
         ({}, ["python3", "train.py", "--epochs", "5"]),
         ({"args": ["--backend", "nccl"]}, ["python3", "train.py", "--backend", "nccl"]),
@@ -28,23 +28,23 @@ cmd ["--epochs", "5"]
         ({"command": ["echo"], "args": ["a"]}, ["echo", "a"]),
     ],
 )
-def test_the_manifest_wins_over_the_dockerfile(tmp_path: Path, said: dict[str, list[str]], runs: list[str]) -> None:
+def test_the_manifest_wins_over_the_dockerfile(tmp_path: Path, given: dict[str, list[str]], runs: list[str]) -> None:
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
-    container = Images.entrypoint({"name": "c", "image": "mnist:1", **said}, tmp_path)
+    container = Images.entrypoint({"name": "c", "image": "mnist:1", **given}, tmp_path)
     assert [*container.get("command", ()), *container.get("args", ())] == runs
 
 
-def test_a_command_that_is_no_list_is_for_a_shell(tmp_path: Path) -> None:
+def test_shell_form_of_cmd_runs_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("CMD python3 train.py | tee log\n")
     assert Images.entrypoint({"image": "i"}, tmp_path)["args"] == ["/bin/sh", "-c", "python3 train.py | tee log"]
 
 
-def test_a_directory_without_dockerfile_runs_nothing(tmp_path: Path) -> None:
+def test_directory_without_dockerfile_has_no_command(tmp_path: Path) -> None:
     assert not Images.entrypoint({"image": "i"}, tmp_path)["command"]
     assert not Images.entrypoint({"image": "i"}, None)["args"]
 
 
-def test_programs_of_an_image(tmp_path: Path) -> None:
+def test_directories_with_programs_of_an_image_are_found(tmp_path: Path) -> None:
     (tmp_path / "usr/local/bin").mkdir(parents=True)
     assert binaries(tmp_path) == [str(tmp_path / "usr/local/bin")]
 
@@ -67,11 +67,11 @@ DIGEST = f"sha256:{'0' * 64}"
         *((name, False) for name in ("{{ params.image }}", "https://registry.example/train", "train:ä")),
     ],
 )
-def test_what_is_the_name_of_an_image(image: str, valid: bool) -> None:
+def test_image_references_are_validated(image: str, valid: bool) -> None:
     assert bool(REFERENCE.fullmatch(image)) is valid
 
 
-def test_names(tmp_path: Path) -> None:
+def test_image_names_are_mapped_to_directories(tmp_path: Path) -> None:
     images = Images({"horovod/horovod": tmp_path, "exact:1": tmp_path})
     assert images.directory("docker.io/horovod/horovod:0.20.0") == tmp_path
     assert images.directory("exact:1") == tmp_path

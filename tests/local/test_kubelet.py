@@ -29,15 +29,15 @@ def conditions(status: Obj) -> dict[str, str]:
 
 
 def steps(cluster: Small, name: str) -> list[tuple[str, str, str, str, str]]:
-    """What each new status said: phase, sandbox, Initialized, Ready, state of the main container."""
+    """Each new status: phase, sandbox, Initialized, Ready, state of the main container."""
     found: list[tuple[str, str, str, str, str]] = []
     for status in cluster.history[name]:
         if "containerStatuses" not in status:
             continue
-        said, main = conditions(status), status["containerStatuses"][0]["state"]
+        by_type, main = conditions(status), status["containerStatuses"][0]["state"]
         kind, detail = next(iter(main.items()))
         state = f"{kind}/{detail.get('reason', '')}".rstrip("/")
-        step = status["phase"], said["PodReadyToStartContainers"], said["Initialized"], said["Ready"], state
+        step = status["phase"], by_type["PodReadyToStartContainers"], by_type["Initialized"], by_type["Ready"], state
         if not found or found[-1] != step:
             found.append(step)
     return found
@@ -63,7 +63,7 @@ def waited(cluster: Small, name: str) -> list[str]:
 # the usual course
 
 
-async def test_a_pod_succeeds_step_by_step(tmp_path: Path) -> None:
+async def test_statuses_of_a_pod_that_succeeds(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", "echo hello; echo $HOSTNAME; hostname")
         assert await cluster.ended("one") == "Succeeded"
@@ -123,7 +123,7 @@ def test_the_back_off_doubles_up_to_five_minutes(failures: int, seconds: float) 
     assert backoff(failures, Timing()) == seconds
 
 
-async def test_always_restarts_what_succeeded(tmp_path: Path) -> None:
+async def test_always_restarts_a_container_that_succeeded(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", "echo run", restartPolicy="Always")
         await cluster.until(lambda: container(cluster, "one")["restartCount"] >= 3 if cluster.state("one") else False)
@@ -161,7 +161,7 @@ async def test_an_init_container_that_fails_under_never_fails_the_pod(tmp_path: 
         ]
 
 
-async def test_an_init_container_that_fails_under_onfailure_is_tried_again(tmp_path: Path) -> None:
+async def test_failed_init_container_is_retried_under_onfailure(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", "echo never", restartPolicy="OnFailure", **init("exit 4"))
         await cluster.until(lambda: "CrashLoopBackOff" in str(cluster.history["one"][-1]))
@@ -205,7 +205,7 @@ async def test_the_name_of_a_master_that_has_ended_does_not_resolve(tmp_path: Pa
 # what keeps a container from starting
 
 
-async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+async def test_missing_command_fails_the_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", ["/no/such/program"])
         assert await cluster.ended("one") == "Failed"
@@ -221,7 +221,7 @@ async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         assert cluster.events("one")[-2:] == [CREATED, ("Failed", f"Error: {message}")]
 
 
-async def test_an_image_that_is_not_mapped(tmp_path: Path) -> None:
+async def test_image_without_a_directory_is_not_pulled(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         image = "registry.example/team/trainer:1.0"
         cluster.create("one", "exit 0", container={"image": image})
@@ -238,7 +238,7 @@ async def test_an_image_that_is_not_mapped(tmp_path: Path) -> None:
         assert cluster.phase("one") == "Pending"
 
 
-async def test_an_image_that_is_never_pulled(tmp_path: Path) -> None:
+async def test_missing_image_with_pull_policy_never(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", "exit 0", container={"image": "absent:1", "imagePullPolicy": "Never"})
         await cluster.until(lambda: "waiting/ErrImageNeverPull" in str(steps(cluster, "one")))
@@ -247,7 +247,7 @@ async def test_an_image_that_is_never_pulled(tmp_path: Path) -> None:
         assert cluster.events("one")[1:3] == [("ErrImageNeverPull", message), ("Failed", "Error: ErrImageNeverPull")]
 
 
-async def test_an_image_whose_name_is_none(tmp_path: Path) -> None:
+async def test_invalid_image_name(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", "exit 0", container={"image": "team/My Trainer:1"})
         await cluster.until(lambda: "waiting/InvalidImageName" in str(steps(cluster, "one")))
@@ -265,7 +265,7 @@ async def test_an_image_whose_name_is_none(tmp_path: Path) -> None:
         ({"configMapKeyRef": {"name": "there", "key": "k"}}, "couldn't find key k in ConfigMap default/there"),
     ],
 )
-async def test_an_environment_that_cannot_be_made(tmp_path: Path, source: Obj, message: str) -> None:
+async def test_missing_environment_source_is_a_config_error(tmp_path: Path, source: Obj, message: str) -> None:
     async with small(tmp_path) as cluster:
         there = cluster.store.create(r.CONFIG_MAP, {"metadata": {"name": "there", "namespace": "default"}})
         cluster.create("one", "echo $X", container={"env": [{"name": "X", "valueFrom": source}]})
@@ -278,13 +278,13 @@ async def test_an_environment_that_cannot_be_made(tmp_path: Path, source: Obj, m
             assert cluster.log(cluster.pod("one") or {}) == "now\n"
 
 
-async def test_no_command(tmp_path: Path) -> None:
+async def test_container_without_a_command_fails(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", [])
         await cluster.until(lambda: "waiting/CreateContainerError" in str(steps(cluster, "one")))
 
 
-async def test_a_volume_that_cannot_be_mounted(tmp_path: Path) -> None:
+async def test_missing_volume_source_keeps_the_pod_pending(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", "exit 0", volumes=[{"name": "s", "secret": {"secretName": "absent"}}])
         message = 'MountVolume.SetUp failed for volume "s" : secret "absent" not found'
@@ -297,7 +297,7 @@ async def test_a_volume_that_cannot_be_mounted(tmp_path: Path) -> None:
 # ends that the pod did not choose
 
 
-async def test_too_much_memory(tmp_path: Path) -> None:
+async def test_container_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         program = "import time; x = bytearray(100 << 20); time.sleep(60)"
         cluster.create("one", ["python3", "-c", program], container={"resources": {"limits": {"memory": "50Mi"}}})
@@ -306,7 +306,7 @@ async def test_too_much_memory(tmp_path: Path) -> None:
         assert (terminated["exitCode"], terminated["reason"]) == (137, "OOMKilled")
 
 
-async def test_the_deadline_of_a_pod(tmp_path: Path) -> None:
+async def test_deadline_fails_the_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP, activeDeadlineSeconds=1)
         await cluster.up("one")
@@ -319,7 +319,7 @@ async def test_the_deadline_of_a_pod(tmp_path: Path) -> None:
         assert cluster.events("one")[-2:] == [("DeadlineExceeded", message), ("Killing", "Stopping container pytorch")]
 
 
-async def test_a_deletion_is_graceful(tmp_path: Path) -> None:
+async def test_deletion_is_graceful(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         pod = cluster.create("one", SLEEP, restartPolicy="OnFailure")
         await cluster.up("one")
@@ -344,7 +344,7 @@ async def test_a_later_deletion_shortens_the_grace(tmp_path: Path) -> None:
         assert cluster.history["one"][-1]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
 
 
-async def test_a_pod_that_is_gone_at_once_is_killed_all_the_same(tmp_path: Path) -> None:
+async def test_force_deleted_pod_is_killed(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         here = tmp_path / "pid"
         pod = cluster.create("one", f"echo $$$$ > {here}; echo up; exec sleep 600")
@@ -365,7 +365,7 @@ async def test_a_pod_that_never_started_is_deleted(tmp_path: Path) -> None:
         await cluster.until(lambda: cluster.pod("one") is None)
 
 
-async def test_a_pod_with_a_finalizer_goes_when_that_goes(tmp_path: Path) -> None:
+async def test_pod_is_deleted_when_its_finalizer_is_removed(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP, metadata={"finalizers": ["batch.kubernetes.io/job-tracking"]})
         await cluster.up("one")
@@ -376,7 +376,7 @@ async def test_a_pod_with_a_finalizer_goes_when_that_goes(tmp_path: Path) -> Non
         await cluster.until(lambda: cluster.pod("one") is None)
 
 
-async def test_an_eviction(tmp_path: Path) -> None:
+async def test_eviction_fails_the_pod(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP)
         await cluster.runs("one")
@@ -389,7 +389,7 @@ async def test_an_eviction(tmp_path: Path) -> None:
         assert ("Evicted", message) in cluster.events("one")
 
 
-async def test_a_node_that_is_lost_and_found(tmp_path: Path) -> None:
+async def test_lost_node_is_ready_after_its_return(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP, restartPolicy="OnFailure")
         cluster.create("two", SLEEP)
@@ -425,7 +425,7 @@ async def test_pods_of_a_node_that_stays_lost_are_terminating(tmp_path: Path) ->
 # what the process sees
 
 
-async def test_the_environment(tmp_path: Path) -> None:
+async def test_environment_of_a_container(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.store.create(r.CONFIG_MAP, {
             "metadata": {"name": "c", "namespace": "default"}, "data": {"a": "from map", "b": "two"},
@@ -481,7 +481,7 @@ print(socket.create_connection((host, int(port))).recv(100).decode())
 """
 
 
-async def test_two_jobs_on_one_port_do_not_meet(tmp_path: Path) -> None:
+async def test_two_jobs_can_use_the_same_port(tmp_path: Path) -> None:
     async with small(tmp_path, nodes=2) as cluster:
 
         def member(job: str, role: str, program: str) -> Obj:
@@ -501,7 +501,7 @@ async def test_two_jobs_on_one_port_do_not_meet(tmp_path: Path) -> None:
         assert (api["MASTER_ADDR"], api["MASTER_PORT"]) == ("a-master-0", "23456")
 
 
-async def test_an_image_is_a_directory(tmp_path: Path) -> None:
+async def test_container_runs_in_the_directory_of_its_image(tmp_path: Path) -> None:
     image = tmp_path / "image"
     (image / "workspace").mkdir(parents=True)
     (image / "workspace" / "train.py").write_text("import os; print('trained in', os.getcwd())")
@@ -523,17 +523,17 @@ async def test_termination_messages(tmp_path: Path) -> None:
         cluster.create("long", "head -c 10000 /dev/zero | tr '\\0' x > /dev/termination-log")
         for name in ("file", "own", "none", "long"):
             await cluster.ended(name)
-        said = {
+        messages = {
             name: container(cluster, name)["state"]["terminated"].get("message")
             for name in ("file", "own", "none", "long")
         }
-        assert said["file"] == "from the file\n"
-        assert said["own"] == "elsewhere\n"
-        assert said["none"] is None
-        assert len(said["long"]) == 4096
+        assert messages["file"] == "from the file\n"
+        assert messages["own"] == "elsewhere\n"
+        assert messages["none"] is None
+        assert len(messages["long"]) == 4096
 
 
-async def test_many_pods_at_once(tmp_path: Path) -> None:
+async def test_many_pods_run_concurrently(tmp_path: Path) -> None:
     async with small(tmp_path, nodes=4, timing=FAST) as cluster:
         for i in range(40):
             cluster.create(f"p-{i}", f"echo {i}")
@@ -542,7 +542,7 @@ async def test_many_pods_at_once(tmp_path: Path) -> None:
         assert [cluster.log(cluster.pod(f"p-{i}") or {}) for i in range(40)] == [f"{i}\n" for i in range(40)]
 
 
-async def test_a_follower_goes_on_after_rotation(tmp_path: Path) -> None:
+async def test_log_follower_continues_after_a_rotation(tmp_path: Path) -> None:
     """And one who comes later reads what is there, as with a real kubelet."""
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP)

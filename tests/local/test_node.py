@@ -20,7 +20,7 @@ def test_nodes_have_names_and_capacity() -> None:
     assert len({n["status"]["addresses"][0]["address"] for n in nodes}) == 2
 
 
-def test_a_node_without_gpus_does_not_speak_of_them() -> None:
+def test_node_without_gpus_lists_no_gpu_resource() -> None:
     assert node.GPU not in node_objects()[0]["status"]["capacity"]
 
 
@@ -36,7 +36,7 @@ def test_a_lost_node_keeps_its_own_taints() -> None:
     assert found["status"]["conditions"][-1]["status"] == "True"
 
 
-def test_real_gpus_are_given_one_by_one() -> None:
+def test_real_gpus_are_assigned_individually() -> None:
     gpus = Gpus(["0", "1", "2", "3"])
     assert gpus.take("a", 2) == "0,1"
     assert gpus.take("b", 1) == "2"
@@ -45,12 +45,12 @@ def test_real_gpus_are_given_one_by_one() -> None:
     assert gpus.take("c", 3) == "0,1,3"
 
 
-def test_pretended_gpus_are_not_visible() -> None:
+def test_simulated_gpus_are_not_visible() -> None:
     assert Gpus([]).take("a", 8) == ""
     assert Gpus(["0"]).take("a", 0) == ""
 
 
-def test_a_resource_that_is_no_quantity_starts_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_quantity_prevents_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["cluster", "start", "--resource", "cpu=abc"])
     assert ended.value.code == 2

@@ -30,7 +30,7 @@ def ids(recorded: Obj) -> str:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=ids)
-def test_statuses_are_as_recorded(recorded: dict[str, Any]) -> None:
+def test_statuses_match_the_recordings(recorded: dict[str, Any]) -> None:
     """Given phase, states and why the kubelet ended the pod: the same phase and conditions, in the same order."""
     sandbox = recorded["conditions"][0][1] == "True"
     facts = PodFacts(
@@ -47,11 +47,11 @@ def test_statuses_are_as_recorded(recorded: dict[str, Any]) -> None:
         "status": {"phase": before},
     }
     built = podstatus.build(pod, facts, "2026-11-21T10:00:01Z")
-    said = [[c["type"], c["status"], c.get("reason", ""), c.get("message", "")] for c in built["conditions"]]
-    assert (built["phase"], said) == (recorded["phase"], recorded["conditions"])
+    conditions = [[c["type"], c["status"], c.get("reason", ""), c.get("message", "")] for c in built["conditions"]]
+    assert (built["phase"], conditions) == (recorded["phase"], recorded["conditions"])
 
 
-def test_times_stay_where_conditions_did_not_change() -> None:
+def test_transition_times_change_only_with_their_condition() -> None:
     pod: Obj = {"metadata": {}, "spec": {"containers": [{"name": "c", "image": "i"}]}, "status": {}}
     facts = podstatus.new(pod, "2026-11-21T10:00:00Z", "10.0.0.1")
     pod["status"] = podstatus.build(pod, facts, "2026-11-21T10:00:01Z")

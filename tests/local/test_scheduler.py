@@ -50,26 +50,26 @@ UNHELPFUL = (
          "0/1 nodes are available: 1 Insufficient cpu, 1 Insufficient memory."),
     ],
 )  # fmt: skip
-def test_refusals_as_recorded(limits: dict[str, Any], spec: dict[str, Any], message: str) -> None:
+def test_messages_match_the_recordings(limits: dict[str, Any], spec: dict[str, Any], message: str) -> None:
     assert decide(pod(limits, **spec), hosts(1)).message == f"{message} {UNHELPFUL}"
 
 
 def test_reasons_of_several_nodes_are_counted_and_sorted() -> None:
     nodes = hosts(4, gpus=8)
     nodes[1].add(pod({GPU: 8}))
-    wanted = pod({GPU: 4}, nodeSelector={"kubernetes.io/hostname": "ktrain-node-1"})
-    assert decide(wanted, nodes).message == (
+    pending = pod({GPU: 4}, nodeSelector={"kubernetes.io/hostname": "ktrain-node-1"})
+    assert decide(pending, nodes).message == (
         "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node affinity/selector. "
         "no new claims to deallocate, preemption: 0/4 nodes are available: 1 No preemption victims found for incoming "
         "pod, 3 Preemption is not helpful for scheduling."
     )
 
 
-def test_no_nodes() -> None:
+def test_cluster_without_nodes_schedules_nothing() -> None:
     assert decide(pod(), []).message == "no nodes available to schedule pods"
 
 
-def test_too_many_pods() -> None:
+def test_full_node_takes_no_more_pods() -> None:
     nodes = hosts(1, pods="1")
     nodes[0].add(pod())
     assert decide(pod(), nodes).message.startswith("0/1 nodes are available: 1 Too many pods. ")
@@ -86,7 +86,7 @@ def test_too_many_pods() -> None:
         ({"key": "zone", "operator": "in", "values": ["a"]}, False),
     ],
 )
-def test_required_node_affinity(expression: Obj, fits: bool) -> None:
+def test_required_node_affinity_is_enforced(expression: Obj, fits: bool) -> None:
     nodes = hosts(1)
     nodes[0].node["metadata"]["labels"]["zone"] = "a"
     decision = decide(pod(affinity=affinity(expression)), nodes)
@@ -96,8 +96,8 @@ def test_required_node_affinity(expression: Obj, fits: bool) -> None:
 def test_terms_are_alternatives_and_an_empty_one_matches_nothing() -> None:
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["ktrain-node-2"]}
     terms = [{}, {"matchExpressions": [there]}]
-    wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    assert decide(pod(affinity=wanted), hosts(3)).node == "ktrain-node-2"
+    pending = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    assert decide(pod(affinity=pending), hosts(3)).node == "ktrain-node-2"
 
 
 TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
@@ -114,7 +114,7 @@ TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
         ({"operator": "Exists"}, True),
     ],
 )
-def test_taints_and_tolerations(toleration: Obj, fits: bool) -> None:
+def test_taints_need_tolerations(toleration: Obj, fits: bool) -> None:
     nodes = hosts(1)
     nodes[0].node["spec"]["taints"] = [TAINT]
     decision = decide(pod(tolerations=[toleration] if toleration else []), nodes)
@@ -133,11 +133,11 @@ def test_cordoned_nodes_and_soft_taints() -> None:
 
 
 def test_extended_resources_and_init_containers_count() -> None:
-    wanted = pod({"rdma/hca": 1})
-    wanted["spec"]["initContainers"] = [{"name": "i", "resources": {"requests": {"cpu": "6"}}}]
-    assert scheduler.requests(wanted) == {"pods": 1, "rdma/hca": 1, "cpu": 6}
-    assert decide(wanted, hosts(1)).node is None
-    assert decide(wanted, hosts(1, 0, **{"rdma/hca": "2"})).node == "ktrain-node-0"
+    pending = pod({"rdma/hca": 1})
+    pending["spec"]["initContainers"] = [{"name": "i", "resources": {"requests": {"cpu": "6"}}}]
+    assert scheduler.requests(pending) == {"pods": 1, "rdma/hca": 1, "cpu": 6}
+    assert decide(pending, hosts(1)).node is None
+    assert decide(pending, hosts(1, 0, **{"rdma/hca": "2"})).node == "ktrain-node-0"
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 4), st.integers(0, 8))
@@ -145,17 +145,17 @@ def test_no_node_is_ever_overbooked(asks: list[int], nodes: int, gpus: int) -> N
     """And a pod is refused only where no node has room for it."""
     there = hosts(nodes, gpus)
     for ask in asks:
-        wanted = pod({GPU: ask} if ask else {})
+        pending = pod({GPU: ask} if ask else {})
         free = [gpus - int(h.used.get(GPU, 0)) for h in there]
-        decision = decide(wanted, there)
+        decision = decide(pending, there)
         assert (decision.node is None) == (ask > max(free))
         for host in there:
             if host.name == decision.node:
-                host.add(wanted)
+                host.add(pending)
         assert all(h.used.get(GPU, 0) <= gpus for h in there)
 
 
-def test_small_pods_spread() -> None:
+def test_small_pods_are_spread_over_nodes() -> None:
     nodes = hosts(4)
     for _ in range(8):
         chosen = decide(pod(), nodes).node
@@ -207,14 +207,14 @@ def test_higher_priority_goes_first_and_a_preset_node_is_left_alone() -> None:
     for node in node_objects(1, 1):
         store.create(r.NODE, node)
     for name, spec in (("a", {}), ("z", {"priority": 1000}), ("preset", {"nodeName": "elsewhere"})):
-        wanted = pod({GPU: 1}, **spec)
-        store.create(r.POD, {**wanted, "metadata": {"name": name, "namespace": "default"}})
+        pending = pod({GPU: 1}, **spec)
+        store.create(r.POD, {**pending, "metadata": {"name": name, "namespace": "default"}})
     scheduler.Scheduler(store).schedule()
     placed = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in store.list(r.POD)}
     assert placed == {"a": None, "z": "ktrain-node-0", "preset": "elsewhere"}
 
 
-def test_a_round_that_changes_nothing_writes_nothing() -> None:
+def test_unchanged_decisions_are_not_written_again() -> None:
     store = Store()
     for node in node_objects(1):
         store.create(r.NODE, node)
@@ -226,7 +226,7 @@ def test_a_round_that_changes_nothing_writes_nothing() -> None:
     assert store.version == version
 
 
-async def test_a_pod_of_another_scheduler_is_left_alone(tmp_path: Path) -> None:
+async def test_pod_of_another_scheduler_is_ignored(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         cluster.create("other", "exit 0", schedulerName="volcano")
         cluster.create("ours", "exit 0", schedulerName="default-scheduler")

@@ -74,7 +74,7 @@ async def until(holds: Callable[[], object], timeout: float = 240) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_records_of_both_streams(tmp_path: Path) -> None:
+async def test_both_streams_are_recorded(tmp_path: Path) -> None:
     assert await Run(shell(tmp_path, "echo one; echo two; echo bad >&2; printf tail")).ended() == Ended(0)
     lines = records(tmp_path)
     assert all(RECORD.match(line) for line in lines)
@@ -106,7 +106,7 @@ async def test_long_lines_are_split(tmp_path: Path, size: int, tags: bytes) -> N
         max_size=12,
     )
 )
-def test_a_log_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]) -> None:
+def test_log_contains_exactly_the_output(tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("log") / "0.log"
     writer = shim.Log(str(path))
     for chunk in filter(None, chunks):
@@ -118,7 +118,7 @@ def test_a_log_gives_back_what_was_written(tmp_path_factory: pytest.TempPathFact
     assert all(len(record.split(b" ", 3)[3]) <= shim.RECORD for record in log.split(b"\n")[:-1])
 
 
-async def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shim, "ROTATE_BYTES", 1000)
     monkeypatch.setattr(shim, "ROTATE_INTERVAL", 0)
     log = shim.Log(str(tmp_path / "0.log"))
@@ -133,7 +133,7 @@ async def test_a_large_log_is_rotated(tmp_path: Path, monkeypatch: pytest.Monkey
     ("command", "code"),
     [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -15 $$", 143), ("sleep 60 & exit 4", 4)],
 )
-async def test_exit_codes(tmp_path: Path, command: str, code: int) -> None:
+async def test_exit_codes_are_reported(tmp_path: Path, command: str, code: int) -> None:
     assert await Run(shell(tmp_path, command)).ended() == Ended(code)
 
 
@@ -145,14 +145,14 @@ async def test_exit_codes(tmp_path: Path, command: str, code: int) -> None:
         (["/etc/passwd"], 'exec: "/etc/passwd": permission denied'),
     ],
 )
-async def test_what_cannot_start_is_worded_as_containerd_words_it(tmp_path: Path, argv: list[str], why: str) -> None:
+async def test_start_errors_have_the_messages_of_containerd(tmp_path: Path, argv: list[str], why: str) -> None:
     run = Run(spec(tmp_path, argv))
     with pytest.raises(StartError, match=re.escape(f"unable to start container process: {why}")):
         await run.started()
     await run.ended()
 
 
-async def test_stop_is_sigterm_first(tmp_path: Path) -> None:
+async def test_stop_sends_sigterm_first(tmp_path: Path) -> None:
     run = Run(shell(tmp_path, "trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.05; done"))
     await until(lambda: b"up" in content((tmp_path / "0.log").read_bytes()) if (tmp_path / "0.log").exists() else 0)
     run.stop(60)
@@ -160,7 +160,7 @@ async def test_stop_is_sigterm_first(tmp_path: Path) -> None:
     assert content((tmp_path / "0.log").read_bytes()) == b"up\nbye\n"
 
 
-async def test_stopped_before_it_has_started(tmp_path: Path) -> None:
+async def test_stop_before_the_start(tmp_path: Path) -> None:
     """The shim finds the stop together with the run."""
     run = Run(spec(tmp_path, ["sleep", "60"]))
     run.stop(0)
@@ -168,14 +168,14 @@ async def test_stopped_before_it_has_started(tmp_path: Path) -> None:
         assert await run.ended() == Ended(137)
 
 
-async def test_a_command_without_a_handler_is_deaf_to_sigterm_as_process_1_is(tmp_path: Path) -> None:
+async def test_command_without_a_handler_ignores_sigterm_like_pid_1(tmp_path: Path) -> None:
     run = Run(spec(tmp_path, ["sleep", "60"]))
     await run.started()
     run.stop(0.1)
     assert await run.ended() == Ended(137)
 
 
-async def test_what_is_deaf_to_sigterm_is_killed_when_the_grace_is_over(tmp_path: Path) -> None:
+async def test_sigkill_follows_after_the_grace_period(tmp_path: Path) -> None:
     run = Run(shell(tmp_path, "trap '' TERM; echo up; sleep 60"))
     await run.started()
     run.stop(300)
@@ -183,7 +183,7 @@ async def test_what_is_deaf_to_sigterm_is_killed_when_the_grace_is_over(tmp_path
     assert await run.ended() == Ended(137)
 
 
-async def test_too_much_memory_is_an_oom_kill(tmp_path: Path) -> None:
+async def test_exceeded_memory_limit_is_an_oom_kill(tmp_path: Path) -> None:
     program = "import time; x = bytearray(200 << 20); time.sleep(60)"
     run = Run(spec(tmp_path, ["sh", "-c", f"{sys.executable} -c '{program}'; exit 0"], memory=64 << 20))
     assert await run.ended() == Ended(137, oom=True)
@@ -284,7 +284,7 @@ async def test_nothing_of_torchrun_survives(tmp_path: Path, victim: str) -> None
     await until(lambda: not survivors(marker))
 
 
-async def test_the_end_of_the_kubelets_loop_kills_all(tmp_path: Path) -> None:
+async def test_end_of_the_kubelet_kills_all_processes(tmp_path: Path) -> None:
     marker = uuid.uuid4().hex
     async with small(tmp_path) as cluster:
         cluster.create("tree", [sys.executable, "-c", TREE, marker, "600"])

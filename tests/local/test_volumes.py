@@ -15,10 +15,10 @@ from airflow_provider_ktrain.local.objects.store import Obj, Store
 from tests.local.kube import small
 
 
-def volumes(root: Path, store: Store, *wanted: Obj, mounts: list[Obj] | None = None) -> Volumes:
+def volumes(root: Path, store: Store, *declared: Obj, mounts: list[Obj] | None = None) -> Volumes:
     pod = {
         "metadata": {"name": "p", "namespace": "default", "labels": {"a": "1", "b": "2"}},
-        "spec": {"containers": [{"name": "c", "volumeMounts": mounts or []}], "volumes": list(wanted)},
+        "spec": {"containers": [{"name": "c", "volumeMounts": mounts or []}], "volumes": list(declared)},
     }
     return Volumes(store, pod, root, token=lambda namespace, account, _: f"token of {namespace}/{account}")
 
@@ -81,7 +81,7 @@ def test_projected_sources_share_a_directory(tmp_path: Path, store: Store) -> No
          "hostPath type check failed: /no/such is not a directory"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_mounted_says_why(tmp_path: Path, store: Store, volume: Obj, why: str) -> None:
+def test_mount_errors_name_the_reason(tmp_path: Path, store: Store, volume: Obj, why: str) -> None:
     with pytest.raises(MountError) as raised:
         volumes(tmp_path, store, {"name": "v", **volume}).set_up()
     assert str(raised.value) == f'MountVolume.SetUp failed for volume "v" : {why}'
@@ -92,7 +92,7 @@ def test_optional_sources_may_be_missing(tmp_path: Path, store: Store) -> None:
     assert list((tmp_path / "v").iterdir()) == []
 
 
-def test_host_paths_and_shared_memory_stay_where_they_are(tmp_path: Path, store: Store) -> None:
+def test_host_paths_and_shared_memory_are_not_relocated(tmp_path: Path, store: Store) -> None:
     host = {"name": "h", "hostPath": {"path": str(tmp_path / "data"), "type": "DirectoryOrCreate"}}
     memory = {"name": "m", "emptyDir": {"medium": "Memory"}}
     mounts = [{"name": "h", "mountPath": "/data", "subPath": "set"}, {"name": "m", "mountPath": "/dev/shm"}]
@@ -102,7 +102,7 @@ def test_host_paths_and_shared_memory_stay_where_they_are(tmp_path: Path, store:
     assert made.mounts({"volumeMounts": mounts}) == {"/data": tmp_path / "data" / "set"}
 
 
-def test_a_host_path_that_this_machine_has_not_is_an_empty_directory(tmp_path: Path, store: Store) -> None:
+def test_missing_host_path_is_an_empty_directory(tmp_path: Path, store: Store) -> None:
     mounts = [{"name": "h", "mountPath": "/data"}]
     made = volumes(tmp_path, store, {"name": "h", "hostPath": {"path": "/no/such/share"}}, mounts=mounts)
     made.set_up()
@@ -128,7 +128,7 @@ def test_claims_are_empty_directories(tmp_path: Path, store: Store) -> None:
         ("/workspace/absent.py / // $HOME/etc/mpi", "/workspace/absent.py / // $HOME/etc/mpi"),
     ],
 )
-def test_paths_are_found_in_texts(tmp_path: Path, text: str, rewritten: str) -> None:
+def test_paths_in_scripts_are_found(tmp_path: Path, text: str, rewritten: str) -> None:
     image, volume = tmp_path / "image", tmp_path / "volume"
     (image / "workspace").mkdir(parents=True)
     (image / "workspace" / "train.py").touch()
@@ -137,7 +137,7 @@ def test_paths_are_found_in_texts(tmp_path: Path, text: str, rewritten: str) -> 
 
 
 @given(st.text(alphabet="/ab .=:'$()", max_size=30))
-def test_texts_without_known_paths_stay_as_they_are(text: str) -> None:
+def test_scripts_without_known_paths_are_unchanged(text: str) -> None:
     assert Paths({"/data": Path("/elsewhere")}, Path("/no/such/image")).rewrite(text) == text
 
 
@@ -149,7 +149,7 @@ def test_references_are_expanded_as_kubernetes_does(text: str, expanded: str) ->
     assert expand(text, {"A": "1"}) == expanded
 
 
-async def test_a_config_map_that_changes_is_seen(tmp_path: Path) -> None:
+async def test_changed_config_map_is_mounted_again(tmp_path: Path) -> None:
     async with small(tmp_path) as cluster:
         made = cluster.store.create(r.CONFIG_MAP, {
             "metadata": {"name": "c", "namespace": "default"}, "data": {"discover_hosts.sh": "#!/bin/sh"},
