@@ -59,9 +59,9 @@ def kill(begin: Begin) -> float:
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="new triggerers")
-    parser.add_argument("--kills", type=int, default=2, help="kills of each")
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 4], help="processes that use a CPU each")
+    parser.add_argument("--rounds", type=int, default=3, help="number of new triggerers")
+    parser.add_argument("--kills", type=int, default=2, help="kills per triggerer")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 4], help="numbers of processes that use a CPU each")
     args = parser.parse_args()
     print(f"{datetime.date.today()}; {machine()}\n", flush=True)
     rows: list[list[Any]] = []

@@ -61,12 +61,12 @@ for first in range(0, lines, block):
 # contenders: each reads the logs of one pod's containers and returns its measurements
 
 
-async def raw(told: Json) -> Json:
+async def raw(parameters: Json) -> Json:
     """The upper limit: reads bytes and counts line ends."""
     lines = 0
     async with (
-        session(told["cluster"], read_bufsize=1 << 20) as http,
-        http.get(f"{PODS}/{told['pod']}/log", params={"follow": "1", "timestamps": "1"}) as response,
+        session(parameters["cluster"], read_bufsize=1 << 20) as http,
+        http.get(f"{PODS}/{parameters['pod']}/log", params={"follow": "1", "timestamps": "1"}) as response,
     ):
         with contextlib.suppress(aiohttp.ClientError):
             async for chunk in response.content.iter_any():
@@ -74,9 +74,9 @@ async def raw(told: Json) -> Json:
     return {"lines": lines}
 
 
-async def kubectl(told: Json) -> Json:
+async def kubectl(parameters: Json) -> Json:
     """`kubectl logs -f`; its output is only counted."""
-    command = ["kubectl", "--kubeconfig", told["cluster"]["kubeconfig"], "logs", "-f", told["pod"]]
+    command = ["kubectl", "--kubeconfig", parameters["cluster"]["kubeconfig"], "logs", "-f", parameters["pod"]]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, limit=1 << 20
     )
@@ -88,7 +88,7 @@ async def kubectl(told: Json) -> Json:
     return {"lines": lines}
 
 
-async def pod_manager(told: Json) -> Json:
+async def pod_manager(parameters: Json) -> Json:
     """PodManager, called as KubernetesPodOperator calls it."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
     from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
@@ -96,9 +96,9 @@ async def pod_manager(told: Json) -> Json:
     client = KubernetesHook(conn_id="kubernetes_default").core_v1_client
     manager = PodManager(kube_client=client)
     texts: list[str] = []
-    if not told["logger"]:
+    if not parameters["logger"]:
         manager._log = Recorder(texts)
-    pod = client.read_namespaced_pod(told["pod"], NAMESPACE)
+    pod = client.read_namespaced_pod(parameters["pod"], NAMESPACE)
     await asyncio.to_thread(manager.fetch_requested_container_logs, pod=pod, containers="main", follow_logs=True)
     return {"texts": texts}
 
@@ -118,20 +118,20 @@ class Recorder:
     debug = warning = exception = error = info
 
 
-async def ours(told: Json) -> Json:
+async def ours(parameters: Json) -> Json:
     """LogFollower, which gets changes of pods from an informer, as in `follow`."""
     from airflow_provider_ktrain.engine.watch import by_name
 
     texts: list[str] = []
     notes: list[str] = []
-    alone = "containers" not in told
+    alone = "containers" not in parameters
 
     def keep(line: Any) -> None:
         (notes if line.note else texts).append(line.text if alone else f"{line.container} {line.text}")
 
     async with (
-        follower(to_logger() if told["logger"] else keep) as (follow, pods),
-        pods.subscribe(key=by_name(told["pod"])) as subscription,
+        follower(to_logger() if parameters["logger"] else keep) as (follow, pods),
+        pods.subscribe(key=by_name(parameters["pod"])) as subscription,
     ):
         while True:
             for seen in await subscription.changed():
@@ -172,17 +172,17 @@ def to_logger() -> Callable[[Any], None]:
     return sink
 
 
-async def logger_alone(told: Json) -> Json:
+async def logger_alone(parameters: Json) -> Json:
     """Airflow's logger with the same lines, without a cluster."""
     from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
     sink, padding = to_logger(), "x" * 60
-    for n in range(told["lines"]):
+    for n in range(parameters["lines"]):
         sink(LogLine("burst", "main", "Worker", 0, 0, "", f"line {n:08} {0:.6f} {padding}"))
     return {}
 
 
-async def flood(told: Json) -> Json:
+async def flood(parameters: Json) -> Json:
     """Two containers; one writes more than the rate limit passes on."""
     late: list[float] = []
     flooded = 0
@@ -199,7 +199,7 @@ async def flood(told: Json) -> Json:
 
     peak = memory()
     async with follower(sink) as (follow, pods), pods.subscribe() as subscription:
-        until = time.monotonic() + told["seconds"]
+        until = time.monotonic() + parameters["seconds"]
         while time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
@@ -209,9 +209,9 @@ async def flood(told: Json) -> Json:
         report = follow.report()
         tally = next(t for (pod, _), t in report.containers.items() if pod == "flood")
     return {
-        "before": told["rss"],
+        "before": parameters["rss"],
         "peak": peak,
-        "handed on": flooded,
+        "emitted": flooded,
         "dropped": tally.dropped,
         "dropped bytes": tally.dropped_bytes,
         "notes": notes[:3],
@@ -221,7 +221,7 @@ async def flood(told: Json) -> Json:
     }
 
 
-async def streams(told: Json) -> Json:
+async def streams(parameters: Json) -> Json:
     """Enough followers for 300 streams, and a watch and deletes in the same process."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
@@ -240,10 +240,14 @@ async def streams(told: Json) -> Json:
             await asyncio.sleep(0.005)
             late.append(time.monotonic() - due)
 
-    async with follower(sink) as (follow, pods), pods.subscribe() as subscription, session(told["cluster"]) as http:
-        while sum(p["status"]["phase"] == "Running" for p in subscription.objects.values()) < told["pods"]:
+    async with (
+        follower(sink) as (follow, pods),
+        pods.subscribe() as subscription,
+        session(parameters["cluster"]) as http,
+    ):
+        while sum(p["status"]["phase"] == "Running" for p in subscription.objects.values()) < parameters["pods"]:
             await subscription.changed()
-        copies = [LogFollower(follow.api, sink, kind=PYTORCHJOB) for _ in range(told["copies"])]
+        copies = [LogFollower(follow.api, sink, kind=PYTORCHJOB) for _ in range(parameters["copies"])]
         for copy in copies:
             for pod in subscription.objects.values():
                 copy.observe(pod)
@@ -299,21 +303,21 @@ IMPORTED = (
 )  # imported by every contender before the measurement
 
 
-async def contend(told: Json) -> None:
+async def contend(parameters: Json) -> None:
     """The process of a contender: prepare, wait for the start, run, and report."""
     for module in IMPORTED:
         importlib.import_module(module)
     say = answers()
-    with task_logger(told) if told["logger"] else contextlib.nullcontext():
+    with task_logger(parameters) if parameters["logger"] else contextlib.nullcontext():
         say({})
         await asyncio.to_thread(sys.stdin.readline)
         used, began = cpu_seconds(), time.monotonic()
-        answer = await CONTENDERS[told["name"]]({**told, "rss": memory()})
+        answer = await CONTENDERS[parameters["name"]]({**parameters, "rss": memory()})
         answer |= {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - used, "rss": memory(key="VmHWM")}
-    if told["logger"]:
-        answer["texts"] = written(told["logger"])
+    if parameters["logger"]:
+        answer["texts"] = written(parameters["logger"])
     if "texts" in answer:
-        answer |= exactness(answer.pop("texts"), told["lines"], told.get("containers", 1))
+        answer |= exactness(answer.pop("texts"), parameters["lines"], parameters.get("containers", 1))
     say(answer)
 
 
@@ -339,13 +343,15 @@ def exactness(texts: Iterable[str], lines: int, containers: int = 1) -> Json:
 
 
 @contextlib.contextmanager
-def task_logger(told: Json) -> Any:
+def task_logger(parameters: Json) -> Any:
     """Send log output to a process that handles it as a task's supervisor does."""
     from airflow.sdk.execution_time.supervisor import _configure_logs_over_json_channel
 
     ours_, theirs = socket.socketpair()
     supervisor = subprocess.Popen(
-        [sys.executable, __file__, "--supervise", told["logger"]], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+        [sys.executable, __file__, "--supervise", parameters["logger"]],
+        stdin=theirs.fileno(),
+        stdout=subprocess.DEVNULL,
     )
     theirs.close()
     ours_.recv(1)  # it has finished its imports
@@ -415,12 +421,12 @@ class Stage:
         async with self._http.post(PODS, json=body) as response:
             assert response.status == 201, await response.text()
 
-    async def phase(self, pod: str, wanted: str) -> None:
+    async def phase(self, pod: str, phase: str) -> None:
         """Wait for a phase of the pod, also while connections are cut."""
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with self._http.get(f"{PODS}/{pod}") as response:
-                    if (await response.json()).get("status", {}).get("phase") == wanted:
+                    if (await response.json()).get("status", {}).get("phase") == phase:
                         return
             await asyncio.sleep(0.1)
 
@@ -430,10 +436,10 @@ class Stage:
                 pass
 
     @contextlib.contextmanager
-    def contender(self, name: str, *, logger: bool = False, **told: Any) -> Any:
+    def contender(self, name: str, *, logger: bool = False, **parameters: Any) -> Any:
         file = tempfile.mktemp(dir=self._directory) if logger else ""
         level = "INFO" if logger else "WARNING"
-        with contender(__file__, {"name": name, "logger": file, **told}, self.reach, log_level=level) as process:
+        with contender(__file__, {"name": name, "logger": file, **parameters}, self.reach, log_level=level) as process:
             yield process
 
     def cut(self) -> None:
@@ -448,7 +454,7 @@ async def go(process: Contender) -> Json:
 
 
 LOGGER = "to Airflow's logger"
-HEAD = ["follows", "lines/s", "CPU s per 100,000 lines", "lost", "repeated", "MiB at most"]
+HEAD = ["follower", "lines/s", "CPU s per 100,000 lines", "lost", "repeated", "peak MiB"]
 
 
 def row(name: str, found: Json) -> list[Any]:
@@ -479,7 +485,7 @@ async def burst(stage: Stage, args: argparse.Namespace) -> str:
 
 
 async def steady(stage: Stage, args: argparse.Namespace) -> str:
-    told = []
+    sections = []
     for cuts in (False, True):
         pod, lines = f"steady-{int(cuts)}", RATE * int(args.seconds)
         with contextlib.ExitStack() as stack:
@@ -495,17 +501,17 @@ async def steady(stage: Stage, args: argparse.Namespace) -> str:
             found = await asyncio.gather(*running)
         rows = [row(name, {"lost": lines - f["lines"], **f}) for name, f in zip(names, found, strict=True)]
         how = "with a cut of every connection each second" if cuts else "without cuts"
-        told.append(f"{RATE:,} lines/s for {args.seconds:.0f} s, {how}\n\n" + table(HEAD, rows))
+        sections.append(f"{RATE:,} lines/s for {args.seconds:.0f} s, {how}\n\n" + table(HEAD, rows))
         await stage.remove(pod)
-    return "\n\n".join(told)
+    return "\n\n".join(sections)
 
 
 async def cuts(stage: Stage, args: argparse.Namespace) -> str:
     containers, rate, pause = 5, 400, 0.1
     count = 300  # each cuts up to five streams
     lines = int(rate * pause * count * 1.3)
-    told: Json = {"pod": "cuts", "lines": lines, "containers": containers}
-    with stage.contender("LogFollower", **told) as process:
+    parameters: Json = {"pod": "cuts", "lines": lines, "containers": containers}
+    with stage.contender("LogFollower", **parameters) as process:
         await stage.write("cuts", lines, rate, containers=[f"main-{n}" for n in range(containers)])
         await stage.phase("cuts", "Running")
         running = asyncio.create_task(go(process))
@@ -520,7 +526,7 @@ async def cuts(stage: Stage, args: argparse.Namespace) -> str:
         "requests for logs",
         "lost",
         "repeated",
-        "told to be missing",
+        "gaps reported",
     ]
     row = [found["lines"], count, found["requests"], found["lost"], found["repeated"], len(found["notes"])]
     return f"{containers} containers of {rate} lines/s each, {1 / pause:.0f} cuts a second\n\n" + table(head, [row])
@@ -534,19 +540,19 @@ async def flood_scene(stage: Stage, args: argparse.Namespace) -> str:
         await stage.phase("flood", "Running")
         found = await go(process)
     await stage.remove("quiet", "flood")
-    came = (found["handed on"] * size + found["dropped bytes"]) / found["seconds"] / 1e6
+    received = (found["emitted"] * size + found["dropped bytes"]) / found["seconds"] / 1e6
     head = [
-        "flood MB/s that came", "handed on MB/s", "left out and said, lines", "CPU %", "MiB before", "MiB at most",
-        "quiet one's lines", "delay p50 ms", "p99 ms",
+        "flood MB/s received", "emitted MB/s", "lines dropped and counted", "CPU %", "MiB before", "peak MiB",
+        "lines of the quiet container", "delay p50 ms", "p99 ms",
     ]  # fmt: skip
     row = [
-        came, found["handed on"] * size / found["seconds"] / 1e6, found["dropped"],
+        received, found["emitted"] * size / found["seconds"] / 1e6, found["dropped"],
         100 * found["cpu"] / found["seconds"], found["before"], found["peak"],
         found["quiet lines"], 1000 * found["late p50"], 1000 * found["late p99"],
     ]  # fmt: skip
     note = found["notes"][0] if found["notes"] else ""
     return f"A container that writes {size * rate / 1e6:.0f} MB/s beside one that writes a line every 10 ms\n\n" + (
-        f"{table(head, [row])}\n\nThe first line that tells: `{note}`"
+        f"{table(head, [row])}\n\nThe first message about dropped lines: `{note}`"
     )
 
 
@@ -561,7 +567,7 @@ async def streams_scene(stage: Stage, args: argparse.Namespace) -> str:
         found = await go(process)
     await stage.remove(*names)
     keys = ("watch p50", "watch max", "delete p50", "delete max", "lag p99", "lag max")
-    head = ["streams", "lines/s", "CPU %", "MiB at most", *(f"{key} ms" for key in keys)]
+    head = ["streams", "lines/s", "CPU %", "peak MiB", *(f"{key} ms" for key in keys)]
     row = [found["streams"], found["lines/s"], found["CPU %"], found["rss"], *(1000 * found[key] for key in keys)]
     return f"{pods * containers * copies} streams in one process, 10 lines/s each\n\n" + table(head, [row])
 
@@ -583,8 +589,8 @@ async def run(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--lines", type=int, default=200_000, help="of the burst")
-    parser.add_argument("--seconds", type=float, default=15, help="that the steady writers and the flood last")
+    parser.add_argument("--lines", type=int, default=200_000, help="lines of the burst")
+    parser.add_argument("--seconds", type=float, default=15, help="duration of the steady writers and the flood")
     parser.add_argument("--only", nargs="+", choices=SCENES)
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--supervise", help=argparse.SUPPRESS)

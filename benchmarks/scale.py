@@ -90,7 +90,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             await asyncio.gather(*(create(i) for i in range(args.jobs)))
             created = time.perf_counter()
             await asyncio.gather(*(w.all.wait() for w in watchers))
-            told, after = time.perf_counter(), cpu(pid)
+            finished, after = time.perf_counter(), cpu(pid)
             await asyncio.sleep(REST)
             rested = cpu(pid)
             listing = time.perf_counter()
@@ -106,15 +106,15 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             result = {
                 "jobs": args.jobs,
                 "watchers": args.watchers,
-                "created in s": round(created - began, 1),
-                "all watchers told of all in s": round(told - began, 1),
+                "all created after s": round(created - began, 1),
+                "all watchers have all events after s": round(finished - began, 1),
                 "server CPU s until then": round(after - used, 1),
                 "server CPU % at rest": round(100 * (rested - after) / REST, 1),
-                "list of all in ms": round(1000 * (listed - listing)),
-                "list of all in MiB": round(size / 2**20, 1),
-                "one change at all watchers in ms": round(1000 * (noted - listed)),
+                "list of all jobs, ms": round(1000 * (listed - listing)),
+                "list of all jobs, MiB": round(size / 2**20, 1),
+                "one change reaches all watchers after ms": round(1000 * (noted - listed)),
                 "server MiB empty": empty["now"],
-                "server MiB then": memory(pid)["now"],
+                "server MiB afterwards": memory(pid)["now"],
                 "server MiB peak": memory(pid)["peak"],
             }
             for task in watching:

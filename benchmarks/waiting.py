@@ -46,20 +46,20 @@ POD = ("/api/v1/namespaces/default/pods", "Pod", "v1")
 Fired = Callable[[str], None]
 
 
-async def ours(told: Json, name: str, uid: str, fired: Fired) -> None:
+async def ours(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     """TrainingJobTrigger with the operator's arguments. The job is kept, as by KubernetesJobOperator."""
     from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
     from airflow_provider_ktrain.engine.follow.messages import Options
     from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
     ref = JobRef("PyTorchJob", "v1", NAMESPACE, name, uid, owner=name, deployment="bench", submission=name)
-    options = Options(on_finish_action=OnFinishAction(told["finish"]))
+    options = Options(on_finish_action=OnFinishAction(parameters["finish"]))
     trigger = TrainingJobTrigger(job=ref.to_dict(), options=options.to_dict(), kubernetes_conn_id="kubernetes_default")
     await first(trigger.run())
     fired(name)
 
 
-async def job_trigger(told: Json, name: str, uid: str, fired: Fired) -> None:
+async def job_trigger(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     from airflow.providers.cncf.kubernetes.triggers.job import KubernetesJobTrigger
 
     trigger = KubernetesJobTrigger(
@@ -75,7 +75,7 @@ async def job_trigger(told: Json, name: str, uid: str, fired: Fired) -> None:
     fired(name)
 
 
-async def pod_trigger(told: Json, name: str, uid: str, fired: Fired) -> None:
+async def pod_trigger(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
 
     trigger = KubernetesPodTrigger(
@@ -101,19 +101,19 @@ def ended(obj: Json) -> bool:
     return any(c["type"] == "Succeeded" and c["status"] == "True" for c in conditions)
 
 
-async def poller(told: Json, name: str, uid: str, fired: Fired) -> None:
+async def poller(parameters: Json, name: str, uid: str, fired: Fired) -> None:
     """A hand-written poller: one client for all jobs, and a request for each job every ten seconds."""
     while True:
-        async with told["session"].get(f"{TRAINING[0]}/{name}") as response:
+        async with parameters["session"].get(f"{TRAINING[0]}/{name}") as response:
             if ended(await response.json()):
                 return fired(name)
         await asyncio.sleep(POLL)
 
 
-async def bare_watch(told: Json, names: dict[str, str], fired: Fired) -> None:
+async def bare_watch(parameters: Json, names: dict[str, str], fired: Fired) -> None:
     """The lower limit: only one watch of all jobs."""
     seen: set[str] = set()
-    async with told["session"].get(TRAINING[0], params={"watch": "1", "allowWatchBookmarks": "true"}) as response:
+    async with parameters["session"].get(TRAINING[0], params={"watch": "1", "allowWatchBookmarks": "true"}) as response:
         rest = b""
         async for chunk in response.content.iter_any():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -125,7 +125,7 @@ async def bare_watch(told: Json, names: dict[str, str], fired: Fired) -> None:
                     fired(name)
 
 
-async def nothing(told: Json, names: dict[str, str], fired: Fired) -> None:
+async def nothing(parameters: Json, names: dict[str, str], fired: Fired) -> None:
     """An idle loop."""
 
 
@@ -194,24 +194,24 @@ class Probe:
         }
 
 
-async def contend(told: Json) -> None:
+async def contend(parameters: Json) -> None:
     """The process of a contender: start, then answer the requests on stdin."""
     say = answers()
     for module in IMPORTED:
         importlib.import_module(module)
     logging.disable(logging.INFO)
-    name, jobs = told["name"], told["jobs"]
-    told["finish"] = "delete_job" if name.endswith("deletes") else "keep_job"
-    async with session(told["cluster"]) as told["session"]:
+    name, jobs = parameters["name"], parameters["jobs"]
+    parameters["finish"] = "delete_job" if name.endswith("deletes") else "keep_job"
+    async with session(parameters["cluster"]) as parameters["session"]:
         probe = Probe()
 
         def fired(job: str) -> None:
             probe.fired[job] = time.monotonic()
 
         if name in ALL:
-            tasks = [asyncio.create_task(ALL[name](told, jobs, fired))]
+            tasks = [asyncio.create_task(ALL[name](parameters, jobs, fired))]
         else:
-            tasks = [asyncio.create_task(EACH[name](told, job, uid, fired)) for job, uid in jobs.items()]
+            tasks = [asyncio.create_task(EACH[name](parameters, job, uid, fired)) for job, uid in jobs.items()]
         await asyncio.sleep(SETTLE)
         until = time.monotonic() + SLOW_START
         while name in POLLING and probe.requests.total() < len(jobs) and time.monotonic() < until:  # noqa: ASYNC110
@@ -388,8 +388,8 @@ async def run(args: argparse.Namespace) -> None:
                         continue
                     kind = WAITS_FOR.get(name, TRAINING)
                     jobs = await stage.jobs(kind, args.jobs)
-                    told = {"name": name, "jobs": jobs}
-                    with contender(__file__, told, reach) as process:
+                    parameters = {"name": name, "jobs": jobs}
+                    with contender(__file__, parameters, reach) as process:
                         found = await measure(stage, process, kind, args)
                         if name == "idle loop":
                             idle = found
@@ -404,9 +404,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[1000], dest="sizes")
     parser.add_argument(
-        "--seconds", type=float, default=10, help="that a contender is left alone: a poll of 10 s at least"
+        "--seconds", type=float, default=10, help="idle time of each contender, at least one poll of 10 s"
     )
-    parser.add_argument("--changes", type=int, default=100, help="jobs that succeed then")
+    parser.add_argument("--changes", type=int, default=100, help="number of jobs that succeed afterwards")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, metavar="NAME", help=", ".join(CONTENDERS))
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -78,8 +78,8 @@ def main() -> None:
     if extra in ("demo", "test"):
         install_torch(venv)
     say(f"installing Airflow and this provider with its extra [{extra}] (a minute or two the first time)")
-    wanted = ["-e", f".[{extra}]"]
-    if pip(venv, "install", "-q", "-c", "constraints.txt", *wanted):
+    requirements = ["-e", f".[{extra}]"]
+    if pip(venv, "install", "-q", "-c", "constraints.txt", *requirements):
         fail(
             "pip could not install the project (its message is above)",
             "check that this machine can reach its package index",

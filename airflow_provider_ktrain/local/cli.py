@@ -129,9 +129,9 @@ def _start(args: argparse.Namespace) -> int:
         str(args.state_dir), str(args.kubeconfig or ""), args.port,
         dict(args.image), args.nodes, args.gpus_per_node, dict(args.resource), args.mpi_api,
     )  # fmt: skip
-    _, told = cluster.start(config)
-    print(f"The cluster is running (process {told['pid']}, {told['url']}). To use it:")
-    print(f"  export KUBECONFIG={told['kubeconfig']}")
+    _, state = cluster.start(config)
+    print(f"The cluster is running (process {state['pid']}, {state['url']}). To use it:")
+    print(f"  export KUBECONFIG={state['kubeconfig']}")
     return 0
 
 
@@ -153,6 +153,6 @@ def _fault(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
     if state is None:
         raise ClusterError("no cluster is running; start one with: ktrain cluster start")
-    wanted = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
-    cluster.admin(state, {name: value for name, value in wanted.items() if value is not None})
+    options = {name: getattr(args, name) for name in ("fault", *FAULT_OPTIONS)}
+    cluster.admin(state, {name: value for name, value in options.items() if value is not None})
     return 0

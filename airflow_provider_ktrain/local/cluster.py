@@ -113,10 +113,10 @@ def stop(state_dir: Path) -> bool:
     return True
 
 
-def admin(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def admin(state: Mapping[str, Any], fault: Mapping[str, Any]) -> None:
     """Inject a fault, given the state from `running`. ClusterError if the cluster rejects it or doesn't respond."""
     headers = {"Authorization": f"Bearer {state['token']}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{state['url']}/ktrain/faults", json.dumps(wanted).encode(), headers)
+    request = urllib.request.Request(f"{state['url']}/ktrain/faults", json.dumps(fault).encode(), headers)
     context = ssl.create_default_context(cafile=state["ca_file"])
     try:
         urllib.request.urlopen(request, context=context, timeout=30).close()
@@ -150,9 +150,9 @@ class EmbeddedCluster:
 
     def __enter__(self) -> EmbeddedCluster:
         self.state_dir = Path(tempfile.mkdtemp(prefix="ktrain-"))
-        self._process, self._told = start(replace(self._config, state_dir=str(self.state_dir)))
-        self.pid, self.url, self.token = (self._told[key] for key in ("pid", "url", "token"))
-        self.ca_file, self.kubeconfig = (Path(self._told[key]) for key in ("ca_file", "kubeconfig"))
+        self._process, self._state = start(replace(self._config, state_dir=str(self.state_dir)))
+        self.pid, self.url, self.token = (self._state[key] for key in ("pid", "url", "token"))
+        self.ca_file, self.kubeconfig = (Path(self._state[key]) for key in ("ca_file", "kubeconfig"))
         return self
 
     def __exit__(
@@ -168,4 +168,4 @@ class EmbeddedCluster:
 
     def admin(self, fault: str, **options: Any) -> None:
         """Set a fault switch: `admin("status", seconds=2, status=503, verb="list")`, `admin("clear")`."""
-        admin(self._told, {"fault": fault, **options})
+        admin(self._state, {"fault": fault, **options})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store, now
 
-REMEMBERED = 4096  # maximum number of objects in a recorder's cache
+MAX_CACHED_OBJECTS = 4096  # maximum number of objects in a recorder's cache
 BUDGET, REFILL = 25.0, 1 / 300  # events about one object in a burst; then events per second
 
 
@@ -59,7 +59,7 @@ class EventRecorder:
         meta, at = obj["metadata"], time.monotonic()
         about = self._about.setdefault(meta["uid"], _About(at))
         self._about.move_to_end(meta["uid"])
-        if len(self._about) > REMEMBERED:
+        if len(self._about) > MAX_CACHED_OBJECTS:
             self._about.popitem(last=False)
         written = about.written.setdefault((field_path, type_, reason, message), _Written())
         written.count += 1

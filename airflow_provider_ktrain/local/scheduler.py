@@ -20,13 +20,13 @@ from airflow_provider_ktrain.local.objects.quantity import parse
 from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
 
 NAME = "default-scheduler"
-UNHELPFUL = "Preemption is not helpful for scheduling"
+PREEMPTION_IS_NOT_HELPFUL = "Preemption is not helpful for scheduling"
 NO_VICTIMS = "No preemption victims found for incoming pod"
 #: operators of node affinity: whether a label's value matches. The value is None if the node doesn't have the label.
 #: Gt, Lt and unknown operators don't match any node
 OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
-    "In": lambda value, wanted: value in wanted,
-    "NotIn": lambda value, wanted: value not in wanted,
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
     "Exists": lambda value, _: value is not None,
     "DoesNotExist": lambda value, _: value is None,
 }
@@ -92,7 +92,7 @@ def decide(pod: Obj, hosts: Sequence[Host]) -> Decision:
     if fitting:
         return Decision(min(fitting, key=lambda host: host.used["pods"]).name)
     reasons = _counted(reason for why, _ in refusals for reason in why)
-    preemption = _counted(NO_VICTIMS if freeable else UNHELPFUL for _, freeable in refusals)
+    preemption = _counted(NO_VICTIMS if freeable else PREEMPTION_IS_NOT_HELPFUL for _, freeable in refusals)
     there = f"0/{len(hosts)} nodes are available:"
     return Decision(None, f"{there} {reasons}. no new claims to deallocate, preemption: {there} {preemption}.")
 
@@ -138,10 +138,10 @@ def selected(pod: Obj, host: Host) -> bool:
 
 
 def _term(term: Obj, labels: Mapping[str, str]) -> bool:
-    wanted = term.get("matchExpressions") or ()
-    return bool(wanted) and all(
+    expressions = term.get("matchExpressions") or ()
+    return bool(expressions) and all(
         e["operator"] in OPERATORS and OPERATORS[e["operator"]](labels.get(e["key"]), e.get("values") or ())
-        for e in wanted
+        for e in expressions
     )
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-PARENT_LOOK = 0.5  # seconds between checks whether the parent is still running
+PARENT_CHECK_INTERVAL = 0.5  # seconds between checks whether the parent is still running
 STATE_FILE = "cluster.json"
 MAX_HEADER = 64 * 1024  # bytes of the request line and of each header
 
@@ -136,25 +136,25 @@ class Cluster:
 
     # fault switches
 
-    async def _switch(self, wanted: Obj, asker: asyncio.Transport | None) -> Obj:
-        """Execute a request to the fault switches. The connection of `asker` isn't cut. ApiError 400, 404."""
-        match wanted.get("fault"):
+    async def _switch(self, options: Obj, requester: asyncio.Transport | None) -> Obj:
+        """Execute a request to the fault switches. The connection of `requester` isn't cut. ApiError 400, 404."""
+        match options.get("fault"):
             case "clear":
                 self._faults.clear()
             case "expire":
                 self._store.expire()
             case "evict":
-                pod = self._store.get(r.POD, str(wanted.get("namespace") or "default"), str(wanted.get("pod")))
-                message = str(wanted.get("message") or "The node was low on resource: memory.")
+                pod = self._store.get(r.POD, str(options.get("namespace") or "default"), str(options.get("pod")))
+                message = str(options.get("message") or "The node was low on resource: memory.")
                 self._kubelet(pod["spec"].get("nodeName")).evict(pod, message)
             case "lose":
-                self._kubelet(wanted.get("node")).lose()
+                self._kubelet(options.get("node")).lose()
             case "recover":
-                self._kubelet(wanted.get("node")).recover()
+                self._kubelet(options.get("node")).recover()
             case _:
-                fault = self._faults.set(wanted)
+                fault = self._faults.set(options)
                 if fault.kind in ("refuse", "drop"):
-                    task = asyncio.create_task(self._cut(fault.kind, float(wanted["seconds"]), asker))
+                    task = asyncio.create_task(self._cut(fault.kind, float(options["seconds"]), requester))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -164,11 +164,11 @@ class Cluster:
             raise ApiError(404, f"node {node!r}: there is none of that name")
         return self._kubelets[str(node)]
 
-    async def _cut(self, kind: str, seconds: float, asker: asyncio.Transport | None) -> None:
-        """Cut all connections except the asker's. With `refuse`, also refuse new ones for `seconds`."""
+    async def _cut(self, kind: str, seconds: float, requester: asyncio.Transport | None) -> None:
+        """Cut all connections except the requester's. With `refuse`, also refuse new ones for `seconds`."""
         if kind == "refuse" and self._site is not None:
             await self._site.stop()
-        self._cut_connections(asker)
+        self._cut_connections(requester)
         if kind == "refuse":
             await asyncio.sleep(seconds)
             await self._listen()
@@ -203,7 +203,7 @@ def _stop_without(parent: int, stop: asyncio.Event) -> None:
     if os.getppid() != parent:
         stop.set()
     else:
-        asyncio.get_running_loop().call_later(PARENT_LOOK, _stop_without, parent, stop)
+        asyncio.get_running_loop().call_later(PARENT_CHECK_INTERVAL, _stop_without, parent, stop)
 
 
 async def serve(config: Config) -> None:

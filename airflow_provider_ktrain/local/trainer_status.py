@@ -75,8 +75,8 @@ class StatusServer:
 def _failed(error: ApiError) -> web.Response:
     """The response to an error: a Status without kind and details. HTML characters are escaped, as in Go's JSON."""
     kept = ("metadata", "status", "message", "reason", "code")
-    told = {key: value for key, value in error.status().items() if key in kept}
-    body = negotiation.encode(told).replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+    status = {key: value for key, value in error.status().items() if key in kept}
+    body = negotiation.encode(status).replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
     return web.Response(status=error.code, body=body, content_type=negotiation.JSON)
 
 

@@ -72,9 +72,9 @@ def credentials(cluster: EmbeddedCluster) -> dict[str, str]:
 class Contender:
     """The same script in a separate process, which reads lines of JSON and answers each with one line."""
 
-    def __init__(self, script: str, told: Json, env: Mapping[str, str]) -> None:
+    def __init__(self, script: str, parameters: Json, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, script, "--contender", json.dumps(told)],
+            [sys.executable, script, "--contender", json.dumps(parameters)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **env},
@@ -110,21 +110,21 @@ def answers() -> Callable[[Json], None]:
     out = os.dup(1)
     os.dup2(2, 1)
 
-    def answer(told: Json) -> None:
-        os.write(out, json.dumps(told).encode() + b"\n")
+    def answer(parameters: Json) -> None:
+        os.write(out, json.dumps(parameters).encode() + b"\n")
 
     return answer
 
 
 @contextlib.contextmanager
 def contender(
-    script: str, told: Json, cluster: Mapping[str, str], *, log_level: str = "WARNING"
+    script: str, parameters: Json, cluster: Mapping[str, str], *, log_level: str = "WARNING"
 ) -> Iterator[Contender]:
     """A contender that reaches the cluster by Airflow's connection `kubernetes_default`, ready for requests."""
     extra = {"kube_config_path": cluster["kubeconfig"]}
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
     env = {"AIRFLOW_CONN_KUBERNETES_DEFAULT": connection, "AIRFLOW__LOGGING__LOGGING_LEVEL": log_level}
-    process = Contender(script, {**told, "cluster": dict(cluster)}, env)
+    process = Contender(script, {**parameters, "cluster": dict(cluster)}, env)
     try:
         process.read()
         yield process

@@ -155,7 +155,7 @@ class TestTrainJobs:
         assert play.names(r.POD) == []
 
     def test_foreground_deletion_recreates_the_jobset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(trainjob, "LATE_SHARE", 0.0)
+        monkeypatch.setattr(trainjob, "DELAYED_DELETION_SHARE", 0.0)
         play = train()
         first = play.store.get(r.JOBSET, NAMESPACE, "train")["metadata"]["uid"]
         play.store.delete(r.TRAINJOB, NAMESPACE, "train", propagation="Foreground")

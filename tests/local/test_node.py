@@ -28,10 +28,10 @@ def test_a_lost_node_keeps_its_own_taints() -> None:
     own = {"key": "team", "effect": "NoSchedule"}
     made = node_objects()[0]
     made["spec"]["taints"] = [own]
-    lost = node.changed(made, heard=False)
+    lost = node.changed(made, reachable=False)
     assert own in lost["spec"]["taints"]
     assert {c["status"] for c in lost["status"]["conditions"]} == {"Unknown"}
-    found = node.changed(lost, heard=True)
+    found = node.changed(lost, reachable=True)
     assert found["spec"]["taints"] == [own]
     assert found["status"]["conditions"][-1]["status"] == "True"
 

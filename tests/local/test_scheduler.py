@@ -35,7 +35,7 @@ def affinity(*expressions: Obj) -> Obj:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
-UNHELPFUL = (
+PREEMPTION_IS_NOT_HELPFUL = (
     "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
 )
 
@@ -51,7 +51,7 @@ UNHELPFUL = (
     ],
 )  # fmt: skip
 def test_messages_match_the_recordings(limits: dict[str, Any], spec: dict[str, Any], message: str) -> None:
-    assert decide(pod(limits, **spec), hosts(1)).message == f"{message} {UNHELPFUL}"
+    assert decide(pod(limits, **spec), hosts(1)).message == f"{message} {PREEMPTION_IS_NOT_HELPFUL}"
 
 
 def test_reasons_of_several_nodes_are_counted_and_sorted() -> None:

@@ -49,8 +49,8 @@ def namespace_open(store: Store, resource: Resource, namespace: str, name: str) 
     """Raise ApiError 404 if the namespace doesn't exist, 403 if it is being deleted."""
     if not resource.namespaced or "deletionTimestamp" not in store.get(r.NAMESPACE, None, namespace)["metadata"]:
         return
-    told = f"namespace {namespace} is being terminated"
-    cause = {"reason": "NamespaceTerminating", "message": told, "field": "metadata.namespace"}
+    message = f"namespace {namespace} is being terminated"
+    cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
     raise ApiError(
         403,
         f'{resource} "{name}" is forbidden: unable to create new content in namespace {namespace} because it is being '
@@ -94,7 +94,7 @@ def _metadata(resource: Resource, meta: Obj) -> Iterator[Problem]:
     name = meta.get("name") or ""
     if not name and not meta.get("generateName"):
         yield "FieldValueRequired", "Required value: name or generateName is required", "metadata.name"
-        if resource in schema.CHECKED_FURTHER:
+        if resource in schema.WITH_CEL_RULES:
             yield schema.INCOMPLETE
     elif name:
         rule = NAME_RULES.get(resource, names.SUBDOMAIN)
@@ -116,9 +116,9 @@ def _updated(resource: Resource, obj: Obj, old: Obj) -> Iterator[Problem]:
     ]
     added = [f for f in meta.get("finalizers") or () if f not in (was.get("finalizers") or ())]
     if added and "deletionTimestamp" in was:
-        told = ", ".join(f'"{f}"' for f in added)
+        names = ", ".join(f'"{f}"' for f in added)
         why = "no new finalizers can be added if the object is being deleted, found new finalizers"
-        problems.append(("FieldValueForbidden", f"Forbidden: {why} []string{{{told}}}", "metadata.finalizers"))
+        problems.append(("FieldValueForbidden", f"Forbidden: {why} []string{{{names}}}", "metadata.finalizers"))
     yield from problems * (2 if resource.custom else 1)  # two validators check custom resources
     if resource == r.POD and _fixed(obj.get("spec") or {}) != _fixed(old.get("spec") or {}):
         yield "FieldValueForbidden", POD_UPDATES, "spec"
@@ -152,7 +152,7 @@ def webhook(job: Obj) -> Iterator[str]:
         yield f'metadata.name: Invalid value: "{name}": should match: {",".join(breaches)}'
     manager = (spec.get("runPolicy") or {}).get("managedBy")
     if manager is not None and manager not in MANAGERS:
-        yield _told(unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
+        yield _described(unsupported("spec.runPolicy.managedBy", manager, MANAGERS))
     specs, elastic = spec.get("pytorchReplicaSpecs") or {}, spec.get("elasticPolicy")
     if elastic is not None and "Worker" not in specs:
         yield "spec.pytorchReplicaSpecs[Worker]: Required value: must be configured if elastic policy is used"
@@ -164,7 +164,7 @@ def webhook(job: Obj) -> Iterator[str]:
 
 def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
     if type_ not in REPLICA_TYPES:
-        yield _told(unsupported(path, type_, REPLICA_TYPES))
+        yield _described(unsupported(path, type_, REPLICA_TYPES))
     place = f"{path}.template.spec.containers"
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers") or ()
     if not containers:
@@ -181,6 +181,6 @@ def _replica(path: str, type_: str, replica: Obj) -> Iterator[str]:
         yield f"{path}.replicas: Forbidden: must be at least 1"
 
 
-def _told(problem: Problem) -> str:
+def _described(problem: Problem) -> str:
     _, why, field = problem
     return f"{field}: {why}"

@@ -121,8 +121,8 @@ class ApiServer:
             case "watch", _:
                 return await self._watch(request, info, view, namespace)
             case "list", _:
-                wanted = listing.options(resource, request.query, watch=False)
-                return negotiation.answer(view.all(*await listing.page(self._store, resource, namespace, wanted)))
+                options = listing.options(resource, request.query, watch=False)
+                return negotiation.answer(view.all(*await listing.page(self._store, resource, namespace, options)))
             case "get", "log":
                 return await self._log(request, info, self._store.get(resource, namespace, info.name))
             case "create", "token":
@@ -144,16 +144,16 @@ class ApiServer:
             fault = self._faults.found("delay_watch", "watch", info.path)
             return fault.amount if fault else 0.0
 
-        wanted = listing.options(view.resource, request.query, watch=True)
-        watch = Watch(self._store, view, namespace, wanted, delay)
+        options = listing.options(view.resource, request.query, watch=True)
+        watch = Watch(self._store, view, namespace, options, delay)
         response = web.StreamResponse(headers=negotiation.HEADERS)
         with contextlib.suppress(ConnectionError):  # most watches end when the client disconnects
             await watch.serve(request, response)
         return response
 
     async def _log(self, request: web.Request, info: RequestInfo, pod: Obj) -> web.StreamResponse:
-        wanted = logapi.options(info.name, request.query)
-        run = logapi.find_run(self._root, pod, wanted)
+        options = logapi.options(info.name, request.query)
+        run = logapi.find_run(self._root, pod, options)
         if run is None:
             return web.Response(status=204, headers=negotiation.HEADERS)
         response = web.StreamResponse(headers=negotiation.HEADERS)
@@ -163,7 +163,7 @@ class ApiServer:
         left = int(fault.amount) if fault else sys.maxsize
         with contextlib.suppress(ConnectionError):
             await response.prepare(request)
-            async for data in logapi.read(self._store, run, wanted):
+            async for data in logapi.read(self._store, run, options):
                 await response.write(data[:left])
                 left -= len(data)
                 if left <= 0:

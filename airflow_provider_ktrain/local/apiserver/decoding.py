@@ -94,9 +94,9 @@ def _check_type(resource: Resource, value: dict[str, Any], body: bytes) -> None:
             text = body.decode(errors="replace")
             raise _unrecognized(resource, f"Object '{key}' is missing in '{text}'", body)
     if version != resource.api_version:
-        wanted = resource.api_version
+        expected = resource.api_version
         raise ApiError(
-            400, f"the API version in the data ({version}) does not match the expected API version ({wanted})"
+            400, f"the API version in the data ({version}) does not match the expected API version ({expected})"
         )
     if kind != resource.kind and resource.custom:
         problem = ("FieldValueInvalid", f'Invalid value: "{kind}": must be {resource.kind}', "kind")

@@ -43,12 +43,12 @@ class Faults:
     def __init__(self) -> None:
         self._faults: list[Fault] = []
 
-    def set(self, wanted: dict[str, Any]) -> Fault:
+    def set(self, options: dict[str, Any]) -> Fault:
         """Add a fault. Raise ApiError 400 if a parameter is invalid."""
-        kind, path, verb = wanted.get("fault"), wanted.get("path", ""), str(wanted.get("verb", ""))
-        seconds, count = wanted.get("seconds", math.inf), wanted.get("count", math.inf)
-        status, amount = wanted.get("status", 0), wanted.get("bytes", wanted.get("delay", 0))
-        endless = kind in ("refuse", "drop") and "seconds" not in wanted
+        kind, path, verb = options.get("fault"), options.get("path", ""), str(options.get("verb", ""))
+        seconds, count = options.get("seconds", math.inf), options.get("count", math.inf)
+        status, amount = options.get("status", 0), options.get("bytes", options.get("delay", 0))
+        endless = kind in ("refuse", "drop") and "seconds" not in options
         expected = (
             ("fault", kind, kind in KINDS, f"one of {', '.join(KINDS)}"),
             ("seconds", seconds, _number(seconds, over=0) and not endless, "a number over 0"),

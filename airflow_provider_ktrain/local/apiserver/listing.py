@@ -15,7 +15,7 @@ from airflow_provider_ktrain.local.objects.resources import Resource
 from airflow_provider_ktrain.local.objects.selectors import EVERYTHING, Selector
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 
-FUTURE_WAIT, LOOK = 3.0, 0.05  # seconds that a list waits for a future resource version, and between checks
+FUTURE_WAIT, CHECK_INTERVAL = 3.0, 0.05  # seconds that a list waits for a future resource version, and between checks
 
 
 @dataclass(frozen=True)
@@ -79,37 +79,37 @@ def _problems(version: int | None, match: str, initial: bool | None, *, watch: b
         yield "FieldValueNotSupported", why, "resourceVersionMatch"
 
 
-async def page(store: Store, resource: Resource, namespace: str | None, wanted: ListOptions) -> tuple[list[Obj], Obj]:
+async def page(store: Store, resource: Resource, namespace: str | None, options: ListOptions) -> tuple[list[Obj], Obj]:
     """Return the objects and the metadata of a page of a list.
 
     :raises ApiError: 400 if the continue token is invalid, 410 if the token or the version has expired, 504 if the
         store doesn't reach a future version in time.
     """
-    version, start = _place(store, wanted)
+    version, start = _place(store, options)
     if version > store.version:
         await _reached(store, version)
-    exact = bool(version) and (bool(wanted.continue_) or wanted.match == "Exact")
+    exact = bool(version) and (bool(options.continue_) or options.match == "Exact")
     if exact and version < store.oldest:
         raise _expired(start) if start else ApiError(410, "The resourceVersion for the provided list is too old.")
     objects = store.list_at(resource, namespace, version) if exact else store.list(resource, namespace)
-    found = [o for o in objects if wanted.selector.matches(o) and (not start or _key(o) >= start)]
+    found = [o for o in objects if options.selector.matches(o) and (not start or _key(o) >= start)]
     metadata: Obj = {"resourceVersion": str(version if exact else store.version)}
-    if 0 < wanted.limit < len(found):
-        metadata["continue"] = _token(int(metadata["resourceVersion"]), _key(found[wanted.limit - 1]) + "\0")
-        if not wanted.selector:  # the API server omits the remaining count if there is a selector
-            metadata["remainingItemCount"] = len(found) - wanted.limit
-        found = found[: wanted.limit]
+    if 0 < options.limit < len(found):
+        metadata["continue"] = _token(int(metadata["resourceVersion"]), _key(found[options.limit - 1]) + "\0")
+        if not options.selector:  # the API server omits the remaining count if there is a selector
+            metadata["remainingItemCount"] = len(found) - options.limit
+        found = found[: options.limit]
     return found, metadata
 
 
-def _place(store: Store, wanted: ListOptions) -> tuple[int, str]:
+def _place(store: Store, options: ListOptions) -> tuple[int, str]:
     """Return the version to list at (0 is any version) and the key to continue from."""
-    if not wanted.continue_:
-        return wanted.version or 0, ""
-    if wanted.version is not None:
+    if not options.continue_:
+        return options.version or 0, ""
+    if options.version is not None:
         raise ApiError(400, "specifying resource version is not allowed when using continue")
     try:
-        token = json.loads(base64.urlsafe_b64decode(wanted.continue_ + "=" * (-len(wanted.continue_) % 4)))
+        token = json.loads(base64.urlsafe_b64decode(options.continue_ + "=" * (-len(options.continue_) % 4)))
         version, start = int(token["rv"]), str(token["start"])
     except (ValueError, TypeError, KeyError):
         raise ApiError(400, "invalid continue token: continue key is not valid") from None
@@ -135,10 +135,10 @@ def _expired(start: str) -> ApiError:
 
 async def _reached(store: Store, version: int) -> None:
     """Wait until the store reaches `version`. Raise ApiError 504 after FUTURE_WAIT seconds."""
-    for _ in range(int(FUTURE_WAIT / LOOK)):
+    for _ in range(int(FUTURE_WAIT / CHECK_INTERVAL)):
         if store.version >= version:
             return
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(CHECK_INTERVAL)
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     raise ApiError(
         504,

@@ -41,19 +41,19 @@ def options(pod: str, query: Mapping[str, str]) -> LogOptions:
     """Return the LogOptions of a query. Raise ApiError 400 or 422 with the API server's message if one is invalid."""
     seconds, tail, limit = (integer(query, name) for name in ("sinceSeconds", "tailLines", "limitBytes"))
     since = _time(query["sinceTime"]) if query.get("sinceTime") else None
-    told: list[tuple[str, str]] = []
+    problems_of_fields: list[tuple[str, str]] = []
     if tail is not None and tail < 0:
-        told.append(("tailLines", f"Invalid value: {tail}: must be greater than or equal to 0"))
+        problems_of_fields.append(("tailLines", f"Invalid value: {tail}: must be greater than or equal to 0"))
     if limit is not None and limit < 1:
-        told.append(("limitBytes", f"Invalid value: {limit}: must be greater than 0"))
+        problems_of_fields.append(("limitBytes", f"Invalid value: {limit}: must be greater than 0"))
     if seconds is not None and since is not None:
-        told.append(("[]", "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"))
+        problems_of_fields.append(("[]", "Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified"))
     elif seconds is not None and seconds < 1:
-        told.append(("sinceSeconds", f"Invalid value: {seconds}: must be greater than 0"))
+        problems_of_fields.append(("sinceSeconds", f"Invalid value: {seconds}: must be greater than 0"))
     if query.get("stream"):
-        told.append(("stream", "Forbidden: may not be specified"))
-    if told:
-        problems = [(f"FieldValue{why.split()[0].rstrip(':')}", why, field) for field, why in told]
+        problems_of_fields.append(("stream", "Forbidden: may not be specified"))
+    if problems_of_fields:
+        problems = [(f"FieldValue{why.split()[0].rstrip(':')}", why, field) for field, why in problems_of_fields]
         raise invalid("PodLogOptions", problems, name=pod, group="")
     if seconds is not None:
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=min(seconds, 10**9))
@@ -85,14 +85,14 @@ class Run:
     path: Path
 
 
-def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
+def find_run(root: Path, pod: Obj, options: LogOptions) -> Run | None:
     """Return the run whose log is requested, None if the pod isn't bound to a node yet.
 
     :raises ApiError: 400 if the container's name is missing or invalid, or if the container has no such run.
     """
     name, spec = pod["metadata"]["name"], pod["spec"]
     containers = [c["name"] for key in ("initContainers", "containers") for c in spec.get(key) or ()]
-    container = wanted.container or (containers[-1] if len(spec["containers"]) == 1 else "")
+    container = options.container or (containers[-1] if len(spec["containers"]) == 1 else "")
     if not container:
         among = " ".join(containers)
         raise ApiError(400, f"a container name must be specified for pod {name}, choose one of: [{among}]")
@@ -100,7 +100,7 @@ def find_run(root: Path, pod: Obj, wanted: LogOptions) -> Run | None:
         raise ApiError(400, f"container {container} is not valid for pod {name}")
     if not spec.get("nodeName"):
         return None
-    restart = _restart(pod, container, wanted.previous)
+    restart = _restart(pod, container, options.previous)
     return Run(pod, container, restart, root / "pods" / pod["metadata"]["uid"] / container / f"{restart}.log")
 
 
@@ -125,10 +125,10 @@ def _restart(pod: Obj, container: str, previous: bool) -> int:
     raise ApiError(400, f'container "{container}" in pod "{name}" is waiting to start: {WAITING.get(reason, reason)}')
 
 
-async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[bytes]:
+async def read(store: Store, run: Run, options: LogOptions) -> AsyncIterator[bytes]:
     """Yield the bytes of a log. With follow, stop at the end of the log after the run has ended or the pod is gone."""
     file = _open(run.path)
-    if file is None and (not wanted.follow or _ended(store, run)):
+    if file is None and (not options.follow or _ended(store, run)):
         identity = container_status(run.pod, run.container).get("containerID", "containerd://")
         yield f"unable to retrieve container logs for {identity}".encode()
         return
@@ -138,12 +138,12 @@ async def read(store: Store, run: Run, wanted: LogOptions) -> AsyncIterator[byte
     if file is None:
         return
     try:
-        if wanted.tail is not None:
-            file.seek(tail_offset(file, wanted.tail))
-        shown = Shown(wanted)
+        if options.tail is not None:
+            file.seek(tail_offset(file, options.tail))
+        shown = Shown(options)
         while True:
-            ended = not wanted.follow or _ended(store, run)
-            successor = _successor(file, run.path) if wanted.follow else None
+            ended = not options.follow or _ended(store, run)
+            successor = _successor(file, run.path) if options.follow else None
             while block := file.read(BLOCK):
                 data = b"".join(shown.lines(block))
                 if data:
@@ -190,11 +190,11 @@ def _ended(store: Store, run: Run) -> bool:
 class Shown:
     """Convert blocks of a CRI log to the lines that the client receives."""
 
-    def __init__(self, wanted: LogOptions) -> None:
-        self._wanted = wanted
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
         self._rest = b""
         self._new_line = True
-        self._left = sys.maxsize if wanted.limit is None else wanted.limit
+        self._left = sys.maxsize if options.limit is None else options.limit
 
     @property
     def full(self) -> bool:
@@ -206,10 +206,10 @@ class Shown:
         *records, self._rest = (self._rest + block).split(b"\n")
         for record in records:
             time, _, tag, content = (*record.split(b" ", 3), b"", b"", b"")[:4]
-            if self._wanted.since and time.rstrip(b"Z").decode() < self._wanted.since:
+            if self._options.since and time.rstrip(b"Z").decode() < self._options.since:
                 continue
             partial = tag.startswith(b"P")
-            head = time + b" " if self._wanted.timestamps and self._new_line else b""
+            head = time + b" " if self._options.timestamps and self._new_line else b""
             self._new_line = not partial
             line = head + content + (b"" if partial else b"\n")
             line, self._left = line[: self._left], self._left - len(line)

@@ -34,8 +34,10 @@ def media_type(content_type: str, accepted: tuple[str, ...] = READ) -> str:
     """Return the media type of a body. Raise ApiError 415 if it is not in `accepted`."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in accepted:
-        told = ", ".join(accepted)
-        raise ApiError(415, f"the body of the request was in an unknown format - accepted media types include: {told}")
+        media_types = ", ".join(accepted)
+        raise ApiError(
+            415, f"the body of the request was in an unknown format - accepted media types include: {media_types}"
+        )
     return media
 
 

@@ -62,7 +62,7 @@ MESSAGES: dict[str, Fields] = {
     },
     "Preconditions": {1: ("uid", "str"), 2: ("resourceVersion", "str")},
 }  # fmt: skip
-BARE = ("DeleteOptions", "SelfSubjectReview")  # kinds without metadata, or whose metadata isn't used
+WITHOUT_METADATA = ("DeleteOptions", "SelfSubjectReview")  # kinds without metadata, or whose metadata isn't used
 
 
 def load(body: bytes) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def load(body: bytes) -> dict[str, Any]:
     kind = str(type_.get("kind", ""))
     if kind not in MESSAGES:
         raise ValueError(f"{kind} is not read as protobuf here: send JSON")
-    fields = MESSAGES[kind] if kind in BARE else {1: ("metadata", "ObjectMeta"), **MESSAGES[kind]}
+    fields = MESSAGES[kind] if kind in WITHOUT_METADATA else {1: ("metadata", "ObjectMeta"), **MESSAGES[kind]}
     return {**type_, **_fields(fields, envelope.get("raw", b""))}
 
 

@@ -185,12 +185,12 @@ def forbidden(user: User, info: RequestInfo) -> ApiError:
     what = f"{info.plural}.{info.group}" if info.group else info.plural
     where = f'in the namespace "{info.namespace}"' if info.namespace else "at the cluster scope"
     named = f'{what} "{info.name}"' if info.name else what
-    told = {"name": info.name, "group": info.group, "kind": info.plural}
+    details = {"name": info.name, "group": info.group, "kind": info.plural}
     return ApiError(
         403,
         f'{named} is forbidden: User "{user.name}" cannot {info.verb} resource "{info.resource_path}" in API group '
         f'"{info.group}" {where}',
-        details={key: value for key, value in told.items() if value},
+        details={key: value for key, value in details.items() if value},
     )
 
 
@@ -219,10 +219,10 @@ class Reviews:
         return {**review, "metadata": {}, **answer(user, review.get("spec") or {})}
 
     def _access(self, user: User, spec: Obj) -> Obj:
-        wanted = spec.get("resourceAttributes") or spec.get("nonResourceAttributes") or {}
+        attributes = spec.get("resourceAttributes") or spec.get("nonResourceAttributes") or {}
         keys = ("verb", "path", "group", "version", "namespace", "resource", "name", "subresource")
-        asked = RequestInfo(*(wanted.get(key, "") for key in keys))
-        return {"status": {"allowed": self._authorizer.allows(user, asked)}}
+        reviewed = RequestInfo(*(attributes.get(key, "") for key in keys))
+        return {"status": {"allowed": self._authorizer.allows(user, reviewed)}}
 
     def _rules(self, user: User, spec: Obj) -> Obj:
         rules = list(self._authorizer.rules(user, spec.get("namespace", "")))

@@ -188,9 +188,9 @@ def _job_status(job: Obj) -> str:
 
 
 def _job_completions(job: Obj) -> str:
-    wanted = at(job, "spec.completions")
+    completions = at(job, "spec.completions")
     done = at(job, "status.succeeded", 0)
-    return f"{done}/{wanted}" if wanted is not None else f"{done}/1 of {at(job, 'spec.parallelism', 1)}"
+    return f"{done}/{completions}" if completions is not None else f"{done}/1 of {at(job, 'spec.parallelism', 1)}"
 
 
 def _job_duration(job: Obj) -> str:

@@ -23,20 +23,20 @@ BOOKMARK_PERIOD = 60.0  # seconds
 BOOKMARK_BEFORE_END = 2.0  # seconds
 BACKLOG = 50_000  # changes. The watch of a client with more unread changes is closed.
 CHUNK = 256  # events per write
-HELD_BACK_LOOK = 0.05  # seconds between checks of delayed events
+BACKLOG_CHECK_INTERVAL = 0.05  # seconds between checks of delayed events
 
 
 class Watch:
     """A watch of a resource: a stream of JSON lines."""
 
     def __init__(
-        self, store: Store, view: View, namespace: str | None, wanted: ListOptions, delay: Callable[[], float]
+        self, store: Store, view: View, namespace: str | None, options: ListOptions, delay: Callable[[], float]
     ) -> None:
         """:param delay: returns the seconds by which events are delayed (a fault switch)."""
-        self._store, self._view, self._namespace, self._wanted, self._delay = store, view, namespace, wanted, delay
+        self._store, self._view, self._namespace, self._options, self._delay = store, view, namespace, options, delay
         self._resource = view.resource
         self._backlog: deque[tuple[float, Change]] = deque()
-        self._awake = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._overflown = False
         self._seen = store.version  # the version up to which the client has received all changes
         self._head = True  # the column definitions of a Table are sent once
@@ -46,7 +46,7 @@ class Watch:
         response.content_type = "application/json"
         response.enable_chunked_encoding()
         loop = asyncio.get_running_loop()
-        timeout = self._wanted.timeout or DEFAULT_TIMEOUT * (1 + random.random())
+        timeout = self._options.timeout or DEFAULT_TIMEOUT * (1 + random.random())
         end = loop.time() + max(timeout, 0)
         stop = self._store.subscribe(self._resource, self._take)
         try:
@@ -63,21 +63,21 @@ class Watch:
             self._overflown = True
         else:
             self._backlog.append((asyncio.get_running_loop().time(), change))
-        self._awake.set()
+        self._wakeup.set()
 
     def _initial(self) -> Iterator[bytes]:
         """Yield events for the existing objects, or for the changes since the requested version."""
-        wanted = self._wanted
-        if wanted.initial_events or (wanted.initial_events is None and not wanted.version):
+        options = self._options
+        if options.initial_events or (options.initial_events is None and not options.version):
             for change in self._store.latest(self._resource, self._namespace):
-                if wanted.selector.matches(change.object):
+                if options.selector.matches(change.object):
                     yield self._line("ADDED", change.object, change)
-            if wanted.initial_events and wanted.bookmarks:
+            if options.initial_events and options.bookmarks:
                 yield self._bookmark({"annotations": {"k8s.io/initial-events-end": "true"}})
-        elif wanted.version:
-            self._seen = max(self._seen, wanted.version)
+        elif options.version:
+            self._seen = max(self._seen, options.version)
             try:
-                for change in self._store.changes_since(self._resource, wanted.version):
+                for change in self._store.changes_since(self._resource, options.version):
                     yield from self._lines(change)
             except ApiError as e:
                 self._overflown = True
@@ -86,7 +86,7 @@ class Watch:
     async def _follow(self, response: web.StreamResponse, end: float) -> None:
         loop = asyncio.get_running_loop()
         # send a bookmark shortly before the end, and about once a minute
-        marks = [end - BOOKMARK_BEFORE_END, loop.time() + BOOKMARK_PERIOD] if self._wanted.bookmarks else []
+        marks = [end - BOOKMARK_BEFORE_END, loop.time() + BOOKMARK_PERIOD] if self._options.bookmarks else []
         while not self._overflown:
             now, delay = loop.time(), self._delay()
             ready: list[bytes] = []
@@ -104,11 +104,11 @@ class Watch:
             if now >= end:
                 return
             # check again soon: the fault with the delay may be removed
-            due = [end, *marks, *([now + HELD_BACK_LOOK] if self._backlog else [])]
-            self._awake.clear()
+            due = [end, *marks, *([now + BACKLOG_CHECK_INTERVAL] if self._backlog else [])]
+            self._wakeup.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(due)):
-                    await self._awake.wait()
+                    await self._wakeup.wait()
 
     def _lines(self, change: Change) -> Iterator[bytes]:
         """Yield the event of a change for this watch, if any.
@@ -117,9 +117,9 @@ class Watch:
         """
         if self._namespace is not None and change.object["metadata"].get("namespace") != self._namespace:
             return
-        if self._wanted.version and change.version <= self._wanted.version:
+        if self._options.version and change.version <= self._options.version:
             return
-        kind, obj = seen_as(change, self._wanted.selector)
+        kind, obj = seen_as(change, self._options.selector)
         if kind:
             yield self._line(kind, obj, change)
 

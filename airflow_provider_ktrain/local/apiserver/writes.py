@@ -61,74 +61,74 @@ class Writes:
         self._store = store
         self._kueue = kueue
 
-    def write(self, asked: Write) -> Written:
+    def write(self, request: Write) -> Written:
         """Handle a write request. Raise ApiError if it fails: 405 if the path doesn't support the verb."""
-        info, resource = asked.info, asked.resource
+        info, resource = request.info, request.resource
         match info.verb:
             case "create" if not info.subresource and (resource.custom or not info.name):
-                return self._create(asked)
+                return self._create(request)
             case "update" if info.name or resource.custom:
-                return self._update(asked)
+                return self._update(request)
             case "patch" if info.name:
-                return self._patch(asked)
+                return self._patch(request)
             case "delete" if not info.subresource:
-                return self._delete(resource, asked.namespace, info.name, delete_options(asked))
+                return self._delete(resource, request.namespace, info.name, delete_options(request))
             case "deletecollection" if info.verb in resource.verbs:
-                return self._delete_all(asked)
+                return self._delete_all(request)
         raise ApiError(405, "the server does not allow this method on the requested resource", details={})
 
-    def _create(self, asked: Write) -> Written:
-        resource, namespace = asked.resource, asked.namespace
-        validation = decoding.options("CreateOptions", asked.query)
-        media = negotiation.media_type(asked.content_type)
-        obj, warnings = decoding.decode(resource, asked.body, media, validation)
-        with _told(warnings):
-            meta = _place(asked, obj)
-            if asked.info.name:
-                meta.setdefault("name", asked.info.name)
+    def _create(self, request: Write) -> Written:
+        resource, namespace = request.resource, request.namespace
+        validation = decoding.options("CreateOptions", request.query)
+        media = negotiation.media_type(request.content_type)
+        obj, warnings = decoding.decode(resource, request.body, media, validation)
+        with _add_warnings(warnings):
+            meta = _place(request, obj)
+            if request.info.name:
+                meta.setdefault("name", request.info.name)
             if meta.get("resourceVersion"):
                 raise ApiError(500, "resourceVersion should not be set on objects to be created", "")
             admission.namespace_open(self._store, resource, namespace, meta.get("name", ""))
             warnings += self._admit(resource, obj, None)
-            made = self._store.create(resource, obj, dry_run=asked.dry_run)
+            made = self._store.create(resource, obj, dry_run=request.dry_run)
         return Written(made, 201, tuple(warnings))
 
-    def _update(self, asked: Write) -> Written:
-        resource, name = asked.resource, asked.info.name
-        media = negotiation.media_type(asked.content_type)
-        validation = decoding.options("UpdateOptions", asked.query)
+    def _update(self, request: Write) -> Written:
+        resource, name = request.resource, request.info.name
+        media = negotiation.media_type(request.content_type)
+        validation = decoding.options("UpdateOptions", request.query)
         if not name:
             raise ApiError(400, "name must be provided")
-        if asked.info.subresource == "scale":
-            return self._scale(asked, decoding.load_map(asked.body, media))
-        obj, warnings = decoding.decode(resource, asked.body, media, validation)
-        meta = _place(asked, obj)
+        if request.info.subresource == "scale":
+            return self._scale(request, decoding.load_map(request.body, media))
+        obj, warnings = decoding.decode(resource, request.body, media, validation)
+        meta = _place(request, obj)
         if meta.setdefault("name", name) != name:
             raise ApiError(400, f"the name of the object ({meta['name']}) does not match the name on the URL ({name})")
-        old = self._store.get(resource, asked.namespace, name)
+        old = self._store.get(resource, request.namespace, name)
         if not meta.get("resourceVersion") and (resource.custom or resource in (r.LEASE, r.CRD)):
             why = "Invalid value: 0: must be specified for an update"
             problem = ("FieldValueInvalid", why, "metadata.resourceVersion")
             raise invalid(resource.plural, [problem], name=name, group=resource.group)
-        return self._replace(asked, old, obj, warnings)
+        return self._replace(request, old, obj, warnings)
 
-    def _patch(self, asked: Write) -> Written:
-        resource, name = asked.resource, asked.info.name
-        media = negotiation.media_type(asked.content_type, patch.media_types(resource))
-        validation = decoding.options("PatchOptions", asked.query)
+    def _patch(self, request: Write) -> Written:
+        resource, name = request.resource, request.info.name
+        media = negotiation.media_type(request.content_type, patch.media_types(resource))
+        validation = decoding.options("PatchOptions", request.query)
         try:
-            changes, _ = decoding.load(asked.body)
+            changes, _ = decoding.load(request.body)
         except ValueError as e:
             raise ApiError(400, f"error decoding patch: {e}") from None
-        old = self._store.get(resource, asked.namespace, name)
-        if asked.info.subresource == "scale":
-            return self._scale(asked, patch.apply(media, scale_of(resource, old), changes))
+        old = self._store.get(resource, request.namespace, name)
+        if request.info.subresource == "scale":
+            return self._scale(request, patch.apply(media, scale_of(resource, old), changes))
         patched = patch.apply(media, old, changes)
         meta = patched.get("metadata")
         if not isinstance(meta, dict):
             problem = ("FieldValueRequired", "Required value", "metadata")
             raise invalid(resource.kind, [problem], name=name, group=resource.group)
-        if meta.get("name") != name or meta.get("namespace", "") != asked.namespace:
+        if meta.get("name") != name or meta.get("namespace", "") != request.namespace:
             why = f"the name of the object ({meta.get('name')}) does not match the name on the URL ({name})"
             raise ApiError(400, why)
         obj, notes = schema.decode(resource, patched)
@@ -136,18 +136,18 @@ class Writes:
             value = json.dumps(json.dumps(patched, separators=(",", ":"), ensure_ascii=False), ensure_ascii=False)
             why = f"Invalid value: {value}: strict decoding error: {', '.join(notes)}"
             raise invalid("", [("FieldValueInvalid", why, "patch")], group="")
-        return self._replace(asked, old, obj, [] if validation == "Ignore" else notes)
+        return self._replace(request, old, obj, [] if validation == "Ignore" else notes)
 
-    def _replace(self, asked: Write, old: Obj, obj: Obj, warnings: list[str]) -> Written:
-        resource, status = asked.resource, asked.info.subresource == "status"
+    def _replace(self, request: Write, old: Obj, obj: Obj, warnings: list[str]) -> Written:
+        resource, status = request.resource, request.info.subresource == "status"
         version = obj["metadata"].get("resourceVersion")
-        with _told(warnings):
+        with _add_warnings(warnings):
             if version and version != old["metadata"]["resourceVersion"]:
                 raise conflict(resource, old["metadata"]["name"])
             if status:  # only the status of the sent object is used
                 obj = {**old, "status": obj.get("status", {})}
             warnings = [*warnings, *self._admit(resource, obj, old, status=status)]
-            updated = self._store.update(resource, obj, status=status, dry_run=asked.dry_run)
+            updated = self._store.update(resource, obj, status=status, dry_run=request.dry_run)
         return Written(updated, 200, tuple(warnings))
 
     def _admit(self, resource: Resource, obj: Obj, old: Obj | None, *, status: bool = False) -> list[str]:
@@ -159,18 +159,18 @@ class Writes:
             kueue.validate(resource, obj, old)
         return admission.validate(self._store, resource, obj, old)
 
-    def _scale(self, asked: Write, wanted: Obj) -> Written:
-        resource, name = asked.resource, asked.info.name
-        old = self._store.get(resource, asked.namespace, name)
+    def _scale(self, request: Write, scale: Obj) -> Written:
+        resource, name = request.resource, request.info.name
+        old = self._store.get(resource, request.namespace, name)
         scale_of(resource, old)
-        replicas = at(wanted, "spec.replicas", 0)
+        replicas = at(scale, "spec.replicas", 0)
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
             why = f"Invalid value: {replicas}: must be greater than or equal to 0"
             raise invalid("Scale", [("FieldValueInvalid", why, "spec.replicas")], name=name, group="autoscaling")
-        version = at(wanted, "metadata.resourceVersion") or old["metadata"]["resourceVersion"]
+        version = at(scale, "metadata.resourceVersion") or old["metadata"]["resourceVersion"]
         change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}}
         new = patch.merge(old, {**change, "metadata": {"resourceVersion": version}})
-        return Written(scale_of(resource, self._replace(asked, old, new, []).obj))
+        return Written(scale_of(resource, self._replace(request, old, new, []).obj))
 
     def _delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Written:
         """Delete an object, or start its deletion, according to the DeleteOptions."""
@@ -190,10 +190,10 @@ class Writes:
         about = {**details(resource, name), "uid": obj["metadata"]["uid"]}
         return Written({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": about})
 
-    def _delete_all(self, asked: Write) -> Written:
-        resource, options = asked.resource, delete_options(asked)
-        selector = listing.options(resource, asked.query, watch=False).selector
-        found = [o for o in self._store.list(resource, asked.namespace or None) if selector.matches(o)]
+    def _delete_all(self, request: Write) -> Written:
+        resource, options = request.resource, delete_options(request)
+        selector = listing.options(resource, request.query, watch=False).selector
+        found = [o for o in self._store.list(resource, request.namespace or None) if selector.matches(o)]
         version = {"resourceVersion": str(self._store.version)}
         for obj in found:
             self._delete(resource, obj["metadata"].get("namespace", ""), obj["metadata"]["name"], options)
@@ -201,7 +201,7 @@ class Writes:
 
 
 @contextmanager
-def _told(warnings: list[str]) -> Iterator[None]:
+def _add_warnings(warnings: list[str]) -> Iterator[None]:
     """Add the warnings to an ApiError."""
     try:
         yield
@@ -210,15 +210,15 @@ def _told(warnings: list[str]) -> Iterator[None]:
         raise
 
 
-def _place(asked: Write, obj: Obj) -> Obj:
+def _place(request: Write, obj: Obj) -> Obj:
     """Set the object's namespace to the request's and return the metadata. Raise ApiError 400 if they differ."""
-    resource, meta = asked.resource, obj.setdefault("metadata", {})
+    resource, meta = request.resource, obj.setdefault("metadata", {})
     if not isinstance(meta, dict):
         version = f'{resource.kind} in version "{resource.version}"'
         raise ApiError(400, f"{version} cannot be handled as a {resource.kind}: metadata is not an object")
     if not resource.namespaced:
         meta.pop("namespace", None)
-    elif meta.setdefault("namespace", asked.namespace) != asked.namespace:
+    elif meta.setdefault("namespace", request.namespace) != request.namespace:
         raise ApiError(400, "the namespace of the provided object does not match the namespace sent on the request")
     return meta
 
@@ -241,16 +241,16 @@ def scale_of(resource: Resource, obj: Obj) -> Obj:
     }
 
 
-def delete_options(asked: Write) -> Obj:
+def delete_options(request: Write) -> Obj:
     """Return the DeleteOptions of the body, or of the query if the body is empty.
 
     :raises ApiError: 400, 415 or 422 if the options are invalid.
     """
-    query = asked.query
+    query = request.query
     given: Obj = {"gracePeriodSeconds": integer(query, "gracePeriodSeconds")}
     given["propagationPolicy"] = query.get("propagationPolicy")
-    if asked.body:
-        given = decoding.load_map(asked.body, negotiation.media_type(asked.content_type))
+    if request.body:
+        given = decoding.load_map(request.body, negotiation.media_type(request.content_type))
     for path, type_ in DELETE_OPTIONS.items():
         value = at(given, path)
         if value is not None and not isinstance(value, type_):

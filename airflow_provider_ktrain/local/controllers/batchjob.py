@@ -132,15 +132,15 @@ class JobController(ObjectController):
 
     def _create_missing(self, job: Obj, pods: Objects, counts: dict[str, int], completed: set[int]) -> float | None:
         """Create the missing pods. After a failure, return the seconds to wait instead."""
-        wanted = jobpods.missing(job, pods, counts["succeeded"], completed)
-        if not wanted:
+        missing = jobpods.missing(job, pods, counts["succeeded"], completed)
+        if not missing:
             return None
         wait = min(BACKOFF * 2.0 ** (counts["failed"] - 1), BACKOFF_CAP) if counts["failed"] else 0.0
         ended = (jobpods.finished_at(pod) for pod in pods if not c.is_active(pod))
         left = max(ended, default=0.0) + wait - self.clock()
         if wait and left > 0:
             return left
-        for index in wanted:
+        for index in missing:
             name = self.store.create(r.POD, jobpods.new_pod(job, index))["metadata"]["name"]
             self.recorder.event(job, "Normal", "SuccessfulCreate", f"Created pod: {name}")
         return None

@@ -16,7 +16,11 @@ JOB_NAME, OPERATOR_NAME = f"{PREFIX}job-name", f"{PREFIX}operator-name"
 JOB_ROLE, REPLICA_TYPE, REPLICA_INDEX = f"{PREFIX}job-role", f"{PREFIX}replica-type", f"{PREFIX}replica-index"
 
 EXCLUSIVE = {"Running": "Restarting", "Restarting": "Running"}  # each removes the other
-COUNTED = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}  # field of replicaStatuses by phase
+COUNT_FIELD_OF_PHASE = {
+    "Running": "active",
+    "Succeeded": "succeeded",
+    "Failed": "failed",
+}  # field of replicaStatuses by phase
 
 
 def controller_of(obj: Obj) -> Obj | None:
@@ -133,7 +137,7 @@ def tally(pods: Iterable[Obj], deleted: str = "active") -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for pod in pods:
-        if what := COUNTED.get(phase(pod)):
+        if what := COUNT_FIELD_OF_PHASE.get(phase(pod)):
             counts[deleted if what == "active" and is_terminating(pod) else what] += 1
     return dict(counts)
 

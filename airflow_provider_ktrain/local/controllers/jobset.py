@@ -106,14 +106,14 @@ class JobSetController(ObjectController):
             last = place.index == place.replicated.get("replicas", 1) - 1
             waits = not jj.has_started(counts[place.replicated["name"]], place.replicated)
             if policy == "InOrder" and last and not suspended and waits:
-                told = "in order startup policy is in progress"
-                self._condition(status, "StartupPolicyInProgress", "True", "InOrderStartupPolicyInProgress", told)
+                message = "in order startup policy is in progress"
+                self._condition(status, "StartupPolicyInProgress", "True", "InOrderStartupPolicyInProgress", message)
                 return
         if policy == "InOrder" and not suspended and c.has(status, "StartupPolicyInProgress"):
             others = [x for x in status["conditions"] if x["type"] != "StartupPolicyInProgress"]
             status["conditions"] = others
-            told = "in order startup policy has completed"
-            self._condition(status, "StartupPolicyCompleted", "True", "InOrderStartupPolicyCompleted", told)
+            message = "in order startup policy has completed"
+            self._condition(status, "StartupPolicyCompleted", "True", "InOrderStartupPolicyCompleted", message)
 
     def _create_job(self, jobset: Obj, job: Obj) -> None:
         name = job["metadata"]["name"]
@@ -122,9 +122,9 @@ class JobSetController(ObjectController):
                 raise invalid("Job", problems, name, r.BATCH_JOB.group)
             self.store.create(r.BATCH_JOB, job)
         except ApiError as error:
-            told = f'job "{name}" creation failed with error: {error.message}'
-            self.recorder.event(jobset, "Warning", "JobCreationFailed", told)
-            raise ReconcileError(told) from None
+            message = f'job "{name}" creation failed with error: {error.message}'
+            self.recorder.event(jobset, "Warning", "JobCreationFailed", message)
+            raise ReconcileError(message) from None
 
     def _has_succeeded(self, jobset: Obj, status: Obj) -> bool:
         """Whether the success policy is met: any or all Jobs of its targets are complete."""

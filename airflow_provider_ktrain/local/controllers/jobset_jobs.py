@@ -87,16 +87,16 @@ def resumed(job: Obj, jobset: Obj) -> Obj:
     """The Job, resumed. Additions to the template of its replicated job are copied; nothing is removed."""
     name = job["metadata"]["labels"][REPLICATED_JOB]
     replicated = next(x for x in jobset["spec"]["replicatedJobs"] if x["name"] == name)
-    wanted, resumed_job = replicated["template"]["spec"]["template"], copy.deepcopy(job)
+    template, resumed_job = replicated["template"]["spec"]["template"], copy.deepcopy(job)
     pod = resumed_job["spec"]["template"]
     for key in ("labels", "annotations"):
-        if added := (wanted.get("metadata") or {}).get(key):
+        if added := (template.get("metadata") or {}).get(key):
             pod["metadata"][key] = {**(pod["metadata"].get(key) or {}), **added}
-    if selector := wanted["spec"].get("nodeSelector"):
+    if selector := template["spec"].get("nodeSelector"):
         pod["spec"]["nodeSelector"] = {**(pod["spec"].get("nodeSelector") or {}), **selector}
     for key in ("tolerations", "schedulingGates"):
         old = pod["spec"].get(key) or []
-        if new := [x for x in wanted["spec"].get(key) or () if x not in old]:
+        if new := [x for x in template["spec"].get(key) or () if x not in old]:
             pod["spec"][key] = [*old, *new]
     resumed_job["spec"]["suspend"] = False
     return resumed_job

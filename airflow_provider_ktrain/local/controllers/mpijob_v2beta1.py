@@ -275,8 +275,8 @@ def launcher_template(job: Obj) -> Obj:
     """The pod template of the launcher Job."""
     spec, as_worker = job["spec"], bool(job["spec"].get("runLauncherAsWorker"))
     template = pod_template(job, "Launcher", f"{job['metadata']['name']}-launcher", 0 if as_worker else None)
-    told = IMPLEMENTATIONS[spec["mpiImplementation"]].items()
-    variables = {name: value.format(slots=spec["slotsPerWorker"]) for name, value in told}
+    templates = IMPLEMENTATIONS[spec["mpiImplementation"]].items()
+    variables = {name: value.format(slots=spec["slotsPerWorker"]) for name, value in templates}
     c.add_env(template["spec"]["containers"][0], variables | ({} if as_worker else mpi.NO_GPUS))
     mpi.mount_config(job, template["spec"], mpi.HOSTFILE, mpi.DISCOVER)
     template["metadata"]["ownerReferences"] = [c.owner_reference(job)]

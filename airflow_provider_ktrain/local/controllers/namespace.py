@@ -16,7 +16,7 @@ DESCRIPTION = (
     "internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes "
     "clusters."
 )
-LOOK_AGAIN = 0.2  # seconds between checks of a namespace that is being deleted
+CHECK_INTERVAL = 0.2  # seconds between checks of a namespace that is being deleted
 
 
 class NamespaceController(Controller[Key]):
@@ -58,6 +58,6 @@ class NamespaceController(Controller[Key]):
                 if not is_terminating(obj):
                     self.store.delete(resource, name, obj["metadata"]["name"])
         if any(self.store.list(resource, name) for resource in self._resources):
-            return LOOK_AGAIN
+            return CHECK_INTERVAL
         self.store.update(r.NAMESPACE, {**namespace, "spec": {**namespace.get("spec", {}), "finalizers": []}})
         return None

@@ -170,8 +170,8 @@ class PyTorchJobController(TrainingOperator):
     def service(self, job: Obj, type_: str, index: int) -> Obj:
         """The headless service of one replica."""
         labels, ports = self.labels(job, type_, index), self.ports(self.specs(job)[type_])
-        told = [{"name": name, "port": number} for name, number in ports.items()]
-        spec = {"clusterIP": "None", "selector": labels, "ports": told}
+        service_ports = [{"name": name, "port": number} for name, number in ports.items()]
+        spec = {"clusterIP": "None", "selector": labels, "ports": service_ports}
         name = f"{job['metadata']['name']}-{type_.lower()}-{index}"
         return c.child(job, name, {"metadata": {"labels": labels}, "spec": spec})
 

@@ -129,10 +129,10 @@ class TrainingOperator(ObjectController, abc.ABC):
     def record_abnormal(self, job: Obj, pods: Objects) -> None:
         """Record problems of active pods as Warning events of the job."""
         for pod in filter(c.is_active, pods):
-            told, status = f"Error pod {pod['metadata']['name']}", pod.get("status", {})
+            prefix, status = f"Error pod {pod['metadata']['name']}", pod.get("status", {})
             containers = status.get("containerStatuses") or status.get("initContainerStatuses") or ()
             for container in containers:
-                state, of_container = container.get("state", {}), f"{told} container {container['name']}"
+                state, of_container = container.get("state", {}), f"{prefix} container {container['name']}"
                 ended, waiting = state.get("terminated"), state.get("waiting") or {}
                 if ended and ended["exitCode"]:
                     message = f"exitCode: {ended['exitCode']} terminated message: {ended.get('message', '')}"
@@ -144,7 +144,7 @@ class TrainingOperator(ObjectController, abc.ABC):
             if not containers and conditions:
                 last = max(conditions, key=lambda condition: condition.get("lastTransitionTime") or "")
                 if last["status"] != "True":
-                    message = f"{told} condition message: {last.get('message', '')}"
+                    message = f"{prefix} condition message: {last.get('message', '')}"
                     self.recorder.event(job, "Warning", last.get("reason", ""), message)
 
     def update_status(self, job: Obj, status: Obj) -> None:

@@ -36,7 +36,10 @@ FOREIGN_SNAPSHOT = (
 )
 #: the TrainJob's condition for each final condition of the JobSet
 ENDS = {"Completed": "Complete", "Failed": "Failed"}
-LATE, LATE_SHARE = 0.1, 0.3  # delay in seconds after a deletion, and the share of deletions with this delay
+DELETION_DELAY, DELAYED_DELETION_SHARE = (
+    0.1,
+    0.3,
+)  # delay in seconds after a deletion, and the share of deletions with this delay
 
 
 class TrainJobController(ObjectController):
@@ -60,7 +63,7 @@ class TrainJobController(ObjectController):
     def _owned_changed(self, change: Change) -> None:
         """Enqueue the owner. After a deletion, it is sometimes delayed until after the garbage collector has run."""
         if change.type == "DELETED" and change.resource == r.JOBSET:
-            self._lag = LATE if random.random() < LATE_SHARE else 0.0
+            self._lag = DELETION_DELAY if random.random() < DELAYED_DELETION_SHARE else 0.0
         keys = set(controlled_by(r.TRAINJOB)(change))
         if change.previous:  # the former owner of an orphan
             keys.update(controlled_by(r.TRAINJOB)(replace(change, object=change.previous)))
@@ -98,11 +101,11 @@ class TrainJobController(ObjectController):
             if self._status_ca:
                 self._ensure_tls_config(job)
         except (ApiError, ReconcileError) as error:
-            told = error.message if isinstance(error, ApiError) else str(error)
-            cut = f"{told[:LONGEST_ERROR]} ..." if len(told) > LONGEST_ERROR else told
+            message = error.message if isinstance(error, ApiError) else str(error)
+            cut = f"{message[:LONGEST_ERROR]} ..." if len(message) > LONGEST_ERROR else message
             message = f"TrainJob resources reconciliation failed: {cut}"
             self.recorder.event(job, "Warning", "TrainJobResourcesCreationFailed", message)
-            return told
+            return message
         return ""
 
     def _runtime(self, job: Obj) -> Obj:
@@ -139,19 +142,19 @@ class TrainJobController(ObjectController):
         if self.store.find(r.CONFIG_MAP, job["metadata"]["namespace"], name) is None:
             self.store.create(r.CONFIG_MAP, c.child(job, name, {"data": {"ca.crt": self._status_ca}}))
 
-    def _ensure_jobset(self, job: Obj, wanted: Obj) -> None:
+    def _ensure_jobset(self, job: Obj, desired: Obj) -> None:
         """Create the JobSet, or update it if it or the TrainJob is suspended."""
-        known = self.store.find(r.JOBSET, wanted["metadata"]["namespace"], wanted["metadata"]["name"])
+        known = self.store.find(r.JOBSET, desired["metadata"]["namespace"], desired["metadata"]["name"])
         suspended = bool(job["spec"].get("suspend"))
         if known is None:
-            _admit(wanted, None)
-            self.store.create(r.JOBSET, wanted)
+            _admit(desired, None)
+            self.store.create(r.JOBSET, desired)
         elif suspended or known["spec"].get("suspend"):
             meta = {
                 **known["metadata"],
-                **{k: v for k, v in wanted["metadata"].items() if k in ("labels", "annotations")},
+                **{k: v for k, v in desired["metadata"].items() if k in ("labels", "annotations")},
             }
-            new = {**known, "metadata": meta, "spec": wanted["spec"]}
+            new = {**known, "metadata": meta, "spec": desired["spec"]}
             _admit(new, known)
             self.store.update(r.JOBSET, new)
 

@@ -73,14 +73,14 @@ def step_of(replicated: Obj) -> str:
 
 def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
     """The number of pods of a replicated job."""
-    wanted = (job["spec"].get("trainer") or {}).get("numNodes")
+    num_nodes = (job["spec"].get("trainer") or {}).get("numNodes")
     if "mpi" in policy:
-        if replicated["name"] != NODE or wanted is None:
+        if replicated["name"] != NODE or num_nodes is None:
             return int((replicated["template"].get("spec") or {}).get("parallelism", 1))
-        return max(wanted - 1, 1) if policy["mpi"].get("runLauncherAsNode") else int(wanted)
+        return max(num_nodes - 1, 1) if policy["mpi"].get("runLauncherAsNode") else int(num_nodes)
     if step_of(replicated) != "trainer":
         return 1
-    return int(policy.get("numNodes", 1) if wanted is None else wanted)
+    return int(policy.get("numNodes", 1) if num_nodes is None else num_nodes)
 
 
 def _set_count(replicated: Obj, count: int) -> None:
@@ -88,9 +88,9 @@ def _set_count(replicated: Obj, count: int) -> None:
     replicated["template"].setdefault("spec", {}).update(parallelism=count, completions=count)
 
 
-def _containers(replicated: Obj, *wanted: str) -> Iterator[Obj]:
+def _containers(replicated: Obj, *names: str) -> Iterator[Obj]:
     pod = (replicated["template"]["spec"].get("template") or {}).get("spec") or {}
-    yield from (container for container in pod.get("containers") or () if container["name"] in wanted)
+    yield from (container for container in pod.get("containers") or () if container["name"] in names)
 
 
 def _upsert(container: Obj, field: str, key: str, *entries: Obj) -> None:

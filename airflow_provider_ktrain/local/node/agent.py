@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 KILLED = 137  # the exit code of a killed process
-LOST_PATIENCE = 10.0  # seconds to wait for mpirun's remote commands after mpirun has ended
+REMOTE_COMMANDS_TIMEOUT = 10.0  # seconds to wait for mpirun's remote commands after mpirun has ended
 SSH_WITH_VALUE = set("BbcDEeFIiJLlmOopQRSWw")  # options of ssh that take a value
-TOOLS, _, OTHERS = os.environ.get("PATH", "").partition(":")  # the directory of these tools, and the rest of PATH
-UNDERWAY = Path(TOOLS, "underway")  # a file for each command in another pod; its name is the id of the waiting process
+TOOLS, _, OTHER_PATHS = os.environ.get("PATH", "").partition(":")  # the directory of these tools, and the rest of PATH
+RUNNING_COMMANDS = Path(
+    TOOLS, "underway"
+)  # a file for each command in another pod; its name is the id of the waiting process
 
 
 class Agent:
@@ -101,8 +103,8 @@ class Agent:
 
     def mpirun(self, *arguments: str) -> int:
         """Run the real mpirun. If a host is lost, return 1 as Open MPI 4 does; Open MPI 5 returns 0."""
-        shutil.rmtree(UNDERWAY, ignore_errors=True)
-        process = subprocess.Popen([shutil.which("mpirun", path=OTHERS) or "mpirun", *arguments])
+        shutil.rmtree(RUNNING_COMMANDS, ignore_errors=True)
+        process = subprocess.Popen([shutil.which("mpirun", path=OTHER_PATHS) or "mpirun", *arguments])
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(signum, lambda caught, _: process.send_signal(caught))
         code = process.wait()
@@ -119,7 +121,7 @@ class Agent:
 
 def execute(directory: str, argv: list[str]) -> int:
     """Run a command in the container whose shim listens in `directory`, and return its exit code."""
-    mark = UNDERWAY / str(os.getpid())
+    mark = RUNNING_COMMANDS / str(os.getpid())
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     with connect(directory, "exec.sock") as shim:
@@ -134,8 +136,8 @@ def execute(directory: str, argv: list[str]) -> int:
 
 def lost_any() -> bool:
     """Whether a command in another pod was killed. Waits until the local processes of all commands have ended."""
-    until = time.monotonic() + LOST_PATIENCE
-    marks = list(UNDERWAY.glob("*"))
+    until = time.monotonic() + REMOTE_COMMANDS_TIMEOUT
+    marks = list(RUNNING_COMMANDS.glob("*"))
     while any(alive(int(mark.name)) for mark in marks) and time.monotonic() < until:
         time.sleep(0.01)
     return any(mark.exists() for mark in marks)

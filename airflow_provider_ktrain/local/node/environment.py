@@ -32,7 +32,11 @@ RENDEZVOUS = {
     "MASTER_ADDR": "{0}", "PET_MASTER_ADDR": "{0}", "MASTER_PORT": "{1}", "PET_MASTER_PORT": "{1}",
     "PET_RDZV_ENDPOINT": "{0}:{1}",
 }  # fmt: skip
-PASSED_ON = ("HOME", "LD_LIBRARY_PATH", "TMPDIR")  # variables copied from the environment of the cluster's process
+INHERITED_VARIABLES = (
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
+)  # variables copied from the environment of the cluster's process
 
 
 class ConfigError(Exception):
@@ -140,7 +144,7 @@ def on_this_machine(env: Mapping[str, str], port: int, hosts: Mapping[str, str])
 
     :param hosts: host:port of services, mapped to the host:port that replaces each.
     """
-    here = {**env, **{name: told.format(LOOPBACK, port) for name, told in RENDEZVOUS.items() if name in env}}
+    here = {**env, **{name: template.format(LOOPBACK, port) for name, template in RENDEZVOUS.items() if name in env}}
     for host, address in hosts.items():
         here = {name: value.replace(host, address) for name, value in here.items()}
     if "PET_RDZV_ENDPOINT" in env:
@@ -155,7 +159,7 @@ def base(hostname: str, tools: Path, image: Path) -> dict[str, str]:
     """The variables of every container: HOSTNAME, HOME and PATH. PATH begins with tools, image and this Python."""
     path = [str(tools), *binaries(image), str(Path(sys.executable).parent), os.environ.get("PATH") or os.defpath]
     return {
-        **{k: os.environ[k] for k in PASSED_ON if k in os.environ},
+        **{k: os.environ[k] for k in INHERITED_VARIABLES if k in os.environ},
         "PATH": ":".join(path),
         "HOSTNAME": hostname,
     }

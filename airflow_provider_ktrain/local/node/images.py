@@ -61,9 +61,9 @@ class Images:
         """The container, with command and args from its image (ENTRYPOINT and CMD) if the manifest doesn't set them."""
         if container.get("command"):
             return container
-        said = _dockerfile(directory)
-        command = ENTRYPOINTS.get(_last(container["image"])) or said.get("ENTRYPOINT", [])
-        return {**container, "command": command, "args": container.get("args") or said.get("CMD", [])}
+        instructions = _dockerfile(directory)
+        command = ENTRYPOINTS.get(_last(container["image"])) or instructions.get("ENTRYPOINT", [])
+        return {**container, "command": command, "args": container.get("args") or instructions.get("CMD", [])}
 
 
 def binaries(directory: Path) -> list[str]:

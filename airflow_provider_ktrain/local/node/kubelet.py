@@ -113,7 +113,7 @@ class Kubelet:
         self.online.clear()
         for worker in self._workers.values():
             worker.kill_all()
-        self._write(heard=False)
+        self._write(reachable=False)
         for pod in self._pods():
             conditions = [
                 {**c, "status": "False", "lastTransitionTime": now()} if c["type"] == "Ready" else c
@@ -121,16 +121,16 @@ class Kubelet:
             ]
             self.store.update_status(r.POD, pod, {**pod["status"], "conditions": conditions})
             self.recorder.event(pod, "Warning", "NodeNotReady", "Node is not ready")
-        self._unreachable = asyncio.get_running_loop().call_later(self.timing.unreachable, self._give_up)
+        self._unreachable = asyncio.get_running_loop().call_later(self.timing.unreachable, self._report_unreachable)
 
     def recover(self) -> None:
         """Bring the node back: report the containers that were killed, and restart those that should run."""
         if self._unreachable:
             self._unreachable.cancel()
-        self._write(heard=True)
+        self._write(reachable=True)
         self.online.set()
 
-    def _give_up(self) -> None:
+    def _report_unreachable(self) -> None:
         """Delete the pods of a lost node. They stay Terminating, because the kubelet is offline."""
         for pod in self._pods():
             self.recorder.event(pod, "Normal", "TaintManagerEviction", "Marking for deletion Pod")
@@ -140,6 +140,6 @@ class Kubelet:
         pods = self.store.list(r.POD)
         return [pod for pod in pods if pod["spec"].get("nodeName") == self.name and not has_ended(pod)]
 
-    def _write(self, *, heard: bool) -> None:
-        wanted = nodes.changed(self.store.get(r.NODE, None, self.name), heard)
-        self.store.update_status(r.NODE, self.store.update(r.NODE, wanted), wanted["status"])
+    def _write(self, *, reachable: bool) -> None:
+        node = nodes.changed(self.store.get(r.NODE, None, self.name), reachable)
+        self.store.update_status(r.NODE, self.store.update(r.NODE, node), node["status"])

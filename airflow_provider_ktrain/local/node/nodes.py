@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local.objects.store import Obj, now
 
 VERSION = "v1.36.2"
 GPU = "nvidia.com/gpu"
-WELL = {"status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+READY = {"status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
 UNKNOWN = {
     "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status.",
 }  # fmt: skip
@@ -52,7 +52,7 @@ def node_object(index: int, resources: Mapping[str, str]) -> Obj:
         "status": {
             "capacity": capacity,
             "allocatable": dict(capacity),
-            "conditions": [ready(WELL)],
+            "conditions": [ready(READY)],
             "addresses": [
                 {"type": "InternalIP", "address": f"10.0.0.{10 + index}"}, {"type": "Hostname", "address": name},
             ],
@@ -67,19 +67,19 @@ def node_object(index: int, resources: Mapping[str, str]) -> Obj:
     }  # fmt: skip
 
 
-def ready(said: Mapping[str, str]) -> Obj:
+def ready(condition: Mapping[str, str]) -> Obj:
     """The condition Ready, with the current time as its transition time."""
-    return {"type": "Ready", **said, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
+    return {"type": "Ready", **condition, "lastHeartbeatTime": now(), "lastTransitionTime": now()}
 
 
-def changed(node: Obj, heard: bool) -> Obj:
-    """The node with the condition and taints of a reachable (`heard`) or unreachable node. Other taints are kept."""
+def changed(node: Obj, reachable: bool) -> Obj:
+    """The node with the condition and taints of a reachable or unreachable node. Other taints are kept."""
     spec = {**node["spec"], "taints": [t for t in node["spec"].get("taints") or () if t not in UNREACHABLE]}
-    if not heard:
+    if not reachable:
         spec["taints"] += UNREACHABLE
     elif not spec["taints"]:
         del spec["taints"]
-    return {**node, "spec": spec, "status": {**node["status"], "conditions": [ready(WELL if heard else UNKNOWN)]}}
+    return {**node, "spec": spec, "status": {**node["status"], "conditions": [ready(READY if reachable else UNKNOWN)]}}
 
 
 class Gpus:

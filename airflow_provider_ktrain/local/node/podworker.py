@@ -340,14 +340,14 @@ class PodWorker:
 
     def _ended(self, fact: ContainerFacts, ended: Ended) -> None:
         """Record the end of a run, with the container's termination message."""
-        said = b""
+        message = b""
         with contextlib.suppress(OSError):
-            said = (self._directory / fact.name / MESSAGE).read_bytes()[:MESSAGE_BYTES]
-        if not said and ended.code and fact.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
-            said = tail(self._directory / fact.name / f"{fact.restarts}.log")
+            message = (self._directory / fact.name / MESSAGE).read_bytes()[:MESSAGE_BYTES]
+        if not message and ended.code and fact.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            message = tail(self._directory / fact.name / f"{fact.restarts}.log")
         reason = "OOMKilled" if ended.oom else "Error" if ended.code else "Completed"
         began = fact.state.get("running", {}).get("startedAt") or now()
-        self._terminated(fact, ended.code, reason, said.decode(errors="replace"), began)
+        self._terminated(fact, ended.code, reason, message.decode(errors="replace"), began)
 
     @staticmethod
     def _terminated(fact: ContainerFacts, code: int, reason: str, message: str, began: str) -> None:
@@ -376,12 +376,12 @@ class PodWorker:
 
 def tail(log: Path) -> bytes:
     """The end of a container's log as a termination message: at most 80 lines and 2048 bytes."""
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):
         for record in log.read_bytes().splitlines()[-LOG_LINES:]:
             _, _, tag, content = (*record.split(b" ", 3), b"", b"", b"")[:4]
-            said += content + (b"\n" if tag == b"F" else b"")
-    return said[-LOG_BYTES:]
+            output += content + (b"\n" if tag == b"F" else b"")
+    return output[-LOG_BYTES:]
 
 
 def _duration(seconds: float) -> str:

@@ -71,7 +71,7 @@ class Run:
             self._shim = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SHIM)], stdin=theirs.fileno(), start_new_session=True, cwd="/"
             )
-        self._say(asdict(spec))
+        self._send(asdict(spec))
         self._task = loop.create_task(self._follow())
 
     async def started(self) -> int:
@@ -84,9 +84,9 @@ class Run:
 
     def stop(self, grace: float) -> None:
         """Send SIGTERM now and SIGKILL after `grace` seconds; with 0, only SIGKILL. A later call can shorten it."""
-        self._say({"stop": grace})
+        self._send({"stop": grace})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the shim has ended
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 

@@ -33,12 +33,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RECORD = 16 * 1024  # maximum length of a record. containerd splits longer lines
 READ = 256 * 1024
 MEMORY_INTERVAL = 0.1  # seconds between measurements of the memory
-KILL_PATIENCE = 10.0  # seconds to wait for killed processes. One that hangs in the kernel must not block the report
-DRAIN_PATIENCE = 2.0
+KILL_TIMEOUT = 10.0  # seconds to wait for killed processes. One that hangs in the kernel must not block the report
+DRAIN_TIMEOUT = 2.0
 ROTATE_BYTES, ROTATE_INTERVAL = 10 * 1024 * 1024, 10.0  # the kubelet's containerLogMaxSize, and seconds between checks
 EXEC_SOCKET = "exec.sock"
 CANNOT_EXECUTE = 126  # the exit code of an exec command that cannot be executed
-QUICK = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # whether /proc lists the children of a process
+HAS_CHILDREN_FILE = os.path.exists(
+    f"/proc/self/task/{os.getpid()}/children"
+)  # whether /proc lists the children of a process
 
 
 def prctl(option: int, value: int) -> None:
@@ -72,9 +74,9 @@ def children(pid: int) -> list[int]:
 
 def descendants(root: int) -> list[int]:
     """All descendants of `root`, parents before their children."""
-    below, known = [root], {} if QUICK else parents()
+    below, known = [root], {} if HAS_CHILDREN_FILE else parents()
     for pid in below:
-        below += children(pid) if QUICK else [child for child, parent in known.items() if parent == pid]
+        below += children(pid) if HAS_CHILDREN_FILE else [child for child, parent in known.items() if parent == pid]
     return below[1:]
 
 
@@ -111,7 +113,7 @@ class Log:
         self._fd = self._open()
         self._rests: dict[bytes, bytes] = {}  # the incomplete last line of each stream
         self._free = 0  # the earliest time for the next record, in nanoseconds
-        self._looked = time.monotonic()
+        self._last_rotation_check = time.monotonic()
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
@@ -141,8 +143,8 @@ class Log:
         with contextlib.suppress(OSError):  # a full disk loses lines, as on a real node; the container continues
             while left:
                 left = left[os.write(self._fd, left) :]
-            if time.monotonic() - self._looked > ROTATE_INTERVAL:
-                self._looked = time.monotonic()
+            if time.monotonic() - self._last_rotation_check > ROTATE_INTERVAL:
+                self._last_rotation_check = time.monotonic()
                 self._rotate()
 
     def _rotate(self) -> None:
@@ -170,7 +172,7 @@ class Shim:
 
     def __init__(self, kubelet: socket.socket) -> None:
         self._kubelet = kubelet
-        self._heard = b""
+        self._received = b""
         self._ready = selectors.DefaultSelector()
         self._run: dict[str, Any] = {}
         self._main: subprocess.Popen[bytes] | None = None
@@ -189,7 +191,7 @@ class Shim:
         for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, lambda *_: None)  # not SIG_IGN, which the command would inherit
         self._when(woken, lambda: woken.recv(READ))
-        self._when(self._kubelet, self._hear)
+        self._when(self._kubelet, self._receive)
         while self._exit is None and (left := self._deadline - time.monotonic()) > 0:
             limit = self._run.get("memory")
             self._turn(min(left, MEMORY_INTERVAL if limit else 3600))
@@ -198,7 +200,7 @@ class Shim:
                 self._oom = True
                 break
         self._end()
-        self._tell(exit=137 if self._exit is None else self._exit, oom=self._oom)
+        self._send(exit=137 if self._exit is None else self._exit, oom=self._oom)
 
     def _when(self, source: socket.socket | int, act: Callable[[], object]) -> None:
         self._ready.register(source, selectors.EVENT_READ, act)
@@ -225,22 +227,22 @@ class Shim:
 
     def _end(self) -> None:
         """Kill all remaining processes, and read the rest of their output."""
-        until = time.monotonic() + KILL_PATIENCE
+        until = time.monotonic() + KILL_TIMEOUT
         while self._reap() and time.monotonic() < until:
             kill(descendants(os.getpid()))
             self._turn(0.005)
-        until = time.monotonic() + DRAIN_PATIENCE
+        until = time.monotonic() + DRAIN_TIMEOUT
         while self._outputs and time.monotonic() < until:
             self._turn(0.05)
 
     # messages of the kubelet, and the container's command
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Process messages of the kubelet: run and stop. If the kubelet has ended, end everything at once."""
         data = b""
         with contextlib.suppress(OSError):
             data = self._kubelet.recv(READ)
-        *messages, self._heard = (self._heard + data).split(b"\n")
+        *messages, self._received = (self._received + data).split(b"\n")
         for message in map(json.loads, messages):
             if "stop" in message:
                 self._stop(message["stop"])
@@ -250,7 +252,7 @@ class Shim:
             self._ready.unregister(self._kubelet)
             self._deadline = 0
 
-    def _tell(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         with contextlib.suppress(OSError):
             self._kubelet.sendall(json.dumps(message).encode() + b"\n")
 
@@ -259,7 +261,7 @@ class Shim:
         try:
             self._main = spawn(run, subprocess.DEVNULL, subprocess.PIPE, subprocess.PIPE)
         except (OSError, ValueError) as error:
-            self._tell(error=getattr(error, "errno", errno.EINVAL))
+            self._send(error=getattr(error, "errno", errno.EINVAL))
             sys.exit()
         for stream, pipe in ((b"stdout", self._main.stdout), (b"stderr", self._main.stderr)):
             assert pipe
@@ -267,7 +269,7 @@ class Shim:
             self._when(pipe.fileno(), functools.partial(self._copy, log, stream, pipe.fileno()))
         self._run = run
         self._listen(run["dir"])
-        self._tell(started=self._main.pid)
+        self._send(started=self._main.pid)
 
     def _copy(self, log: Log, stream: bytes, pipe: int) -> None:
         data = os.read(pipe, READ)

@@ -17,7 +17,7 @@ Token = Callable[[str, str, str], str]  # (namespace, service account, audience 
 LOOPBACK = "127.0.0.1"
 MODE = 0o644  # default mode of files
 OBJECTS = {"configMap": r.CONFIG_MAP, "secret": r.SECRET}  # volume types that contain an object
-OUTSIDE = ("/dev/shm",)  # mount paths that also exist on this machine, and that libraries use implicitly
+NOT_RELOCATED = ("/dev/shm",)  # mount paths that also exist on this machine, and that libraries use implicitly
 
 
 class MountError(Exception):
@@ -67,7 +67,7 @@ class Volumes:
         return {
             m["mountPath"]: self._path(self._volumes[m["name"]]) / m.get("subPath", "")
             for m in container.get("volumeMounts") or ()
-            if m["mountPath"].rstrip("/") not in OUTSIDE and m["name"] in self._volumes
+            if m["mountPath"].rstrip("/") not in NOT_RELOCATED and m["name"] in self._volumes
         }
 
     def _path(self, volume: Obj) -> Path:

@@ -45,8 +45,8 @@ class ApiError(Exception):
 
 def invalid(kind: str, problems: Sequence[Problem], name: str = "", group: str = "meta.k8s.io") -> ApiError:
     """Return the error 422 for invalid options or an invalid object."""
-    told = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
-    what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    messages = list(dict.fromkeys(f"{field}: {message}" for _, message, field in problems))
+    what = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
     return ApiError(
         422,
         f'{kind}{"." if group else ""}{group} "{name}" is invalid: {what}',

@@ -47,8 +47,8 @@ def validate(jobset: Obj, old: Obj | None) -> None:
         raise invalid("JobSet", [*missing, schema.INCOMPLETE], name, r.JOBSET.group)
     problems = list(_names(jobset) if old is None else _changed(jobset, old))
     if problems:
-        told = [f"{field}: {why}" for _, why, field in problems]
-        what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+        messages = [f"{field}: {why}" for _, why, field in problems]
+        what = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
         refused = f'{r.JOBSET.kind}.{r.JOBSET.group} "{name}" is invalid: {what}'
         raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {refused}')
 

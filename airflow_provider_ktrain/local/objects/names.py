@@ -21,14 +21,14 @@ class Rule:
 
     pattern: str
     longest: int
-    told: str
+    message: str
 
     def breaches(self, value: str) -> Iterator[str]:
         """Yield Kubernetes' message for each violation of the rule."""
         if len(value) > self.longest:
             yield f"must be no more than {self.longest} characters"
         if not re.fullmatch(self.pattern, value):
-            yield f"{self.told}, regex used for validation is '{self.pattern}')"
+            yield f"{self.message}, regex used for validation is '{self.pattern}')"
 
 
 SUBDOMAIN = Rule(

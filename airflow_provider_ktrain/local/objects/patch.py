@@ -39,9 +39,9 @@ def apply(media: str, obj: Obj, patch: Any) -> Obj:
 
     :raises ApiError: 400 if the patch has the wrong type, 413 if it has too many operations, 422 if it doesn't apply.
     """
-    wanted, go = ("array", "jsonpatch.Patch") if media == JSON_PATCH else ("object", "map[string]interface {}")
+    expected, go = ("array", "jsonpatch.Patch") if media == JSON_PATCH else ("object", "map[string]interface {}")
     found = VALUES[type(patch)][1]
-    if found != wanted:
+    if found != expected:
         raise ApiError(400, f"error decoding patch: json: cannot unmarshal {found} into Go value of type {go}")
     if media == MERGE:
         return merge(obj, patch)

@@ -21,8 +21,8 @@ def wrong(field: str, value: object, why: str) -> Problem:
 
 def unsupported(field: str, value: object, supported: tuple[str, ...]) -> Problem:
     """Return the problem of an unsupported value."""
-    told = ", ".join(f'"{s}"' for s in supported)
-    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {told}', field
+    values = ", ".join(f'"{s}"' for s in supported)
+    return "FieldValueNotSupported", f'Unsupported value: "{value}": supported values: {values}', field
 
 
 def job_problems(job: Obj) -> Iterator[Problem]:

@@ -112,7 +112,7 @@ WORKLOAD_PRIORITY_CLASS = Resource(
     KUEUE, "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False, custom=True
 )
 
-OF_KUEUE = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
+KUEUE_RESOURCES = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
     ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
@@ -129,4 +129,4 @@ def served(mpi_api: str = "v1", trainer: str = "", *, kueue: bool = False) -> tu
     mpijob = {"v1": MPIJOB_V1, "v2beta1": MPIJOB_V2BETA1}[mpi_api]
     trainjob = replace(TRAINJOB, release=trainer)
     trainer_resources = (JOBSET, CLUSTER_TRAINING_RUNTIME, TRAINING_RUNTIME, trainjob)
-    return (*BUILT_IN, PYTORCHJOB, mpijob, *trainer_resources, *(OF_KUEUE if kueue else ()))
+    return (*BUILT_IN, PYTORCHJOB, mpijob, *trainer_resources, *(KUEUE_RESOURCES if kueue else ()))

@@ -63,7 +63,7 @@ INCOMPLETE: Problem = (
 )
 #: resources whose schema has CEL rules. The API server doesn't evaluate these rules if an object has a problem whose
 #: reason is in BLOCKING.
-CHECKED_FURTHER = (r.PYTORCHJOB, r.MPIJOB_V1, r.TRAINJOB, r.JOBSET)
+WITH_CEL_RULES = (r.PYTORCHJOB, r.MPIJOB_V1, r.TRAINJOB, r.JOBSET)
 #: resources whose defaulting webhook decodes the object, and rejects wrong types, before the schema validation
 DEFAULTERS = {r.TRAINJOB: "defaulter.trainjob.trainer.kubeflow.org"}
 WEBHOOK_QUANTITY = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
@@ -124,7 +124,7 @@ def problems(resource: Resource, obj: Obj) -> list[Problem]:
     walk.value(type_of(resource), obj, (), "")
     found = sorted(walk.problems, key=lambda problem: problem[0] == "FieldValueDuplicate")  # checked last
     blocking = BLOCKING[:-1] if resource in DEFAULTERS else BLOCKING
-    if resource in CHECKED_FURTHER and any(reason in blocking for reason, _, _ in found):
+    if resource in WITH_CEL_RULES and any(reason in blocking for reason, _, _ in found):
         found.append(INCOMPLETE)
     return found
 
@@ -157,11 +157,11 @@ class _Walk:
         if type_ == "quantity":
             return self._quantity(value, place, owner)
         container, inner = parts(type_)
-        wanted = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
+        expected = {"list": "array", "dict": "object"}.get(container) or PLAIN.get(type_, ("object", ""))[0]
         if value is None and not self._has_schema(place):
-            return next(zero for zero, (told, _) in VALUES.items() if told == wanted)()  # Go's value for null
-        if not _fits(wanted, value):
-            return self._misfit(wanted, type_, value, place, owner)
+            return next(zero for zero, (text, _) in VALUES.items() if text == expected)()  # Go's value for null
+        if not _fits(expected, value):
+            return self._misfit(expected, type_, value, place, owner)
         if container == "list":
             self._look_for_duplicates(value, place)
             return [self.value(inner, v, (*place, i), owner) for i, v in enumerate(value)]
@@ -211,20 +211,20 @@ class _Walk:
         keys = LIST_KEYS.get(str(place[-1]), ()) if self._has_schema(place) else ()
         for i, item in enumerate(items if keys else ()):
             if isinstance(item, dict):
-                told = _json({k: item[k] for k in keys if k in item})
-                if told in seen:
+                text = _json({k: item[k] for k in keys if k in item})
+                if text in seen:
                     at = _path((*place, i), key="[{}]")
-                    self.problems.append(("FieldValueDuplicate", f"Duplicate value: {told}", at))
-                seen.add(told)
+                    self.problems.append(("FieldValueDuplicate", f"Duplicate value: {text}", at))
+                seen.add(text)
 
-    def _misfit(self, wanted: str, type_: str, value: Any, place: Place, owner: str) -> Any:
-        told, found = VALUES[type(value)]
+    def _misfit(self, expected: str, type_: str, value: Any, place: Place, owner: str) -> Any:
+        text, found = VALUES[type(value)]
         field_ = ".".join([owner, *(part for part in place if type(part) is str)])
         unfit = f"json: cannot unmarshal {found} into Go struct field {field_} of type {_go_type(type_)}"
         if self._has_schema(place) and self._resource in DEFAULTERS:
             raise self._denied(unfit)
         if self._has_schema(place):
-            why = f'Invalid value: "{told}": {_path(place)} in body must be of type {wanted}: "{told}"'
+            why = f'Invalid value: "{text}": {_path(place)} in body must be of type {expected}: "{text}"'
             self._object_to("FieldValueTypeInvalid", why, place)
             return value
         raise self._refused(unfit)
@@ -245,12 +245,12 @@ class _Walk:
         return ApiError(400, f'{kind} in version "{self._resource.version}" cannot be handled as a {kind}: {why}')
 
 
-def _fits(wanted: str, value: Any) -> bool:
+def _fits(expected: str, value: Any) -> bool:
     """Whether a value has a JSON type. An integer is also a number, and a number without a fraction is an integer."""
     found = VALUES[type(value)][0]
-    if wanted == "integer" and found == "number":
+    if expected == "integer" and found == "number":
         return bool(value.is_integer())
-    return found == wanted or (wanted, found) == ("number", "integer")
+    return found == expected or (expected, found) == ("number", "integer")
 
 
 def parts(type_: str) -> tuple[str, str]:

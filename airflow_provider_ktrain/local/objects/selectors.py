@@ -19,7 +19,7 @@ LABEL_TERM = re.compile(
     rf"(?(absent)|(?:(?P<is>==?|!=)\s*+(?P<value>(?:{WORD})?)|(?P<set>(?:not)?in)\s*+\((?P<values>[^=!()]*)\))?)"
     r"\s*+(?:,(?!$)|$)"
 )
-MISPLACED = re.compile(r"\s*(==|!=|[=(),])")
+UNEXPECTED_OPERATOR = re.compile(r"\s*(==|!=|[=(),])")
 
 #: supported fields in field selectors, in addition to metadata.name and metadata.namespace
 FIELDS: dict[Resource, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ def parse_labels(text: str) -> Iterator[Requirement]:
     """Parse a label selector such as `a=b,c!=d,e in (f,g),!h`. Raise ApiError 400 if it is invalid."""
     text, at = text.strip(), 0
     while at < len(text):
-        if symbol := MISPLACED.match(text, at):
+        if symbol := UNEXPECTED_OPERATOR.match(text, at):
             raise ApiError(400, f"found '{symbol[1]}', expected: !, identifier, or 'end of string'")
         found = LABEL_TERM.match(text, at)
         if not found:

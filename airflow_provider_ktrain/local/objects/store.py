@@ -76,8 +76,8 @@ class Store:
         self._history: deque[Change] = deque(maxlen=HISTORY)
         self._oldest = FIRST  # watches from an older version fail with 410
         self._watchers: defaultdict[Resource, set[Callable[[Change], None]]] = defaultdict(set)
-        self._untold: deque[Change] = deque()
-        self._telling = False
+        self._undelivered: deque[Change] = deque()
+        self._delivering = False
 
     # reading
 
@@ -111,9 +111,9 @@ class Store:
 
     def list(self, resource: Resource, namespace: str | None = None, labels: dict[str, str] | None = None) -> Objects:
         """Return the objects with all of `labels`, in order of namespace and name."""
-        wanted = (labels or {}).items()
+        required = (labels or {}).items()
         found = (change.object for change in self.latest(resource, namespace))
-        return [o for o in found if not wanted or wanted <= at(o, "metadata.labels", {}).items()]
+        return [o for o in found if not required or required <= at(o, "metadata.labels", {}).items()]
 
     def latest(self, resource: Resource, namespace: str | None = None) -> Sequence[Change]:
         """Return the latest change of each object, in order of namespace and name."""
@@ -271,25 +271,25 @@ class Store:
         else:
             self._latest[resource][change.key] = change
         self._history.append(change)
-        self._untold.append(change)
-        if not self._telling:
-            self._tell()
+        self._undelivered.append(change)
+        if not self._delivering:
+            self._deliver()
         return obj
 
-    def _tell(self) -> None:
+    def _deliver(self) -> None:
         """Notify the watchers of all changes in order.
 
         If a watcher writes to the store, its change is added to the queue, so that all watchers receive the changes in
         the same order.
         """
-        self._telling = True
+        self._delivering = True
         try:
-            while self._untold:
-                change = self._untold.popleft()
+            while self._undelivered:
+                change = self._undelivered.popleft()
                 for tell in list(self._watchers[change.resource]):
                     tell(change)
         finally:
-            self._telling = False
+            self._delivering = False
 
     # watching
 

@@ -96,7 +96,7 @@ def validate(store: Store, job: Obj, old: Obj | None) -> None:
     ref, kind = job["spec"]["runtimeRef"], runtime_of(job)
     if kind is None:
         raise _denied([f"unsupported runtime: {ref['kind']}.{ref['apiGroup']}"])
-    shown = _go({key: ref[key] for key in ("name", "apiGroup", "kind")})
+    shown = _as_go({key: ref[key] for key in ("name", "apiGroup", "kind")})
     runtime = store.find(kind, job["metadata"]["namespace"] if kind.namespaced else None, ref["name"])
     if runtime is None and old is not None:
         return  # the controller continues to use its snapshot of the runtime
@@ -127,7 +127,7 @@ def _environment(job: Obj, runtime: Obj) -> Iterator[str]:
         found = sorted({e["name"] for e in env} & set(reserved))
         if found and policy in (runtime["spec"].get("mlPolicy") or {}):
             why = f"must not have reserved envs, invalid envs configured: [{' '.join(found)}]"
-            yield f"spec.trainer.env: Invalid value: {_go(env)}: {why}"
+            yield f"spec.trainer.env: Invalid value: {_as_go(env)}: {why}"
 
 
 def _patches(job: Obj, old: Obj | None) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _patches(job: Obj, old: Obj | None) -> Iterator[str]:
             yield f'spec.runtimePatches.manager: Invalid value: "{patch["manager"]}": {why}'
     if any(c.get("env") and c["name"] in WITHOUT_PATCHED_ENV for c in _patched_containers(patches)):
         why = f"must not have envs for the {', '.join(WITHOUT_PATCHED_ENV)} containers"
-        yield f"spec.runtimePatches: Invalid value: {_go(patches)}: {why}"
+        yield f"spec.runtimePatches: Invalid value: {_as_go(patches)}: {why}"
     before = (old or job)["spec"]
     running = not (job["spec"].get("suspend") or before.get("suspend"))
     if running and patches != (before.get("runtimePatches") or []):
@@ -161,5 +161,5 @@ def _denied(problems: list[str]) -> ApiError:
     return ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {what}')
 
 
-def _go(value: Any) -> str:
+def _as_go(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
