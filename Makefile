@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos soak test-matrix bench docs test-kind clean
+.PHONY: demo test lint chaos soak test-matrix bench docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -44,8 +44,15 @@ docs: $(VENV)/.docs
 test-kind:
 	@scripts/test_kind.sh
 
+# on a machine with NVIDIA GPUs: NCCL between as many ranks as there are GPUs, with the CUDA build of PyTorch
+test-gpu: $(VENV)-gpu/.gpu
+	@$(VENV)-gpu/bin/python scripts/test_gpu.py
+
+$(VENV)-gpu/.gpu: pyproject.toml constraints.txt scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py $(VENV)-gpu gpu
+
 $(VENV)/.%: pyproject.toml constraints.txt scripts/bootstrap.py
 	@$(PYTHON) scripts/bootstrap.py $(VENV) $*
 
 clean:
-	rm -rf $(VENV) .venv-matrix .pytest_cache .mypy_cache .ruff_cache site
+	rm -rf $(VENV) $(VENV)-gpu .venv-matrix .pytest_cache .mypy_cache .ruff_cache site

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-COMMANDS = ("check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
+COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster stop", "cluster fault")
 
 
 PAGES = ("guarantees.md", "fidelity.md")  #: generated pages, at the end of the navigation
@@ -110,7 +110,8 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
         "hooks", "engine/api", "engine/connection", "engine/errors", "engine/jobs", "engine/preflight", "engine/watch",
     ),
     "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
-    "Checks": ("core/checks", "cli"),
+    "Checks": ("core/checks", "cli/check"),
+    "Command line": ("cli",),
 }  # fmt: skip
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
+import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from airflow_provider_ktrain.local import cluster
 from airflow_provider_ktrain.local.cluster import ClusterError, Config
 from airflow_provider_ktrain.local.objects import quantity
 
-NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 FAULTS = {
     "refuse": "cut all connections and refuse new ones for --seconds; containers continue to run",
     "drop": "cut all connections now, and each new one at its first request, for --seconds",
@@ -27,17 +27,6 @@ FAULTS = {
     "lose": "lose --node: its processes are killed, and it reports nothing",
     "recover": "bring --node back",
     "clear": "end all faults",
-}
-#: options of a fault: type and help text
-FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
-    "seconds": (float, "duration; required for refuse and drop (default: until clear)"),
-    "status": (int, "HTTP status of the responses, 400 to 599"),
-    "verb": (str, "get, list, watch, create, update, patch or delete; separate several with commas"),
-    "path": (str, "regular expression that matches a part of the path"),
-    "count": (int, "number of requests that get the fault (default: all)"),
-    "bytes": (int, "bytes of a log stream after which it is cut"),
-    "delay": (float, "seconds by which watch events are delayed"),
-    **dict.fromkeys(("namespace", "pod", "node", "message"), (str, None)),
 }
 
 
@@ -63,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
             "--state-dir", type=_path, default=os.environ.get("KTRAIN_HOME") or "~/.ktrain",
             help="where the cluster keeps its files (default: $KTRAIN_HOME or ~/.ktrain)",
         )  # fmt: skip
+    made["status"].add_argument("--output", choices=("text", "json"), default="text")
     _add_start_options(made["start"].add_argument)
     made["fault"].add_argument("fault", choices=FAULTS, metavar="FAULT", help=", ".join(FAULTS))
     for name, (type_, about_option) in FAULT_OPTIONS.items():
@@ -71,13 +61,13 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_start_options(add: Callable[..., argparse.Action]) -> None:
     add("--kubeconfig", type=_path, help="where to write the kubeconfig (default: in the state directory)")
-    add("--port", type=int, default=0, help="port of the API server (default: any free port)")
+    add("--port", type=_port, default=0, help="port of the API server (default: any free port)")
     add(
-        "--image", action="append", default=[], metavar="NAME[=DIR]", type=_image,
+        "--image", action="append", default=[], metavar="NAME[=DIR]", type=image,
         help="an image name, and the directory in which its containers run (default: an empty one); may be repeated",
     )  # fmt: skip
-    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
-    add("--gpus-per-node", type=int, default=0, metavar="N", help="nvidia.com/gpu of each node (default: 0)")
+    add("--nodes", type=_positive, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--gpus-per-node", type=count, default=0, metavar="N", help="nvidia.com/gpu of each node (default: 0)")
     add(
         "--resource", action="append", default=[], metavar="NAME=COUNT", type=_pair,
         help="another resource of each node, such as cpu=96; may be repeated",
@@ -89,13 +79,53 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().resolve()
 
 
-def _image(text: str) -> tuple[str, str]:
+def image(text: str) -> tuple[str, str]:
+    """Parse NAME or NAME=DIR."""
     name, _, directory = text.partition("=")
     if directory and not Path(directory).is_dir():
         raise argparse.ArgumentTypeError(f"{directory!r} is not a directory")
     if not name:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected NAME or NAME=DIR")
     return name, str(Path(directory).resolve()) if directory else ""
+
+
+def count(text: str) -> int:
+    """Parse a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    """Parse a whole number, 1 or more."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number, 1 or more")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    """Parse a port; 0 is any free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a port, 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Parse a number of seconds, 0 or more."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of seconds, 0 or more")
+    return seconds
+
+
+def _status_code(text: str) -> int:
+    """Parse the HTTP status of a fault."""
+    if not text.isdecimal() or not 400 <= int(text) <= 599:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected an HTTP status, 400 to 599")
+    return int(text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -109,6 +139,19 @@ def _pair(text: str) -> tuple[str, str]:
     return name, count
 
 
+#: options of a fault: type and help text
+FAULT_OPTIONS: dict[str, tuple[Callable[[str], Any], str | None]] = {
+    "seconds": (_seconds, "duration; required for refuse and drop (default: until clear)"),
+    "status": (_status_code, "HTTP status of the responses, 400 to 599"),
+    "verb": (str, "get, list, watch, create, update, patch or delete; separate several with commas"),
+    "path": (str, "regular expression that matches a part of the path"),
+    "count": (_positive, "number of requests that get the fault (default: all)"),
+    "bytes": (_positive, "bytes of a log stream after which it is cut"),
+    "delay": (_seconds, "seconds by which watch events are delayed"),
+    **dict.fromkeys(("namespace", "pod", "node", "message"), (str, None)),
+}
+
+
 def _run(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     try:
         return command(args)
@@ -118,10 +161,6 @@ def _run(command: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 
 
 def _start(args: argparse.Namespace) -> int:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        needed = "pip install 'airflow-provider-ktrain[local]'"
-        raise ClusterError(f"not installed: {', '.join(missing)}; run: {needed}")
     if known := cluster.running(args.state_dir):
         remedy = "stop it with: ktrain cluster stop"
         raise ClusterError(f"a cluster is already running in {args.state_dir}: {known['url']}; {remedy}")
@@ -142,6 +181,10 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     state = cluster.running(args.state_dir)
+    if args.output == "json":
+        shown = {name: state[name] for name in ("pid", "url", "kubeconfig", "ca_file")} if state else {}
+        print(json.dumps({"running": state is not None, **shown}, indent=2))
+        return 0 if state else 3
     if state is None:
         print("No cluster is running.")
         return 3

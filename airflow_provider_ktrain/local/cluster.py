@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
 TIMEOUT = 60.0  # seconds that the server has to get ready, and to end its containers
 
 
@@ -61,12 +63,20 @@ class Config:
     parent: int = 0
 
 
+def mpi_api_for(api_version: str) -> str:
+    """The version of MPIJob that a cluster must serve for a manifest with this apiVersion."""
+    return "v2beta1" if api_version.endswith("/v2beta1") else "v1"
+
+
 def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start a server and wait until it is ready.
 
     :return: the process, and its state: pid, url, kubeconfig, token, ca_file.
-    :raises ClusterError: the server ended, or was not ready in time.
+    :raises ClusterError: a package is missing, the server ended, or it was not ready in time.
     """
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        needed = "pip install 'airflow-provider-ktrain[local]'"
+        raise ClusterError(f"not installed: {', '.join(missing)}; run: {needed}")
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     command = [sys.executable, "-m", "airflow_provider_ktrain.local.server", "--config", json.dumps(asdict(config))]

@@ -28,8 +28,10 @@ from airflow_provider_ktrain.local.apiserver.app import ApiServer
 from airflow_provider_ktrain.local.apiserver.faults import Faults
 from airflow_provider_ktrain.local.cluster import Config
 from airflow_provider_ktrain.local.controllers import runtimes
+from airflow_provider_ktrain.local.node import gpus
 from airflow_provider_ktrain.local.node.kubelet import Kubelet
 from airflow_provider_ktrain.local.node.nodes import node_objects
+from airflow_provider_ktrain.local.node.podworker import GPUS
 from airflow_provider_ktrain.local.objects import definitions
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
@@ -100,6 +102,7 @@ class Cluster:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
         definitions.install(self._store, self._served)
         runtimes.install(self._store)
+        GPUS.offer(gpus.devices())
         images = {name: Path(path) if path else None for name, path in self._config.images.items()}
         for node in node_objects(self._config.nodes, self._config.gpus_per_node, self._config.resources):
             name = self._store.create(r.NODE, node)["metadata"]["name"]

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.local.node import nodes as node
-from airflow_provider_ktrain.local.node.nodes import Gpus, node_objects
+from airflow_provider_ktrain.local.node.nodes import node_objects
 
 
 def test_nodes_have_names_and_capacity() -> None:
@@ -34,20 +34,6 @@ def test_a_lost_node_keeps_its_own_taints() -> None:
     found = node.changed(lost, reachable=True)
     assert found["spec"]["taints"] == [own]
     assert found["status"]["conditions"][-1]["status"] == "True"
-
-
-def test_real_gpus_are_assigned_individually() -> None:
-    gpus = Gpus(["0", "1", "2", "3"])
-    assert gpus.take("a", 2) == "0,1"
-    assert gpus.take("b", 1) == "2"
-    assert gpus.take("a", 2) == "0,1"  # a restart sees the same
-    gpus.free("a")
-    assert gpus.take("c", 3) == "0,1,3"
-
-
-def test_simulated_gpus_are_not_visible() -> None:
-    assert Gpus([]).take("a", 8) == ""
-    assert Gpus(["0"]).take("a", 0) == ""
 
 
 def test_invalid_quantity_prevents_the_start(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ import yaml
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.kinds import KINDS, Manifest
 
+TEXT = "manifest"  #: what messages call text that was not read from a file
 SUFFIXES = (".yaml", ".yml", ".json")
 MAX_VALUES = 100_000  #: more than any manifest has (etcd accepts 1.5 MiB): a limit for YAML aliases that multiply
 
@@ -30,7 +31,7 @@ class Document:
     """One document of a source.
 
     :param content: its value, plain JSON.
-    :param file: the file's path, `<text>`, or empty for an object.
+    :param file: the file's path, `manifest` for other text, or empty for an object.
     :param line: its first line in the file, from 1.
     :param lines: the line of each JSON path; empty unless the source was YAML.
     :param beside: kind and name of the other documents of the source.
@@ -102,15 +103,18 @@ def the_job(documents: Sequence[Document]) -> Document:
     return replace(job, beside=tuple(_title(d.content) for d in documents if d is not job))
 
 
-def load_documents(source: object, folder: str | os.PathLike[str] | None = None) -> list[Document]:
-    """All documents of a source that are not empty. Parameters and errors as for :func:`load`."""
+def load_documents(source: object, folder: str | os.PathLike[str] | None = None, file: str = TEXT) -> list[Document]:
+    """All documents of a source that are not empty. Other parameters and errors as for :func:`load`.
+
+    :param file: the file that text was read from, for messages. Default: `manifest`, the name of the parameter.
+    """
     if isinstance(source, Mapping):
         return list(_listed(Document(plain(source))))
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = Path(folder or ".") / os.fspath(source)
         return parse(_text_of(path), str(source))
     if isinstance(source, str):
-        return parse(source, "<text>")
+        return parse(source, file)
     if hasattr(source, "to_dict"):
         return [Document(plain(source))]
     raise ManifestError(
@@ -162,6 +166,12 @@ def unrendered(text: str) -> str:
     return _JINJA.sub(lambda m: UNKNOWN if m[0].startswith("{{") else "", text)
 
 
+def templates(text: str) -> Iterator[tuple[int, str]]:
+    """The Jinja (or Helm) expressions of a text, each with its line, from 1."""
+    for found in _JINJA.finditer(text):
+        yield text.count("\n", 0, found.start()) + 1, found[0]
+
+
 def unknown(content: Any, path: str = "$") -> Iterator[str]:
     """The JSON paths of the values that contain the placeholder of `unrendered`."""
     members = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
@@ -205,7 +215,7 @@ def _text_of(path: Path) -> str:
         ) from None
 
 
-def parse(text: str, file: str = "<text>") -> list[Document]:
+def parse(text: str, file: str = TEXT) -> list[Document]:
     """All documents of YAML or JSON text that are not empty; errors name it `file`."""
     try:
         return list(_documents(text, file))

@@ -14,8 +14,10 @@ from airflow_provider_ktrain.local.objects.store import Obj
 
 #: images that operators add and the image of the training runtimes, by the last part of their name. They need only the
 #: pod's tools
-OPERATORS = ("alpine", "kubectl-delivery", "ktrain-runtime")
-ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"], "ktrain-runtime": ["python3"]}
+RUNTIME = "ktrain-runtime"
+OPERATORS = ("alpine", "kubectl-delivery", RUNTIME)
+ANY = "*"  # the name that stands for every image that isn't mapped
+ENTRYPOINTS = {"kubectl-delivery": ["deliver-kubectl", "/etc/mpi/hostfile"], RUNTIME: ["python3"]}
 BINARIES = ("usr/local/bin", "usr/bin", "bin")  # directories of programs in an image, in the order of PATH
 _HOST, _PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
 #: image names that containerd accepts (github.com/distribution/reference)
@@ -42,7 +44,10 @@ def names(image: str) -> list[str]:
 
 
 class Images:
-    """The images of the cluster. A name that is mapped to None has an empty directory."""
+    """The images of the cluster. A name that is mapped to None has an empty directory.
+
+    The name `*` stands for every image that isn't mapped, except those that operators add.
+    """
 
     def __init__(self, mapped: Mapping[str, Path | None]) -> None:
         self._mapped = dict(mapped)
@@ -52,8 +57,10 @@ class Images:
         for name in names(image):
             if name in self._mapped:
                 return self._mapped[name]
-        if _last(image) in OPERATORS:
+        if _last(image) in OPERATORS and not (ANY in self._mapped and _last(image) == RUNTIME):
             return None
+        if ANY in self._mapped:
+            return self._mapped[ANY]
         raise ImageNotFound(image)
 
     @staticmethod

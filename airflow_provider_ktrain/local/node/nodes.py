@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import platform
 import shutil
@@ -80,24 +79,3 @@ def changed(node: Obj, reachable: bool) -> Obj:
     elif not spec["taints"]:
         del spec["taints"]
     return {**node, "spec": spec, "status": {**node["status"], "conditions": [ready(READY if reachable else UNKNOWN)]}}
-
-
-class Gpus:
-    """Assigns this machine's GPUs to pods. If it doesn't have any, GPUs are simulated and pods don't see a device."""
-
-    def __init__(self, devices: list[str] | None = None) -> None:
-        if devices is None:
-            devices = sorted((d.removeprefix("/dev/nvidia") for d in glob.glob("/dev/nvidia[0-9]*")), key=int)
-        self._holders: dict[str, set[str]] = {device: set() for device in devices}
-
-    def take(self, uid: str, count: int) -> str:
-        """CUDA_VISIBLE_DEVICES for a pod that requests `count` GPUs: its own GPUs, then those with the fewest pods."""
-        best = sorted(self._holders.items(), key=lambda held: (uid not in held[1], len(held[1])))[:count]
-        for _, holders in best:
-            holders.add(uid)
-        return ",".join(sorted((device for device, _ in best), key=int))
-
-    def free(self, uid: str) -> None:
-        """Release the GPUs of a pod."""
-        for holders in self._holders.values():
-            holders.discard(uid)

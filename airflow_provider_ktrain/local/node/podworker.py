@@ -20,8 +20,9 @@ from airflow_provider_ktrain.local.events import EventRecorder
 from airflow_provider_ktrain.local.node import environment, podstatus
 from airflow_provider_ktrain.local.node.environment import ConfigError, Paths, Ports
 from airflow_provider_ktrain.local.node.exec import REPLACED, install, open_mpi
+from airflow_provider_ktrain.local.node.gpus import Gpus
 from airflow_provider_ktrain.local.node.images import REFERENCE, ImageNotFound, Images
-from airflow_provider_ktrain.local.node.nodes import GPU, Gpus
+from airflow_provider_ktrain.local.node.nodes import GPU
 from airflow_provider_ktrain.local.node.podstatus import ContainerFacts
 from airflow_provider_ktrain.local.node.runtime import Ended, Run, RunSpec, StartError
 from airflow_provider_ktrain.local.node.volumes import MountError, Token, Volumes
@@ -327,7 +328,7 @@ class PodWorker:
         if argv[0] in REPLACED:
             argv[0] = str(self._tools / REPLACED[argv[0]])
         env = {k: v if k == "PATH" else paths.rewrite(v) for k, v in env.items()}
-        env["CUDA_VISIBLE_DEVICES"] = GPUS.take(self._uid, int(requests(self.pod)[GPU]))
+        env |= GPUS.take(self._uid, int(requests(self.pod)[GPU]))
         limit = (container.get("resources") or {}).get("limits", {}).get("memory")
         workdir = Path(paths.locate(container.get("workingDir") or "/"))
         return RunSpec(

@@ -1,4 +1,4 @@
-"""Run an embedded cluster, check manifests, and print RBAC rules."""
+"""`ktrain check`: find mistakes in manifests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
-from airflow_provider_ktrain import __version__
-from airflow_provider_ktrain.core import rbac
+from airflow_provider_ktrain.cli import kubeconfig
 from airflow_provider_ktrain.core.checks import ERROR, Level, Problem, check
 from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.manifest.loader import parse, the_job, unknown, unrendered
+from airflow_provider_ktrain.core.manifest.loader import SUFFIXES, parse, the_job, unknown, unrendered
 from airflow_provider_ktrain.core.text import counted
+
+JOB = re.compile(rf"""\bkind["']?\s*:\s*["']?({"|".join(KINDS)})\b""")  #: in a file of a directory
 
 
 class Judge(Protocol):
@@ -29,30 +30,22 @@ class Judge(Protocol):
         """The problems; an empty list for a manifest without any."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="ktrain", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True)
-
-    from airflow_provider_ktrain.local import cli as cluster
-
-    cluster.add_parser(subparsers)
-    _add_check(subparsers)
-    _add_rbac(subparsers)
-    args = parser.parse_args(argv)
-    return int(args.run(args))
-
-
-def _add_check(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> None:
+    """Add the command to `ktrain`."""
     parser = subparsers.add_parser(
         "check",
         help="check manifests for errors",
         description="Exit status: 0: no errors (there may be warnings), 1: errors, 2: a file can't be read or the "
         "cluster can't be reached. Jinja templates are only checked when the task renders them.",
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="YAML or JSON file; - for standard input")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="YAML or JSON file; a directory, whose files with training jobs are checked; - for standard input",
+    )
     parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("--strict", action="store_true", help="an unknown field is an error")
     server = parser.add_argument_group("cluster")
     server.add_argument(
         "--server",
@@ -60,9 +53,7 @@ def _add_check(subparsers: Any) -> None:
         help="also check against the cluster, without creating anything: served versions, schema, namespace, rights, "
         "queue, and a dry run on the API server",
     )
-    server.add_argument("--kubeconfig", metavar="PATH", help="default: KUBECONFIG, else ~/.kube/config")
-    server.add_argument("--context", help="context of the kubeconfig; default: its current context")
-    server.add_argument("--namespace", "-n", help="default: the manifest's, else the context's, else default")
+    kubeconfig.add_options(server)
     parser.set_defaults(run=_check)
 
 
@@ -75,14 +66,17 @@ def _check(args: argparse.Namespace) -> int:
         return 2
     try:
         with _asking(args) if args.server else contextlib.nullcontext(_offline) as judge:
-            for file in args.files:
+            files = list(_files(args.files))
+            for file in files:
                 found += ((file, line, problem) for line, problem in _problems(file, judge, hints))
     except OSError as e:
         print(f"ktrain check: {e.filename} cannot be read: {e.strerror}", file=sys.stderr)
         return 2
-    except ClusterError as e:
+    except (ClusterError, _NothingToCheck) as e:
         print(f"ktrain check: {e}", file=sys.stderr)
         return 2
+    if args.strict:
+        found = [(file, line, _strict(problem)) for file, line, problem in found]
     for hint in hints:
         print(f"hint: {hint}", file=sys.stderr)
     if args.output == "json":
@@ -91,42 +85,46 @@ def _check(args: argparse.Namespace) -> int:
         for file, line, problem in found:
             print(f"{file}:{line}: {problem}")
         errors = sum(p.level is ERROR for _, _, p in found)
-        totals = ((len(args.files), "file"), (errors, "error"), (len(found) - errors, "warning"))
+        totals = ((len(files), "file"), (errors, "error"), (len(found) - errors, "warning"))
         print("{}: {}, {}".format(*(counted(number, noun) for number, noun in totals)))
     return int(any(p.level is ERROR for _, _, p in found))
 
 
-def _add_rbac(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "rbac",
-        help="print the minimal Role for workers and triggerers in a namespace",
-        description="Pipe it into `kubectl apply -f -`. Bind it to the identity that Airflow's connection uses.",
-    )
-    parser.add_argument("--namespace", "-n", required=True)
-    parser.add_argument("--name", default="ktrain", help="name of the Role (default: ktrain)")
-    parser.add_argument(
-        "--service-account", default="", help="[NAMESPACE:]NAME of a ServiceAccount: also print a RoleBinding for it"
-    )
-    parser.add_argument(
-        "--cluster-runtimes",
-        action="store_true",
-        help="also print a ClusterRole that reads ClusterTrainingRuntimes: TrainJobs with node selection, volumes or "
-        "labels of pods need it",
-    )
-    parser.add_argument("--kueue", action="store_true", help="also the rights to read and pause Kueue's Workloads")
-    parser.set_defaults(run=_rbac)
+class _NothingToCheck(Exception):
+    """A directory contains no training job."""
 
 
-def _rbac(args: argparse.Namespace) -> int:
-    made = rbac.objects(
-        args.namespace,
-        args.name,
-        args.service_account,
-        cluster_runtimes=args.cluster_runtimes,
-        kueue=args.kueue,
-    )
-    print(yaml.safe_dump_all(made, sort_keys=False), end="")
-    return 0
+def _files(names: Iterable[str]) -> Iterator[str]:
+    """The files to check: those that were named, and those in named directories that contain a training job.
+
+    :raises _NothingToCheck: a directory contains none.
+    """
+    for name in names:
+        if not os.path.isdir(name):
+            yield name
+            continue
+        found = [str(path) for path in sorted(_manifests(Path(name))) if JOB.search(_text_of(str(path)))]
+        if not found:
+            endings = ", ".join(SUFFIXES)
+            raise _NothingToCheck(f"{name} contains no training job in a file that ends in {endings}")
+        yield from found
+
+
+def _manifests(directory: Path) -> Iterator[Path]:
+    """The YAML and JSON files below a directory, without those in hidden directories."""
+    for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if not name.startswith(".")]
+        yield from (Path(parent, name) for name in files if name.endswith(SUFFIXES))
+
+
+def _text_of(file: str) -> str:
+    with open(file, encoding="utf-8", errors="replace") as f:
+        return f.read()
+
+
+def _strict(problem: Problem) -> Problem:
+    """The problem as an error if it is about an unknown field."""
+    return dataclasses.replace(problem, level=ERROR) if problem.code == "unknown-field" else problem
 
 
 def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple[int, Problem]]:
@@ -134,11 +132,7 @@ def _problems(file: str, judge: Judge, hints: dict[str, None]) -> Iterator[tuple
 
     :param hints: the hints about its kind are added as keys.
     """
-    if file == "-":
-        text = sys.stdin.read()
-    else:
-        with open(file, encoding="utf-8", errors="replace") as f:
-            text = f.read()
+    text = sys.stdin.read() if file == "-" else _text_of(file)
     try:
         documents = parse(unrendered(text), file)
         jobs = [d for d in documents if isinstance(d.content, dict) and d.content.get("kind") in KINDS]
@@ -171,43 +165,19 @@ def _asking(args: argparse.Namespace) -> Iterator[Judge]:
     """
     import asyncio
 
-    from kubernetes_asyncio import client, config
-
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.preflight import preflight
 
-    place = args.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    remedy = "set --kubeconfig or KUBECONFIG"
-    if not any(os.path.exists(os.path.expanduser(path)) for path in place.split(os.pathsep)):
-        raise ClusterError(f"the kubeconfig {place} does not exist: {remedy}")
-    try:
-        contexts, current = config.list_kube_config_contexts(args.kubeconfig)
-    except (config.ConfigException, yaml.YAMLError, TypeError) as e:
-        raise ClusterError(f"the kubeconfig {place} is invalid: {e}: {remedy}") from None
-    chosen = next((c for c in contexts if c["name"] == args.context), None) if args.context else current
-    if chosen is None:
-        names = ", ".join(c["name"] for c in contexts)
-        raise ClusterError(f"--context: found {args.context!r}, expected one of {names}")
-
-    async def make_client() -> client.ApiClient:
-        configuration = client.Configuration()
-        await config.load_kube_config(args.kubeconfig, chosen["name"], client_configuration=configuration)
-        return client.ApiClient(configuration)
+    chosen = kubeconfig.target(args)
 
     def judge(manifest: Mapping[str, Any], *, rendered: bool) -> list[Problem]:
-        metadata = manifest.get("metadata")
-        own = metadata.get("namespace") if isinstance(metadata, Mapping) else None
-        namespace = args.namespace or own or chosen["context"].get("namespace") or "default"
+        namespace = chosen.namespace_of(dict(manifest))
         found: list[Problem] = runner.run(preflight(api, manifest, namespace, rendered=rendered))
         return found
 
-    api = Api(make_client)
+    api = Api(chosen.make_client)
     with asyncio.Runner() as runner:
         try:
             yield judge
         finally:
             runner.run(api.close())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,36 @@
+# PYTHON_ARGCOMPLETE_OK
+"""Run a training job without Airflow, check manifests, print RBAC rules, and run an embedded cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from airflow_provider_ktrain import __version__
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands. Each sets `run`, a function from arguments to exit code."""
+    from airflow_provider_ktrain.cli import check, rbac, run
+    from airflow_provider_ktrain.local import cli as cluster
+
+    made = argparse.ArgumentParser(prog="ktrain", description=__doc__)
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = made.add_subparsers(dest="command", required=True)
+    run.add_parser(subparsers)
+    check.add_parser(subparsers)
+    rbac.add_parser(subparsers)
+    cluster.add_parser(subparsers)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    made = parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import argcomplete
+
+        argcomplete.autocomplete(made)
+    args = made.parse_args(argv)
+    return int(args.run(args))

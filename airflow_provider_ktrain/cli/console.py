@@ -1,0 +1,44 @@
+"""The log of a command: lines on standard output, errors on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+_RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
+
+
+class Console:
+    """Prints what the engine logs: `engine.jobs.Log`.
+
+    Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org).
+
+    :param out: where info and warnings are printed. Default: standard output.
+    :param err: where errors are printed. Default: standard error.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out, self._err = out or sys.stdout, err or sys.stderr
+
+    def info(self, event: Any, *args: Any, **kw: Any) -> None:
+        """Progress."""
+        self._print(self._out, "", "", event, args)
+
+    def warning(self, event: Any, *args: Any, **kw: Any) -> None:
+        """A problem that doesn't end the command."""
+        self._print(self._out, _YELLOW, "warning: ", event, args)
+
+    def error(self, event: Any, *args: Any, **kw: Any) -> None:
+        """Why the command fails."""
+        self._print(self._err, _RED, "error: ", event, args)
+
+    def _print(self, stream: TextIO, color: str, prefix: str, event: Any, args: tuple[Any, ...]) -> None:
+        colored = stream.isatty() and not os.environ.get("NO_COLOR")
+        text = str(event) % args if args else str(event)
+        first, *rest = text.splitlines() or [""]
+        clock = time.strftime("%H:%M:%S")
+        head = f"{_DIM}{clock}{_RESET} {color}{prefix}{first}{_RESET}" if colored else f"{clock} {prefix}{first}"
+        indent = " " * (len(clock) + 1)
+        print("\n".join([head, *(f"{indent}{line}" for line in rest)]), file=stream, flush=True)

@@ -1,0 +1,52 @@
+"""The exit codes of `ktrain run`. docs/how-to/run.md lists them."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis.model import Category
+from airflow_provider_ktrain.core.errors import KtrainError
+
+
+class ExitCode(enum.IntEnum):
+    """How the command ended. 128 + the number of a signal if it was interrupted."""
+
+    SUCCEEDED = 0
+    FAILED = 1  #: the program failed, ran out of memory or stopped to write log lines
+    INVALID = 2  #: the command line or the manifest
+    NOT_RUN = 3  #: the cluster couldn't run the job, or lost it: the same job may succeed
+    CLUSTER = 4  #: the cluster can't be reached or rejects a request, or the job could not be deleted
+    TIMEOUT = 124  #: as timeout(1)
+
+
+_OF_CATEGORY = {
+    Category.CONFIGURATION: ExitCode.INVALID,
+    Category.ENVIRONMENT: ExitCode.NOT_RUN,
+    Category.IMAGE: ExitCode.NOT_RUN,
+    Category.SCHEDULING: ExitCode.NOT_RUN,
+    Category.QUEUE: ExitCode.NOT_RUN,
+    Category.INFRASTRUCTURE: ExitCode.NOT_RUN,
+    Category.TIMEOUT: ExitCode.TIMEOUT,
+}
+
+
+def of_cause(cause: Mapping[str, Any] | None) -> int:
+    """The exit code of a failed training.
+
+    :param cause: `core.diagnosis.model.Cause` as a dict; None if there is none.
+    """
+    category = (cause or {}).get("category")
+    return next((code for known, code in _OF_CATEGORY.items() if known == category), ExitCode.FAILED)
+
+
+def of_error(error: KtrainError) -> int:
+    """The exit code of an error that is not about a training."""
+    return ExitCode.INVALID if error.final else ExitCode.CLUSTER
+
+
+def of_signal(number: int) -> int:
+    """The exit code of a command that a signal interrupted, as a shell reports it."""
+    return 128 + signal.Signals(number)

@@ -1,0 +1,280 @@
+"""`ktrain run`: submit a training job, follow it to its end, and delete it. It needs no Airflow."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_ktrain.cli import exit_codes, kubeconfig
+from airflow_provider_ktrain.cli.arguments import duration
+from airflow_provider_ktrain.cli.console import Console
+from airflow_provider_ktrain.cli.exit_codes import ExitCode
+from airflow_provider_ktrain.cli.kubeconfig import Target
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError
+from airflow_provider_ktrain.core.text import counted
+
+DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to `ktrain`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a training job and follow it to its end, without Airflow",
+        description="Submits the job under a new name, prints the log of its replicas, and deletes it at the end. "
+        "Ctrl-C deletes it, too. Exit status: 0: succeeded, 1: the training failed, 2: invalid arguments or manifest, "
+        "3: the cluster couldn't run the job, 4: the cluster can't be reached or refuses, 124: --timeout, 130 and 143: "
+        "interrupted.",
+    )
+    parser.add_argument(
+        "file", metavar="FILE", help="YAML or JSON of a PyTorchJob, MPIJob or TrainJob; - for standard input"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        metavar="DURATION",
+        help="delete the job after this time, such as 90s, 15m or 2h (default: no limit)",
+    )
+    kubeconfig.add_options(parser.add_argument_group("cluster"))
+    _add_local_options(parser.add_argument_group("embedded cluster"))
+    parser.set_defaults(run=_run)
+
+
+def _add_local_options(group: Any) -> None:
+    from airflow_provider_ktrain.local.cli import count, image
+
+    group.add_argument(
+        "--local", action="store_true", help="run on an embedded cluster, which is started and stopped by this command"
+    )
+    group.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="NAME[=DIR]",
+        type=image,
+        help="the directory in which the containers of an image run (default: the working directory); may be repeated",
+    )
+    group.add_argument(
+        "--gpus-per-node",
+        type=count,
+        metavar="N",
+        help="nvidia.com/gpu of the node (default: those that nvidia-smi lists; if there are none, as many simulated "
+        "ones as the job requests)",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run `ktrain run`."""
+    console = Console()
+    if wrong := _conflict(args):
+        console.error(wrong)
+        return ExitCode.INVALID
+    signal.signal(signal.SIGTERM, _terminate)  # until the event loop handles signals
+    try:
+        manifest = _manifest(args.file, console)
+        with _local_cluster(args, manifest, console) if args.local else _remote_cluster(args) as target:
+            return asyncio.run(_follow(target, args, manifest, console))
+    except KeyboardInterrupt:
+        return exit_codes.of_signal(signal.SIGINT)
+    except _Invalid as e:
+        print(e, file=sys.stderr)
+        return ExitCode.INVALID
+    except KtrainError as e:
+        console.error(e)
+        return exit_codes.of_error(e)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: object) -> None:
+    sys.exit(exit_codes.of_signal(number))
+
+
+def _conflict(args: argparse.Namespace) -> str:
+    """What is wrong with the combination of the options; empty if nothing is."""
+    if args.local and (args.kubeconfig or args.context):
+        return "--local: found --kubeconfig or --context, expected neither: it starts a cluster of its own"
+    if not args.local and (args.image or args.gpus_per_node is not None):
+        return "--image and --gpus-per-node need --local: they configure the embedded cluster"
+    return ""
+
+
+# the manifest
+
+
+class _Invalid(Exception):
+    """The manifest has errors. The text names them as `ktrain check` does."""
+
+
+def _manifest(file: str, console: Console) -> dict[str, Any]:
+    """The job of a file, checked.
+
+    :raises _Invalid: it has errors, or contains templates.
+    :raises ManifestError: it can't be read.
+    """
+    from airflow_provider_ktrain.core.checks import ERROR, check
+    from airflow_provider_ktrain.core.manifest import transform
+    from airflow_provider_ktrain.core.manifest.loader import parse, templates, the_job
+
+    name, text = _text(file)
+    for line, expression in templates(text):
+        raise _Invalid(
+            f"{name}:{line}: error template: `ktrain run` doesn't render templates; found {expression}; expected a "
+            "value; replace it, or run the manifest in a task"
+        )
+    document = the_job(parse(text, name))
+    manifest, moved = transform.modernize(document.content)
+    for note in (*document.left_out, *moved):
+        console.warning(note)
+    problems = check(manifest)
+    errors = [f"{name}:{document.line_of(p.path)}: {p}" for p in problems if p.level is ERROR]
+    if errors:
+        raise _Invalid("\n".join(errors))
+    for problem in problems:
+        console.warning(f"{name}:{document.line_of(problem.path)}: {problem.text}")
+    return dict(manifest)
+
+
+def _text(file: str) -> tuple[str, str]:
+    """The name of a file as messages show it, and its content.
+
+    :raises ManifestError: it can't be read.
+    """
+    if file == "-":
+        return "<stdin>", sys.stdin.read()
+    try:
+        return file, Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise ManifestError(f"{file} can't be read: {why}") from None
+
+
+# the cluster
+
+
+@contextlib.contextmanager
+def _remote_cluster(args: argparse.Namespace) -> Iterator[Target]:
+    """The cluster of the kubeconfig.
+
+    :raises ClusterError: the kubeconfig or context does not exist.
+    """
+    yield kubeconfig.target(args)
+
+
+@contextlib.contextmanager
+def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], console: Console) -> Iterator[Target]:
+    """A new embedded cluster.
+
+    :raises ClusterError: it doesn't start.
+    """
+    from airflow_provider_ktrain.core.manifest.resources import gpus_of
+    from airflow_provider_ktrain.local import cluster
+    from airflow_provider_ktrain.local.node import gpus
+
+    real = len(gpus.devices())
+    number = next(n for n in (args.gpus_per_node, real or None, gpus_of(manifest)) if n is not None)
+    images = {"*": os.getcwd(), **dict(args.image)}
+    try:
+        embedded = cluster.EmbeddedCluster(
+            images, gpus_per_node=number, mpi_api=cluster.mpi_api_for(str(manifest.get("apiVersion")))
+        )
+        offered = counted(number, "GPU" if real else "simulated GPU")
+        console.info(f"Starting an embedded cluster: 1 node, {offered}. Containers run in {images['*']}.")
+        with embedded:
+            args.kubeconfig = str(embedded.kubeconfig)
+            yield kubeconfig.target(args)
+            console.info("Stopping the embedded cluster.")
+    except cluster.ClusterError as e:
+        raise ClusterError(str(e)) from None
+
+
+# the job
+
+
+async def _follow(target: Target, args: argparse.Namespace, manifest: dict[str, Any], console: Console) -> int:
+    """Submit the job and follow it; returns the exit code."""
+    from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
+    from airflow_provider_ktrain.engine.api import Api
+
+    namespace = target.namespace_of(manifest)
+    api = Api(target.make_client)
+    try:
+        if args.local:
+            await _create_namespace(api, namespace)
+        host = RunHost(api, _request(manifest, args.file, args.timeout), namespace, console)
+        try:
+            ended = await host.run()
+        except InterruptedTwice as e:
+            console.error(e)
+            assert host.interrupted_by is not None
+            return exit_codes.of_signal(host.interrupted_by)
+        except Exception as e:
+            if isinstance(e, KtrainError):
+                raise
+            console.error(f"{''.join(traceback.format_exception(e))}{await host.describe_rest()}")
+            return ExitCode.CLUSTER
+    finally:
+        await api.close()
+    if ended.unreleased:
+        console.error(ended.unreleased)
+    if host.interrupted_by is not None and not ended.outcome.succeeded:
+        return exit_codes.of_signal(host.interrupted_by)
+    return _report(ended.outcome, bool(ended.unreleased), console)
+
+
+def _report(outcome: Any, unreleased: bool, console: Console) -> int:
+    """Print the result or the cause; returns the exit code.
+
+    :param outcome: `engine.follow.messages.Outcome`.
+    :param unreleased: whether the job could not be deleted.
+    """
+    if outcome.succeeded:
+        for line in outcome.result_error.splitlines():
+            console.warning(line)
+        if outcome.result is not None:
+            console.info(f"Result: {json.dumps(outcome.result)}")
+        return ExitCode.CLUSTER if unreleased else ExitCode.SUCCEEDED
+    cause = outcome.cause or {}
+    lines = (cause.get("summary"), cause.get("detail"), cause.get("resolution"))
+    console.error("\n".join(line for line in lines if line) or "The training did not succeed.")
+    return exit_codes.of_cause(cause)
+
+
+async def _create_namespace(api: Any, namespace: str) -> None:
+    """Create the job's namespace in the embedded cluster, which has only `default`."""
+    from airflow_provider_ktrain.engine.api import ApiStatusError
+
+    try:
+        await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
+    except ApiStatusError as e:
+        if not e.conflict:
+            raise
+
+
+def _request(manifest: dict[str, Any], file: str, timeout: float | None) -> Any:
+    """What is submitted: a `core.request.JobRequest`. Each run has a deployment of its own, so no reaper knows it."""
+    from airflow_provider_ktrain.core.identity import Owner, TaskKey
+    from airflow_provider_ktrain.core.kinds import kind_of
+    from airflow_provider_ktrain.core.request import JobRequest
+
+    run = uuid.uuid4().hex[:12]
+    metadata = manifest.get("metadata") or {}
+    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(file).stem).strip("-")
+    key = TaskKey(f"{DAG_ID}-{run}", DAG_ID, name or "job", run)
+    return JobRequest(
+        kind=kind_of(manifest.get("kind")),
+        owner=Owner(key, 1, str(uuid.uuid4())),
+        first_try=1,
+        manifest=manifest,
+        run_seconds=timeout,
+    )

@@ -1,0 +1,213 @@
+"""`ktrain run` on any cluster: the log, the cause, the exit status, signals and limits. It imports no Airflow."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, PREFIX
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.reaping import judge
+from tests.cli.conftest import Start
+from tests.clusters import IMAGE, TestCluster
+from tests.core.manifests import trainjob
+
+Object = dict[str, Any]
+WAIT = "echo ready; while true; do sleep 0.1; done"
+IGNORE_SIGTERM = "trap '' TERM; echo ready; while true; do sleep 0.1; done"
+
+
+def job(script: str, *, name: str = "train", grace: int = 1, workers: int = 0) -> Object:
+    """A PyTorchJob whose replicas run a shell script."""
+    replicas = {"Master": 1, **({"Worker": workers} if workers else {})}
+    options = JobOptions(image=IMAGE, command=["sh", "-c", script], gpus=1, replicas=replicas)
+    manifest = build("PyTorchJob", options, "kubeflow.org/v1")
+    manifest["metadata"]["name"] = name
+    for spec in manifest["spec"]["pytorchReplicaSpecs"].values():
+        spec["restartPolicy"] = "Never"
+        spec["template"]["spec"]["terminationGracePeriodSeconds"] = grace
+    return manifest
+
+
+@pytest.fixture
+def run(ktrain: Start, cluster: TestCluster, tmp_path: Path) -> Start:
+    """Starts `ktrain run` for a manifest on the cluster of the tests."""
+
+    def start(manifest: Object | str, *options: object) -> Any:
+        file = tmp_path / "job.yaml"
+        file.write_text(manifest if isinstance(manifest, str) else yaml.safe_dump(manifest))
+        return ktrain("run", file, "--kubeconfig", cluster.kubeconfig, "-n", cluster.namespace, *options)
+
+    return start
+
+
+def left(cluster: TestCluster, name: str, plural: str = "pytorchjobs") -> list[Object]:
+    """The jobs in the cluster that were submitted for a manifest of this name."""
+    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    selector = f"{PREFIX}/task-id={name}"
+    found = api.list_namespaced_custom_object("kubeflow.org", "v1", cluster.namespace, plural, label_selector=selector)
+    return list(found["items"])
+
+
+def pods_left(cluster: TestCluster, name: str) -> list[str]:
+    api = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
+    selector = f"{PREFIX}/task-id={name}"
+    return [pod.metadata.name for pod in api.list_namespaced_pod(cluster.namespace, label_selector=selector).items]
+
+
+def test_success_prints_log_and_result_and_deletes_the_job(run: Start, cluster: TestCluster) -> None:
+    command = run(job("echo 'KTRAIN_RESULT {\"loss\": 0.5}'; sleep 1", name="success", workers=1))
+    assert command.end() == 0, command.output
+    assert '[Master 0] KTRAIN_RESULT {"loss": 0.5}' in command.output
+    assert "[Worker 0] " in command.output
+    assert "succeeded after" in command.output
+    assert 'Result: {"loss": 0.5}' in command.output
+    assert not left(cluster, "success")
+    assert not pods_left(cluster, "success")
+
+
+def test_failure_prints_the_cause_and_exits_1(run: Start, cluster: TestCluster) -> None:
+    command = run(job("echo 'ValueError: bad learning rate'; exit 3", name="failure"))
+    assert command.end() == 1, command.output
+    (error,) = [line for line in command.lines if " error: " in line]
+    assert "Master 0" in error
+    assert "exit code 3" in error
+    assert not left(cluster, "failure")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_deletes_the_job_and_waits_for_its_pods(
+    run: Start, cluster: TestCluster, number: signal.Signals
+) -> None:
+    name = number.name.lower()
+    command = run(job(WAIT, name=name))
+    command.wait_for("[Master 0] ready")
+    command.interrupt(number)
+    assert command.end() == 128 + number, command.output
+    assert "1 GPU released, 1 pod deleted." in command.output
+    assert not left(cluster, name)
+    assert not pods_left(cluster, name)
+
+
+def test_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) -> None:
+    command = run(job(IGNORE_SIGTERM, name="stubborn", grace=20))
+    command.wait_for("[Master 0] ready")
+    command.interrupt()
+    command.wait_for("SIGINT: deleting the job")
+    command.interrupt()
+    assert command.end() == 130, command.output
+    (error,) = [line for line in command.lines if " error: " in line]
+    assert "is being deleted: 1 pod with 1 GPU not gone yet" in error or "was not deleted: 1 pod with 1 GPU" in error
+
+
+def test_a_signal_before_the_job_exists_leaves_none(run: Start, cluster: TestCluster) -> None:
+    command = run(job(WAIT, name="early"))
+    command.interrupt(signal.SIGTERM)
+    assert command.end() in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert not left(cluster, "early")
+
+
+def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: TestCluster) -> None:
+    command = run(job(WAIT, name="late"), "--timeout", "15s")
+    command.wait_for("[Master 0] ready")
+    (submitted,) = left(cluster, "late")
+    assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 15 + 300
+    assert command.end() == 124, command.output
+    assert not left(cluster, "late")
+
+
+def test_no_reaper_touches_the_job(run: Start, cluster: TestCluster) -> None:
+    command = run(job(WAIT, name="unknown-to-airflow"))
+    command.wait_for("[Master 0] ready")
+    (submitted,) = left(cluster, "unknown-to-airflow")
+    assert submitted["metadata"]["labels"][DEPLOYMENT_LABEL].startswith("ktrain-run-")
+    for deployment in ("airflow", "ktrain-run"):
+        assert not judge(submitted, deployment, "absent", 1).orphan
+    command.interrupt()
+    assert command.end() == 130
+
+
+def test_each_run_has_a_name_of_its_own(run: Start, cluster: TestCluster) -> None:
+    first, second = run(job(WAIT, name="twice")), run(job(WAIT, name="twice"))
+    for command in (first, second):
+        command.wait_for("[Master 0] ready")
+    assert len({found["metadata"]["name"] for found in left(cluster, "twice")}) == 2
+    first.interrupt()
+    second.interrupt()
+    assert (first.end(), second.end()) == (130, 130)
+
+
+def test_the_manifest_may_come_from_standard_input(ktrain: Start, cluster: TestCluster) -> None:
+    command = ktrain("run", "-", "--kubeconfig", cluster.kubeconfig, "-n", cluster.namespace)
+    assert command.end(yaml.safe_dump(job("echo from stdin", name="stdin"))) == 0, command.output
+    assert "[Master 0] from stdin" in command.output
+
+
+@pytest.mark.embedded  # MPIJob v1
+def test_mpijob(run: Start) -> None:
+    options = JobOptions(image=IMAGE, command=["sh", "-c", "echo launched"], replicas={"Launcher": 1, "Worker": 1})
+    manifest = build("MPIJob", options, "kubeflow.org/v1")
+    command = run({**manifest, "metadata": {"name": "mpi"}})
+    assert command.end() == 0, command.output
+    assert "[Launcher 0] launched" in command.output
+
+
+@pytest.mark.embedded  # the runtime torch-distributed
+def test_trainjob(run: Start) -> None:
+    manifest = trainjob()
+    manifest["metadata"] = {"name": "trainer"}
+    manifest["spec"] = {
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": {"image": IMAGE, "command": ["sh", "-c", "echo on node $PET_NODE_RANK"], "numNodes": 1},
+    }
+    command = run(manifest)
+    assert command.end() == 0, command.output
+    assert "on node 0" in command.output
+
+
+def test_templates_are_refused_with_their_line(run: Start, tmp_path: Path) -> None:
+    text = yaml.safe_dump(job("true")).replace(f"image: {IMAGE}", "image: '{{ params.image }}'")
+    command = run(text)
+    assert command.end() == 2
+    number = next(n for n, line in enumerate(text.splitlines(), 1) if "params.image" in line)
+    assert f"{tmp_path / 'job.yaml'}:{number}: error template: `ktrain run` doesn't render templates" in command.output
+    assert "found {{ params.image }}" in command.output
+
+
+def test_an_invalid_manifest_is_refused_as_by_check(run: Start, tmp_path: Path) -> None:
+    manifest = job("true")
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["name"] = "main"
+    command = run(manifest)
+    assert command.end() == 2
+    assert f"{tmp_path / 'job.yaml'}:" in command.output
+    assert "error container-name at $.spec.pytorchReplicaSpecs.Master" in command.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["absent.yaml"], "absent.yaml can't be read: No such file or directory"),
+        (["job.yaml", "--timeout", "soon"], "--timeout: found 'soon', expected a duration such as 90s, 15m"),
+        (["job.yaml", "--timeout", "0"], "--timeout: found '0', expected a duration"),
+        (["job.yaml", "--gpus-per-node", "2"], "--image and --gpus-per-node need --local"),
+        (["job.yaml", "--local", "--context", "x"], "--local: found --kubeconfig or --context"),
+        (["job.yaml", "--local", "--gpus-per-node", "-3"], "found '-3', expected a whole number, 0 or more"),
+    ],
+)
+def test_wrong_usage_exits_2(ktrain: Start, tmp_path: Path, args: list[str], message: str) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("true")))
+    command = ktrain("run", *args)
+    assert command.end() == 2
+    assert message in command.output
+
+
+def test_an_unreachable_cluster_exits_4(ktrain: Start, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job("true")))
+    command = ktrain("run", "job.yaml", "--kubeconfig", tmp_path / "absent")
+    assert command.end() == 4
+    assert "absent does not exist: set --kubeconfig or KUBECONFIG" in command.output

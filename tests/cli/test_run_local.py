@@ -1,0 +1,100 @@
+"""`ktrain run --local`: an embedded cluster for one job, in the working directory, with this machine's GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import ROOT, Start
+from tests.cli.test_run import WAIT, job
+
+pytestmark = pytest.mark.embedded
+
+NVIDIA_SMI = """#!/bin/sh
+echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)'
+echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb)'
+echo 'GPU 2: NVIDIA H100 80GB HBM3 (UUID: GPU-cccc)'
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where the embedded cluster keeps its state; it is empty again at the end."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    return directory
+
+
+def write(tmp_path: Path, script: str, workers: int = 0) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(script, workers=workers)))
+
+
+def test_containers_run_in_the_working_directory(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "train.sh").write_text("echo trained here")
+    write(tmp_path, "sh train.sh")
+    command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})
+    assert command.end() == 0, command.output
+    assert "[Master 0] trained here" in command.output
+    assert "1 simulated GPU" in command.output
+    assert not list(temporary.iterdir())
+
+
+def test_an_image_may_have_a_directory_of_its_own(ktrain: Start, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("")
+    write(tmp_path, "ls")
+    image = job("")["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["image"]
+    command = ktrain("run", "--local", "job.yaml", "--image", f"{image}=mine")
+    assert command.end() == 0, command.output
+    assert "[Master 0] file" in command.output
+
+
+def test_ctrl_c_stops_the_cluster(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
+    write(tmp_path, WAIT)
+    command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})
+    command.wait_for("[Master 0] ready")
+    command.interrupt()
+    assert command.end() == 130, command.output
+    assert not list(temporary.iterdir())
+
+
+@pytest.fixture
+def fake_gpus(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with three GPUs, as far as nvidia-smi tells."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tools / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake_gpus: dict[str, str]) -> None:
+    write(tmp_path, "echo sees $CUDA_VISIBLE_DEVICES in order $CUDA_DEVICE_ORDER; sleep 2", workers=2)
+    command = ktrain("run", "--local", "job.yaml", env=fake_gpus)
+    assert command.end() == 0, command.output
+    assert "1 node, 3 GPUs" in command.output
+    seen = re.findall(r"\[(?:Master|Worker) \d\] sees (\S+) in order PCI_BUS_ID", command.output)
+    assert sorted(seen) == ["0", "1", "2"]
+
+
+def test_make_test_gpu_runs_one_rank_for_each_gpu(fake_gpus: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, str(ROOT / "scripts" / "test_gpu.py"), "--backend", "gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **fake_gpus})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed: 3 ranks with gloo" in done.stdout
+
+
+def test_the_namespace_of_the_manifest_is_created(ktrain: Start, tmp_path: Path) -> None:
+    manifest = job("echo done")
+    manifest["metadata"]["namespace"] = "training"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    command = ktrain("run", "--local", "job.yaml")
+    assert command.end() == 0, command.output
+    assert "PyTorchJob training/train-" in command.output
