@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean
+from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, SUGGESTION, clean
 
 
 class KtrainError(Exception):
@@ -32,7 +32,8 @@ class KtrainError(Exception):
 class ManifestError(KtrainError):
     """A manifest or a parameter that cannot be submitted as it is.
 
-    The parts of the text that would make its first line longer than MAX_FIRST_LINE_CHARS have lines of their own.
+    A remedy that suggests a word ("did you mean ...") comes first. The parts of the text that would make its first line
+    longer than MAX_FIRST_LINE_CHARS have lines of their own.
 
     :param message: what is wrong, naming the field.
     :param where: file and line, or JSON path.
@@ -46,7 +47,9 @@ class ManifestError(KtrainError):
     def __init__(self, message: str, *, where: str = "", found: str = "", expected: str = "", remedy: str = "") -> None:
         self.message = message
         self.where, self.found, self.expected, self.remedy = where, found, expected, remedy
-        details = (("found ", found), ("expected ", expected), ("remedy: ", remedy))
+        suggestion, _, rest = remedy.partition("\n") if remedy.startswith(SUGGESTION) else ("", "", "")
+        message = f"{suggestion} {message}" if suggestion else message
+        details = (("found ", found), ("expected ", expected), ("remedy: ", "" if suggestion else remedy))
         parts = [f"{where}: {message}" if where else message, *(f"{label}{text}" for label, text in details if text)]
         lines = [parts[0]]
         for part in parts[1:]:
@@ -55,7 +58,7 @@ class ManifestError(KtrainError):
                 lines = [longer]
             else:
                 lines.append(part)
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([*lines, rest] if suggestion and rest else lines))
 
 
 class ManifestUnreadableError(ManifestError):

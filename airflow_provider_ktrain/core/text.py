@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
 MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
+SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattac
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform
-from airflow_provider_ktrain.core.manifest.loader import load_documents, the_job
+from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.core.request import JobRequest
@@ -46,6 +46,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
+    _manifest_file = TEXT  # what messages call the manifest
 
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "gpus", "container_resources",
@@ -138,7 +139,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         """
         if (path := _path_of(self.manifest)) and "{{" not in path:
             with contextlib.suppress(ManifestError):  # execute raises it: here it would break the whole DAG
-                self.manifest = self._source(path)
+                self.manifest, self._manifest_file = self._source(path), path
         super().resolve_template_files()
 
     def render_template(
@@ -172,6 +173,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
     def _rendered(self, context: Context) -> Mapping[str, Any] | str | None:
         """The manifest after templating. A file whose path is a template or mapped is only read now."""
         if path := _path_of(self.manifest):
+            self._manifest_file = path
             return str(self.render_template(self._source(path), context))
         return self.manifest
 
@@ -206,7 +208,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         if source is None:
             built = build(self.kind.name, self._job_options())
         else:
-            document = the_job(load_documents(source))
+            document = the_job(load_documents(source, file=self._manifest_file))
             loaded, moved = transform.modernize(document.content)
             for text in (*document.left_out, *moved):
                 self.log.warning("Manifest: %s", text)

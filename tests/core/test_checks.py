@@ -188,7 +188,7 @@ def test_unknown_field_names_the_consequence_and_a_similar_field() -> None:
     manifest = changed(pytorchjob(), put(f"{CONTAINER}/imagePullPolice", "x"))
     (ours,) = check(manifest)
     assert ours.message == "unknown field `imagePullPolice`: the API server will probably reject it"
-    assert str(ours).endswith("reject it; did you mean `imagePullPolicy`?")
+    assert str(ours).endswith(f".imagePullPolice: did you mean `imagePullPolicy`? {ours.message}")
     (servers,) = check(changed(pytorchjob(), put("metadata/nmae", "x")), schema=SERVER)
     assert servers.message == "unknown field `nmae`: the API server will reject it"
 

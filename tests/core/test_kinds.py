@@ -90,7 +90,7 @@ def test_kinds_by_name() -> None:
     ) as e:
         kind_of("TFJob")
     assert isinstance(e.value, ManifestError)
-    with pytest.raises(UnknownKindError, match=r"remedy: did you mean PyTorchJob\?"):
+    with pytest.raises(UnknownKindError, match=r"^kind: did you mean PyTorchJob\? unsupported kind"):
         kind_of("PytorchJob")
     for nothing in (None, ""):
         with pytest.raises(UnknownKindError, match="found nothing"):

@@ -111,8 +111,8 @@ def test_job_is_found_among_other_documents() -> None:
     ("source", "words"),
     [
         ("", ["empty", "expected one MPIJob or PyTorchJob"]),
-        ("a: [1\nb: 2", ["invalid YAML", "<text>:2", "'b: 2'"]),
-        ("a: 1\nb: 2\na: 3\n", ["invalid YAML", "<text>:3", "duplicate key 'a'", "first in line 1"]),
+        ("a: [1\nb: 2", ["invalid YAML", "manifest:2", "'b: 2'"]),
+        ("a: 1\nb: 2\na: 3\n", ["invalid YAML", "manifest:3", "duplicate key 'a'", "first in line 1"]),
         ("x: &x [*x]", ["contains itself"]),
         ("just words", ["not a mapping", "just words", ".yaml"]),
         ("- a\n- b\n", ["not a mapping", "list"]),
@@ -122,7 +122,7 @@ def test_job_is_found_among_other_documents() -> None:
         ("a: .nan", ["no JSON form", "$.a"]),
         ("? [1, 2]\n: x", ["line 1", "a key must be text"]),
         ("a: !!binary aGk=", ["no JSON form"]),
-        ("a: !custom 1", ["invalid YAML", "<text>:1"]),
+        ("a: !custom 1", ["invalid YAML", "manifest:1"]),
         (42, ["int", "a dict, YAML text"]),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.loader import join
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
+from airflow_provider_ktrain.core.text import SUGGESTION
 
 NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"
@@ -51,12 +52,11 @@ class Problem:
     @property
     def text(self) -> str:
         """Everything but the level, for logs that have a level of their own."""
-        details = "".join(
-            f"; {label}{text}"
-            for label, text in (("found ", self.found), ("expected ", self.expected), ("", self.hint))
-            if text
-        )
-        return f"{self.code} at {self.path}: {self.message}{details}"
+        suggested = self.hint.startswith(SUGGESTION)
+        message = f"{self.hint} {self.message}" if suggested else self.message
+        parts = (("found ", self.found), ("expected ", self.expected), ("", "" if suggested else self.hint))
+        details = "".join(f"; {label}{text}" for label, text in parts if text)
+        return f"{self.code} at {self.path}: {message}{details}"
 
 
 @dataclass(frozen=True)
