@@ -34,8 +34,8 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 T = TypeVar("T")
 Object = dict[str, Any]
 RETRY_SECONDS = 5.0  #: seconds between two attempts to follow a job
-KILL_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: seconds to release a job after a kill
-STATE_SECONDS = 1.5  #: seconds of KILL_SECONDS to wait for the task's state
+KILL_RELEASE_SECONDS = compat.SIGKILL_DELAY_SECONDS - 1.5  #: seconds to release a job after a kill
+STATE_SECONDS = 1.5  #: seconds of KILL_RELEASE_SECONDS in which to wait for the task's state
 #: seconds of following after which an error starts the patience again; `follow` itself retries an error for 600 s
 PATIENCE_RESET_SECONDS = 1200.0
 NO_PROGRESS_SECONDS = 120.0  #: seconds after its creation in which a job has made no progress worth keeping
@@ -116,7 +116,7 @@ class WorkerHost:
         self._hook = hook
         self._log = log
         self._task = task
-        self._stop = StopSignal(self._decide)
+        self._stop = StopSignal(self._decide, KILL_RELEASE_SECONDS)
         self._decision: kills.KillDecision | None = None  # what happens to the job after a kill
         self._runner = asyncio.Runner()
         self._running = False
@@ -274,7 +274,7 @@ class WorkerHost:
         """
         ref, self._ref = self._ref, None
         submission, self._submitting = self._submitting, None
-        seconds = KILL_SECONDS if ref is not None else KILL_SECONDS / 2
+        seconds = KILL_RELEASE_SECONDS if ref is not None else KILL_RELEASE_SECONDS / 2
         try:
             async with self._hook.api(ref) as api:
                 if ref is None and submission is not None:

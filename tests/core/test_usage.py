@@ -131,9 +131,18 @@ def test_usage_never_decreases(many: list[dict[str, Any]], later: float) -> None
     ("used", "line"),
     [
         (Usage(), "GPU time: none."),
-        (Usage(100, 20, 80, 5, 2), "GPU time: 80.0 GPU-seconds on 2 GPUs (5.0 wasted), plus 20.0 queued."),
-        (Usage(936, 186, 750, 48, 4), "GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 wasted), plus 3.1 queued."),
-        (Usage(7200, 0, 7200, 0, 16), "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 wasted), plus 0.0 queued."),
+        (
+            Usage(100, 20, 80, 5, 2),
+            "GPU time: 80.0 GPU-seconds on 2 GPUs (5.0 GPU-seconds wasted), plus 20.0 GPU-seconds queued.",
+        ),
+        (
+            Usage(936, 186, 750, 48, 4),
+            "GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 GPU-minutes wasted), plus 3.1 GPU-minutes queued.",
+        ),
+        (
+            Usage(7200, 0, 7200, 0, 16),
+            "GPU time: 2.0 GPU-hours on 16 GPUs (0.0 GPU-hours wasted), plus 0.0 GPU-hours queued.",
+        ),
     ],
 )
 def test_usage_as_one_line(used: Usage, line: str) -> None:

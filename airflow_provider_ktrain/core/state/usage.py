@@ -35,12 +35,12 @@ class Usage:
     gpus: int = 0
 
     def __str__(self) -> str:
-        """One line such as `GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 wasted), plus 3.1 queued.` for the log."""
+        """For the log: `GPU time: 12.5 GPU-minutes on 4 GPUs (0.8 GPU-minutes wasted), plus 3.1 GPU-minutes queued`."""
         if not (self.requested or self.gpus):
             return "GPU time: none."
         size, unit = next((s, u) for s, u in _UNITS if self.requested >= 2 * s or s == 1)
-        held, wasted, queued = (f"{value / size:.1f}" for value in (self.held, self.wasted, self.queued))
-        return f"GPU time: {held} GPU-{unit} on {counted(self.gpus, 'GPU')} ({wasted} wasted), plus {queued} queued."
+        held, wasted, queued = (f"{value / size:.1f} GPU-{unit}" for value in (self.held, self.wasted, self.queued))
+        return f"GPU time: {held} on {counted(self.gpus, 'GPU')} ({wasted} wasted), plus {queued} queued."
 
     def as_dict(self) -> dict[str, float]:
         """The fields for XComs and metrics, in GPU-seconds rounded to milliseconds."""

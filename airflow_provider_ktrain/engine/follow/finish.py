@@ -25,7 +25,6 @@ from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, 
 Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
-KILL_SECONDS = 4.0  #: for the release after a kill: Airflow kills the process soon
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
@@ -125,7 +124,7 @@ class Finisher:
         if decision.keep:
             self._count()
             return Outcome(self._phase, False, cause=cause.as_dict(), metrics=self._state.metrics)
-        return await self._release(cause, verify=False, timeout=KILL_SECONDS)
+        return await self._release(cause, verify=False, timeout=self._stop.release_timeout)
 
     async def diagnose_limit(self, limit: Limit, amount: float) -> Cause:
         """The cause of a job that passed a limit, with its last log lines."""

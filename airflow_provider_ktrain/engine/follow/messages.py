@@ -81,10 +81,15 @@ class StopSignal:
     """A request to end early, from a signal handler or another task.
 
     :param decide: called after a request; returns whether to release or to keep the job. Default: None, release it.
+    :param release_timeout: seconds for the release after a request: the host's process may be killed afterwards.
+        Default: None, as long as any release may take.
     """
 
-    def __init__(self, decide: Callable[[], Awaitable[KillDecision]] | None = None) -> None:
+    def __init__(
+        self, decide: Callable[[], Awaitable[KillDecision]] | None = None, release_timeout: float | None = None
+    ) -> None:
         self.reason: str | None = None
+        self.release_timeout = release_timeout
         self._decide = decide
         self._wake: Callable[[], object] | None = None
 
