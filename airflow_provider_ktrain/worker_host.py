@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core import kills
+from airflow_provider_ktrain.core import kill_decision
 from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
@@ -25,7 +25,7 @@ from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.jobs import Log, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, read_job
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
@@ -117,7 +117,7 @@ class WorkerHost:
         self._log = log
         self._task = task
         self._stop = StopSignal(self._decide, KILL_RELEASE_SECONDS)
-        self._decision: kills.KillDecision | None = None  # what happens to the job after a kill
+        self._decision: kill_decision.KillDecision | None = None  # what happens to the job after a kill
         self._runner = asyncio.Runner()
         self._running = False
         self._ref: JobRef | None = None  # the job to release if this try ends early
@@ -199,23 +199,23 @@ class WorkerHost:
         if self._decision is not None:  # killed meanwhile
             raise TrainingKilledError(self._decision.reason)
 
-    async def _decide(self) -> kills.KillDecision:
+    async def _decide(self) -> kill_decision.KillDecision:
         """Whether a killed try releases its job, by the task's state in Airflow; asked again until it is certain."""
         if self._decision is None or not self._decision.certain:
             state = await self._state()
-            self._decision = kills.decision_for_worker(state, self._task is not None and self._task.retry_left)
+            self._decision = kill_decision.decision_for_worker(state, self._task is not None and self._task.retry_left)
             self._log.warning(_sentence(self._decision.reason))
         return self._decision
 
     async def _state(self) -> str:
         """The task's state in Airflow."""
         if self._task is None:
-            return kills.UNKNOWN
+            return kill_decision.UNKNOWN
         try:
             return await _in_thread(self._task.ask_state, STATE_SECONDS)
         except Exception as e:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
-            return kills.UNKNOWN
+            return kill_decision.UNKNOWN
 
     async def _release_unless_kept(self) -> None:
         decision = await self._decide()

@@ -107,7 +107,8 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
     "Sensors": ("sensors",),
     "Reaper": ("operators/reaper", "core/reaping"),
     "Connections and requests": (
-        "hooks", "engine/api", "engine/connection", "engine/errors", "engine/jobs", "engine/preflight", "engine/watch",
+        "hooks", "engine/api", "engine/connection_pools", "engine/job_requests", "engine/preflight",
+        "engine/request_errors", "engine/watch",
     ),
     "Manifests and functions": ("core/manifest", "core/kinds", "decorators"),
     "Checks": ("core/checks", "cli/check"),

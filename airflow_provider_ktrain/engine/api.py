@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import clean
-from airflow_provider_ktrain.engine.connection import Connection, Pool, serves
+from airflow_provider_ktrain.engine.connection_pools import Connection, Pool, serves
 
 if TYPE_CHECKING:
     import aiohttp

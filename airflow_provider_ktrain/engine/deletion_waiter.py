@@ -20,10 +20,10 @@ from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.errors import retry_transient
-from airflow_provider_ktrain.engine.jobs import Log, is_terminating, job_pods, list_pods, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, is_terminating, job_pods, list_pods, read_job
+from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class DeletionWaiter:
         :return: False if a job has this name now.
         """
         while pods := await self._ask(lambda: list_pods(api, ref.namespace, ref.pod_selector)):
-            if await self._ask(lambda: _exists(api, paths.job(ref))):
+            if await self._ask(lambda: _exists(api, api_paths.job(ref))):
                 return False
             if self._report_is_due():
                 held = "; ".join(map(_describe_terminating, pods))

@@ -15,9 +15,9 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 
 Object = dict[str, Any]
@@ -110,7 +110,7 @@ class EvidenceCollector:
 
     async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
         """Add the events of the job, its pods and what is between to `found`."""
-        path = paths.core(ref.namespace, "events")
+        path = api_paths.core(ref.namespace, "events")
         began = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp")) or 0.0
         between = [
             f"involvedObject.kind={kind},involvedObject.name={name}"
@@ -141,7 +141,7 @@ class EvidenceCollector:
     async def _read_tail(self, ref: JobRef, pod: Pod, status: Mapping[str, Any]) -> None:
         """Read the last lines of a container. Log them if it wasn't followed: the task's log doesn't have them yet."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
-        path = f"{paths.core(ref.namespace, 'pods', name)}/log"
+        path = f"{api_paths.core(ref.namespace, 'pods', name)}/log"
         query, end = {"container": container, "tailLines": str(TAIL_LINES)}, bytearray()
         if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
             query["previous"] = "true"

@@ -8,9 +8,9 @@ from typing import Any
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import workload_of
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH
+from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH
 
 Object = dict[str, Any]
 GROUP = "kueue.x-k8s.io"
@@ -92,7 +92,7 @@ async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str)
     meta = {
         "resourceVersion": job["metadata"]["resourceVersion"], "annotations": {SUSPENDED_ANNOTATION: by or None},
     }  # fmt: skip
-    return await api.request("PATCH", paths.job(ref), body={"metadata": meta}, content_type=MERGE_PATCH)
+    return await api.request("PATCH", api_paths.job(ref), body={"metadata": meta}, content_type=MERGE_PATCH)
 
 
 async def set_active(api: Api, namespace: str, workload: Mapping[str, Any], active: bool) -> None:

@@ -17,10 +17,9 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import kueue, paths
+from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
-from airflow_provider_ktrain.engine.jobs import (
+from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
     has_ended,
     is_terminating,
@@ -29,6 +28,7 @@ from airflow_provider_ktrain.engine.jobs import (
     set_suspended,
 )
 from airflow_provider_ktrain.engine.release import Mode, Released, release
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -199,7 +199,7 @@ def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:
 
 async def _patch(api: Api, ref: JobRef, job: Mapping[str, Any], patch: Object) -> None:
     fenced = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, **patch}
-    await api.request("PATCH", paths.job(ref), body=fenced, content_type=MERGE_PATCH)
+    await api.request("PATCH", api_paths.job(ref), body=fenced, content_type=MERGE_PATCH)
 
 
 async def _fenced(api: Api, ref: JobRef, write: Callable[[Object], Awaitable[T]], end: float) -> T:

@@ -9,15 +9,15 @@ from typing import Any
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
-from airflow_provider_ktrain.core.checks.server import Answer, Answers, Right, judge, queue_of
+from airflow_provider_ktrain.core.checks.server_rules import Answer, Answers, Right, judge, queue_of
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, unreachable
-from airflow_provider_ktrain.engine.jobs import served_version
+from airflow_provider_ktrain.engine.job_requests import served_version
+from airflow_provider_ktrain.engine.request_errors import explain, unreachable
 from airflow_provider_ktrain.engine.runtimes import read_served
 
 Object = dict[str, Any]
@@ -144,7 +144,7 @@ async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, An
     try:
         await api.request(
             "POST",
-            paths.jobs(kind, version, namespace),
+            api_paths.jobs(kind, version, namespace),
             body=stamp(manifest, name, namespace),
             query={"fieldValidation": "Strict", "dryRun": "All"},
         )

@@ -22,10 +22,9 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import kueue, paths
+from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import retry_transient
-from airflow_provider_ktrain.engine.jobs import (
+from airflow_provider_ktrain.engine.job_requests import (
     delete_fenced,
     has_ended,
     is_terminating,
@@ -34,6 +33,7 @@ from airflow_provider_ktrain.engine.jobs import (
     read_job,
     set_suspended,
 )
+from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -229,7 +229,7 @@ async def _request_release(
             if fitting is Mode.SUSPEND and kueue.queue_of(job) and not phase_of(job).ended:
                 fitting, what = await _pause(api, ref, job)
             if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
-                await delete_fenced(api, kind_of(ref.kind), paths.job(ref), job)
+                await delete_fenced(api, kind_of(ref.kind), api_paths.job(ref), job)
             elif fitting is Mode.SUSPEND and what != _PAUSED:
                 await set_suspended(api, ref, job, True, by=ref.owner)
             elif fitting is Mode.DELETE_PODS:
@@ -272,7 +272,7 @@ def recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
 
 async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:
     for pod in pods:
-        path = paths.core(ref.namespace, "pods", pod["metadata"]["name"])
+        path = api_paths.core(ref.namespace, "pods", pod["metadata"]["name"])
         try:
             await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
         except ApiStatusError as e:

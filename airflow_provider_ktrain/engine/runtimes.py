@@ -10,10 +10,10 @@ from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.manifest import schema
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
 
@@ -61,7 +61,7 @@ async def read_runtime(
     :param end: value of `time.monotonic()` until which requests are repeated.
     :raises RuntimeMismatchError: it does not exist.
     """
-    found, status = await _get(api, paths.runtime(kind, version, ref, namespace), end)
+    found, status = await _get(api, api_paths.runtime(kind, version, ref, namespace), end)
     if status == 404:
         where = f" in namespace {namespace}" if ref.namespaced else ""
         raise RuntimeMismatchError(
@@ -84,7 +84,7 @@ async def _spec_fields(api: Api, kind: Kind, version: str, end: float) -> frozen
     document, _ = await _get(api, f"/openapi/v3/apis/{api_version}", end, optional=True)
     published = schema.published(document or {}, kind.name, api_version)
     if published is None:
-        crd, _ = await _get(api, paths.definition(kind), end, optional=True)
+        crd, _ = await _get(api, api_paths.definition(kind), end, optional=True)
         versions = ((crd or {}).get("spec") or {}).get("versions") or ()
         published = next((v["schema"]["openAPIV3Schema"] for v in versions if v.get("name") == version), None)
     return schema.spec_fields(published) or None if published is not None else None

@@ -37,12 +37,12 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
 )
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.engine import kueue, paths
+from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
-from airflow_provider_ktrain.engine.errors import explain, is_transient
-from airflow_provider_ktrain.engine.jobs import MERGE_PATCH, Log, delete_fenced, is_terminating, list_pods
+from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH, Log, delete_fenced, is_terminating, list_pods
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release
+from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class _Claim:
 
     @property
     def path(self) -> str:
-        return paths.jobs(self.kind, self.version, self.namespace, self.name)
+        return api_paths.jobs(self.kind, self.version, self.namespace, self.name)
 
     def __str__(self) -> str:
         return f"{self.kind.name} {self.namespace}/{self.name}"
@@ -209,7 +209,7 @@ async def _retry(verb: str, ask: Callable[[], Awaitable[T]], claim: _Claim, pati
 
 async def _create(api: Api, claim: _Claim) -> Submitted | None:
     """Create the job. None: a job of this name exists."""
-    collection = paths.jobs(claim.kind, claim.version, claim.namespace)
+    collection = api_paths.jobs(claim.kind, claim.version, claim.namespace)
     try:
         job = await api.request("POST", collection, body=claim.manifest, query={"fieldValidation": "Strict"})
     except ApiStatusError as e:

@@ -106,9 +106,9 @@ class TrainingHook:
         :param ref: a job that is to be dealt with.
         :raises AccessError: the connection means another cluster than that job's by now.
         """
-        from airflow_provider_ktrain.engine import paths
+        from airflow_provider_ktrain.engine import api_paths
         from airflow_provider_ktrain.engine.api import Api
-        from airflow_provider_ktrain.engine.jobs import check_cluster
+        from airflow_provider_ktrain.engine.job_requests import check_cluster
 
         key = (self.conn_id, self.cluster_context, await _content(await self._read()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
@@ -120,7 +120,7 @@ class TrainingHook:
                 if ref is not None:
                     await check_cluster(api, ref)
                     if ref.uid:
-                        known.callback(api.add_known_object(paths.job(ref), ref.uid))
+                        known.callback(api.add_known_object(api_paths.job(ref), ref.uid))
                 yield api
         finally:
             api, users = apis[key]

@@ -68,7 +68,7 @@ class _JobControlOperator(StorableLog, BaseOperator):
 
     async def _act_on_job(self, api: Api, default_namespace: str) -> str:
         """Find the job by its name and change it."""
-        from airflow_provider_ktrain.engine.jobs import find, served_version
+        from airflow_provider_ktrain.engine.job_requests import find, served_version
 
         kind = kind_of(self.kind)
         namespace = self.namespace or default_namespace

@@ -17,13 +17,13 @@ from airflow_provider_ktrain.core.checks import check, parameters
 from airflow_provider_ktrain.core.deadline import deadline_of, run_seconds
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
+from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
 from airflow_provider_ktrain.core.manifest.volumes import Volume
-from airflow_provider_ktrain.core.request import JobRequest
 from airflow_provider_ktrain.core.state.limits import Limits
 
 if TYPE_CHECKING:

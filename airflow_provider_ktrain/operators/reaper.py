@@ -183,8 +183,8 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     async def _jobs(self, api: Api, namespaces: Sequence[str], deployment: str) -> list[tuple[JobRef, Object, int]]:
         """The jobs of the deployment, each with the number of its unfinished pods."""
         from airflow_provider_ktrain.core.errors import OperatorMissingError
-        from airflow_provider_ktrain.engine import paths
-        from airflow_provider_ktrain.engine.jobs import list_pods, served_version
+        from airflow_provider_ktrain.engine import api_paths
+        from airflow_provider_ktrain.engine.job_requests import list_pods, served_version
 
         query = {"labelSelector": f"{DEPLOYMENT_LABEL}={label_value(deployment)}"}
         found = []
@@ -195,7 +195,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     version = await served_version(api, kind)
                 except OperatorMissingError:
                     continue
-                jobs = await api.request("GET", paths.jobs(kind, version, namespace), query=query)
+                jobs = await api.request("GET", api_paths.jobs(kind, version, namespace), query=query)
                 selector = query["labelSelector"] if kind.labels_pods else kind.pod_name_label
                 if selector not in pods:
                     pods[selector] = await list_pods(api, namespace, selector)
@@ -217,7 +217,7 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     A finished job whose operator recreates its pods is deleted all the same.
     """
-    from airflow_provider_ktrain.engine.jobs import read_job
+    from airflow_provider_ktrain.engine.job_requests import read_job
     from airflow_provider_ktrain.engine.release import Mode, recreates_deleted_pods, release
 
     job = await read_job(api, ref)

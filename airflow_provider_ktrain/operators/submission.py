@@ -13,12 +13,12 @@ from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
+from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
-from airflow_provider_ktrain.core.request import JobRequest
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.jobs import Log, served_version
+from airflow_provider_ktrain.engine.job_requests import Log, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
@@ -174,7 +174,7 @@ class Submission:
         kind = self._request.kind
         version = self.version or await served_version(api, kind)
         try:
-            job = await api.request("GET", paths.jobs(kind, version, self.namespace, self.name), timeout=1)
+            job = await api.request("GET", api_paths.jobs(kind, version, self.namespace, self.name), timeout=1)
         except ApiStatusError as e:
             if e.not_found:
                 return None

@@ -265,7 +265,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
 
     async def _find(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job by its name. The second value is None if it doesn't exist."""
-        from airflow_provider_ktrain.engine.jobs import find, served_version
+        from airflow_provider_ktrain.engine.job_requests import find, served_version
 
         version = await served_version(api, self.kind)
         ref = JobRef(self.kind.name, version, self.namespace or default_namespace, self.job_name, uid="")

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, supervis
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kills import UNKNOWN, KillAction, action_for_trigger
+from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, action_for_trigger
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -148,7 +148,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         Airflow also calls this when a stalled triggerer resumes after another one took over its triggers, and after a
         clear, when the new try may already own the job. So the task's state is read first
-        (`core.kills.action_for_trigger`), and the release is fenced by the owner.
+        (`core.kill_decision.action_for_trigger`), and the release is fenced by the owner.
 
         A triggerer of Airflow 3.3 repeats its cancellation every second, and again after 30 s (on_kill_timeout), which
         would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis import failure_patterns
-from airflow_provider_ktrain.core.diagnosis.job import diagnose, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.log_parser import PATTERN_WINDOW_LINES, read_tail
 from airflow_provider_ktrain.core.diagnosis.model import MAX_DETAIL_CHARS, Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
-from airflow_provider_ktrain.core.diagnosis.startup import GRACE_SECONDS, find_startup_failure
+from airflow_provider_ktrain.core.diagnosis.startup_rules import GRACE_SECONDS, find_startup_failure
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, MAX_LINE_CHARS, clean
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -867,7 +867,7 @@ def test_importing_core_imports_no_clients() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
         "import airflow_provider_ktrain.core.manifest.transform, airflow_provider_ktrain.core.checks\n"
-        "import airflow_provider_ktrain.core.diagnosis.job, airflow_provider_ktrain.core.state.usage\n"
+        "import airflow_provider_ktrain.core.diagnosis.job_rules, airflow_provider_ktrain.core.state.usage\n"
         "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_ktrain.core.diagnosis.job import diagnose
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
-from airflow_provider_ktrain.core.diagnosis.startup import (
+from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     GRACE_SECONDS,
     MAX_START_RESTARTS,
     find_startup_failure,

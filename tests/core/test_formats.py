@@ -110,7 +110,7 @@ READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "state_ktrain_submission": (mapping, set()),  # tests/operators/test_submission.py reads it like a retry
     "state_ktrain_tries": (tries, set()),
     "state_ktrain_sensor": (sensor, JOB - {"job"}),
-    "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_logcursor.py tests the details
+    "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_log_cursor.py tests the details
     "job_metadata": (job_metadata, set()),
     "xcoms": (xcoms, {"job"}),
 }

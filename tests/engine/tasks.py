@@ -27,11 +27,11 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL, JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.job_requests import job_pods
 from airflow_provider_ktrain.engine.release import release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
@@ -192,7 +192,7 @@ class Task:
 
     @property
     def path(self) -> str:
-        return paths.jobs(self.kind, self.version, self.namespace, self.name)
+        return api_paths.jobs(self.kind, self.version, self.namespace, self.name)
 
     async def job(self) -> Object | None:
         try:

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.jobs import set_suspended
+from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.request_errors import retry_transient
 from airflow_provider_ktrain.engine.watch import Subscription, by_label, shared_informer
 from tests import clusters
 from tests.clusters import TestCluster
@@ -98,10 +98,10 @@ class WritingPods:
         }  # fmt: skip
         spec = {"restartPolicy": "OnFailure", "containers": [container]}
         body = {"metadata": {"name": name, "labels": labels}, "spec": spec}
-        await self._ask("POST", paths.core(self.cluster.namespace, "pods"), body)
+        await self._ask("POST", api_paths.core(self.cluster.namespace, "pods"), body)
 
     async def delete(self, name: str) -> None:
-        await self._ask("DELETE", paths.core(self.cluster.namespace, "pods", name), {})
+        await self._ask("DELETE", api_paths.core(self.cluster.namespace, "pods", name), {})
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> None:
         now = asyncio.get_running_loop().time()
@@ -156,7 +156,7 @@ ROLE = {"type": "worker", "index": "0"}
 async def writing_pods(cluster: TestCluster, test: str) -> AsyncIterator[WritingPods]:
     async with api_of(cluster) as api:
         pods_here = WritingPods(cluster, api, test)
-        pods = shared_informer(api, paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
+        pods = shared_informer(api, api_paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
         async with pods.subscribe(key=by_label("test", test)) as subscription:
             observing = asyncio.create_task(pods_here.observe(subscription))
             try:

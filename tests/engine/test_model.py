@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine.jobs import read_job
+from airflow_provider_ktrain.engine.job_requests import read_job
 from airflow_provider_ktrain.engine.release import Mode, mode_of, release
 from airflow_provider_ktrain.engine.submit import submit
 from tests.engine.model_cluster import (

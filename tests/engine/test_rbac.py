@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.jobs import served_version
+from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster

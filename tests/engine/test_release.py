@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine.api import ApiUnavailable
-from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.job_requests import job_pods
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
 from tests.engine.tasks import EvictedApi, MeddledApi, NamesakeApi, Task, api_of, of_each_kind, until

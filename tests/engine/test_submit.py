@@ -23,9 +23,9 @@ from airflow_provider_ktrain.core.errors import (
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain
-from airflow_provider_ktrain.engine.jobs import served_version
+from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, TrainTask, api_of, of_each_kind, until

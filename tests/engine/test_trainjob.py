@@ -15,13 +15,13 @@ from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
-from airflow_provider_ktrain.engine import operations, paths
+from airflow_provider_ktrain.engine import api_paths, operations
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.jobs import job_pods, list_pods
+from airflow_provider_ktrain.engine.job_requests import job_pods, list_pods
 from airflow_provider_ktrain.engine.release import Mode, release
 from tests.clusters import TestCluster
 from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
@@ -235,7 +235,7 @@ async def test_pods_that_are_not_deleted_are_named(task: TrainTask) -> None:
         ClusterError, match=f"pods of an earlier job of this name(?s:.*){pod}(?s:.*)Nobody deletes them"
     ):
         await task.submit(2, deletion_patience=1)
-    await task.api.request("DELETE", paths.pod_owner(ref), body={"propagationPolicy": "Background"})
+    await task.api.request("DELETE", api_paths.pod_owner(ref), body={"propagationPolicy": "Background"})
 
 
 async def test_job_that_appears_during_the_wait_is_adopted(task: TrainTask, cluster: TestCluster) -> None:

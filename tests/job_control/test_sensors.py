@@ -19,7 +19,7 @@ from airflow_provider_ktrain.exceptions import TrainingConfigurationError, Train
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
 from tests.clusters import TestCluster
 from tests.job_control.jobs import Jobs, Object
-from tests.operators.instance import Store
+from tests.operators.task_instance import Store
 
 
 class Heard:

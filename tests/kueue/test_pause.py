@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.jobs import job_pods
+from airflow_provider_ktrain.engine.job_requests import job_pods
 from airflow_provider_ktrain.engine.release import Mode, release
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, api_of

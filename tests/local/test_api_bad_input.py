@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Client, eventually
+from tests.local.raw_client import Client, eventually
 
 HOME = "/apis/kubeflow.org/v1/namespaces/fuzz"
 JOBS, MAPS, PODS = f"{HOME}/pytorchjobs", "/api/v1/namespaces/fuzz/configmaps", "/api/v1/namespaces/fuzz/pods"

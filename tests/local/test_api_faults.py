@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Client, eventually
+from tests.local.raw_client import Client, eventually
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 PODS = "/api/v1/namespaces/default/pods"

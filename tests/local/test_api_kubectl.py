@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Client
+from tests.local.raw_client import Client
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Client
+from tests.local.raw_client import Client
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 HOME = f"{KUEUE}/namespaces/default"

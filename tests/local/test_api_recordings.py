@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Answer, Client, eventually
+from tests.local.raw_client import Answer, Client, eventually
 
 RECORDINGS = Path(__file__).parent / "recordings"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from airflow_provider_ktrain.local.cluster import ClusterError, Config, EmbeddedCluster, running, start
-from tests.local.kubeapi import Client, eventually
+from tests.local.raw_client import Client, eventually
 
 PODS = "/api/v1/namespaces/default/pods"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_ktrain.local.cluster import EmbeddedCluster
-from tests.local.kubeapi import Client, eventually
+from tests.local.raw_client import Client, eventually
 
 TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
 HOME = f"{TRAINER}/namespaces/default/trainjobs"

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_ktrain.local.node.exec import resolve
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store
-from tests.local.kube import Small, small
+from tests.local.small_cluster import Small, small
 from tests.local.test_shim import command_line, survivors, until
 
 READY = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}

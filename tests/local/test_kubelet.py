@@ -13,7 +13,7 @@ from airflow_provider_ktrain.local.node import shim
 from airflow_provider_ktrain.local.node.podworker import Timing, backoff
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj
-from tests.local.kube import FAST, SLEEP, Small, small
+from tests.local.small_cluster import FAST, SLEEP, Small, small
 
 PRESENT = ("Pulled", 'Container image "demo" already present on machine and can be accessed by the pod')
 CREATED, STARTED = ("Created", "Container created"), ("Started", "Container started")

@@ -14,7 +14,7 @@ from airflow_provider_ktrain.local.node.nodes import node_objects
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store
 from airflow_provider_ktrain.local.scheduler import Host, decide
-from tests.local.kube import SLEEP, small
+from tests.local.small_cluster import SLEEP, small
 
 GPU = "nvidia.com/gpu"
 

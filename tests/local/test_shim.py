@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.local.node import shim
 from airflow_provider_ktrain.local.node.runtime import Ended, Run, RunSpec, StartError
-from tests.local.kube import small
+from tests.local.small_cluster import small
 
 RECORD = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z (stdout|stderr) [FP] ")
 

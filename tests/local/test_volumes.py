@@ -12,7 +12,7 @@ from airflow_provider_ktrain.local.node.environment import Paths, expand
 from airflow_provider_ktrain.local.node.volumes import MountError, Volumes
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store
-from tests.local.kube import small
+from tests.local.small_cluster import small
 
 
 def volumes(root: Path, store: Store, *declared: Obj, mounts: list[Obj] | None = None) -> Volumes:

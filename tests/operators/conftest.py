@@ -7,7 +7,7 @@ import pytest
 
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 from tests.core.manifests import pytorchjob
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 
 def changed(change: str) -> str:

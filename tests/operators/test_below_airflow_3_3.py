@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
 
 from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
 

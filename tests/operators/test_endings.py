@@ -13,7 +13,7 @@ import yaml
 from airflow.sdk.exceptions import AirflowException, TaskDeferralTimeout
 
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
-from tests.operators.instance import Instance, Store
+from tests.operators.task_instance import Instance, Store
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
 FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]

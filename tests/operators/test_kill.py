@@ -20,7 +20,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.instance import Instance, Store, Supervisor, supervised
+from tests.operators.task_instance import Instance, Store, Supervisor, supervised
 
 Kill = Callable[[Callable[[], object]], None]
 AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 JOB = {"kind": "MPIJob", "namespace": "ns", "name": "train-1", "uid": "u-1"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 
 class Kept:

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.operators.training import TrainJobOperator
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 pytestmark = [
     pytest.mark.embedded,  # its runtimes and images

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.decorators.mpijob import _MPIJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 pytestmark = [
     pytest.mark.embedded,  # a real cluster needs an image with mpirun

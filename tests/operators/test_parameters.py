@@ -12,7 +12,7 @@ from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.volumes import ClaimVolume, SharedMemory
 from tests.core.manifests import pytorchjob
-from tests.operators.instance import Ti
+from tests.operators.task_instance import Ti
 
 SHARED = ClaimVolume("{{ params.claim }}", "/data")
 

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.clusters import TestCluster, with_token
 from tests.engine.tasks import EvictedApi
-from tests.operators.instance import Instance, Supervisor, supervised
+from tests.operators.task_instance import Instance, Supervisor, supervised
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 
 def prints(text: str) -> list[str]:

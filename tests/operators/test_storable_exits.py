@@ -24,7 +24,7 @@ from airflow_provider_ktrain.exceptions import TrainingJobError, failure
 from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from airflow_provider_ktrain.worker_host import as_airflow_errors
-from tests.operators.instance import Store, Ti
+from tests.operators.task_instance import Store, Ti
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\0", "\ud800", "a\0b", "\udcff"])
 JSON = st.recursive(

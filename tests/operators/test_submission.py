@@ -19,7 +19,7 @@ from airflow_provider_ktrain.exceptions import (
     TrainingJobError,
     TrainingUserCodeError,
 )
-from tests.operators.instance import TRAINS, Instance, Object, Store
+from tests.operators.task_instance import TRAINS, Instance, Object, Store
 
 FORMATS = pathlib.Path(__file__).parents[1] / "formats" / "v1"
 

@@ -21,7 +21,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.core.manifests import runtime_patch, trainjob
 from tests.operators.conftest import set_connection
-from tests.operators.instance import Instance, Object
+from tests.operators.task_instance import Instance, Object
 
 pytestmark = pytest.mark.embedded  # its runtimes
 

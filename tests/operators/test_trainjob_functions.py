@@ -13,7 +13,7 @@ from airflow_provider_ktrain.decorators.trainjob import _TrainJobDecoratedOperat
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 pytestmark = [
     pytest.mark.embedded,  # a real cluster needs an image with torch

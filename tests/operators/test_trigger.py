@@ -28,7 +28,7 @@ from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import until
-from tests.operators.instance import DefersSoon, Instance, Supervisor, supervised
+from tests.operators.task_instance import DefersSoon, Instance, Supervisor, supervised
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.operators.instance import DefersSoon, Instance, Object
+from tests.operators.task_instance import DefersSoon, Instance, Object
 
 FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # in the format that Airflow's database returns
 TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.compat import trigger_log_hint
-from tests.operators.instance import Instance, Ti
+from tests.operators.task_instance import Instance, Ti
 
 LOGGING = "AIRFLOW__LOGGING__"
 UPLOADED = "Log lines from the trigger appear here when the trigger ends"

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.instance import DefersSoon, Instance, Store
+from tests.operators.task_instance import DefersSoon, Instance, Store
 
 
 class Impatient(PyTorchJobOperator):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis import job as diagnosis
+from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.logs.result import find_result
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.summary import summary_of_success
+from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import Api
@@ -18,7 +18,7 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Ou
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.report import DrainReport
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 

@@ -14,10 +14,10 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import retry_transient
 from airflow_provider_ktrain.engine.follow.output import log_line
-from airflow_provider_ktrain.engine.jobs import Log, job_pods, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 DRAIN_SECONDS = 5.0  #: for the logs after the release: the pods are gone by then
 RETRY_SECONDS = 300.0  #: in which requests to an unreachable API server are repeated, as in a release

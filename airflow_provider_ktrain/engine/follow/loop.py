@@ -23,7 +23,7 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
 RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.kills import KillAction, KillDecision
+from airflow_provider_ktrain.core.kill_decision import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import clean

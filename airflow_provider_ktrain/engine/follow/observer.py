@@ -17,13 +17,13 @@ from typing import Any
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, label_value
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, is_transient
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
-from airflow_provider_ktrain.engine.jobs import Log, job_pods, owner_of, pod_owners, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, owner_of, pod_owners, read_job
+from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
 
 Object = dict[str, Any]
@@ -39,8 +39,8 @@ async def subscriptions(api: Api, ref: JobRef, *, shared: bool) -> AsyncIterator
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
     """
     kind = kind_of(ref.kind)
-    jobs_path = paths.jobs(kind, ref.version, ref.namespace)
-    pods_path = paths.core(ref.namespace, "pods")
+    jobs_path = api_paths.jobs(kind, ref.version, ref.namespace)
+    pods_path = api_paths.core(ref.namespace, "pods")
     if shared and ref.submission:
         selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}"
         jobs_informer = shared_informer(api, jobs_path, label_selector=selector)

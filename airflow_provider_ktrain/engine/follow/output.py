@@ -18,7 +18,7 @@ from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 

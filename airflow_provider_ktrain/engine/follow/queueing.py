@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_owner, shared_informer
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often

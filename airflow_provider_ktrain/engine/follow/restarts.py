@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop, Restart, RestartHistory
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 
 Object = dict[str, Any]
 LOG_DELAY_SECONDS = 2.0  # before a restart is reported: the failed run's log may still arrive with the reason

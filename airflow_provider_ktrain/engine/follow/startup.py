@@ -1,7 +1,7 @@
 """Finds out whether a job that doesn't start can still start: looks at its events, less and less often.
 
-The rules, with their grace periods, are in `core/diagnosis/startup.py`; the time limits that the user sets, such as
-`startup_timeout`, are in `core/state/limits.py`.
+The rules, with their grace periods, are in `core/diagnosis/startup_rules.py`; the time limits that the user sets, such
+as `startup_timeout`, are in `core/state/limits.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
-from airflow_provider_ktrain.core.diagnosis.startup import find_startup_failure, find_unstartable_command
+from airflow_provider_ktrain.core.diagnosis.startup_rules import find_startup_failure, find_unstartable_command
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 
 Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase

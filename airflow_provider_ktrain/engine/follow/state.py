@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover
-from airflow_provider_ktrain.engine.jobs import belongs
+from airflow_provider_ktrain.engine.job_requests import belongs
 
 Object = dict[str, Any]
 CONDITION_OF_PHASE = {Phase.QUEUED: "Suspended", Phase.PENDING: "Created", Phase.STARTING: "Created"}  # else its name
@@ -38,7 +38,7 @@ class JobState:
         self.job: Object | None = None  #: as last seen, also after it was deleted
         self.gone = False  #: whether the job was deleted
         self.uncertain = False  #: whether the API server could not be asked if the job exists, or who owns it
-        self.pod_owners: dict[str, bool] = {}  #: of `engine.jobs.pod_owners`
+        self.pod_owners: dict[str, bool] = {}  #: of `engine.job_requests.pod_owners`
         self.pods = PodHistory(self.kind, handover.pod_history)
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.logs.container import ContainerFollower, JobLogs
+from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower, JobLogs
 from airflow_provider_ktrain.engine.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, ignore
 from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice

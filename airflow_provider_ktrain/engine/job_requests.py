@@ -13,9 +13,9 @@ from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_n
 from airflow_provider_ktrain.core.errors import AccessError, OperatorMissingError
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.errors import explain, retry_transient, unreachable
+from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
 PAGE_SIZE = 500  #: pods per list request: parsing thousands at once would block the event loop
@@ -71,7 +71,7 @@ async def find(
 
     :param timeout: how long to repeat requests to an unreachable API server, in seconds. Default: 0.
     """
-    path = paths.jobs(kind, version, namespace, name)
+    path = api_paths.jobs(kind, version, namespace, name)
     try:
         job = await retry_transient(lambda: api.request("GET", path), time.monotonic() + timeout)
     except ApiStatusError as e:
@@ -86,7 +86,7 @@ async def find(
 async def read_job(api: Api, ref: JobRef) -> Object | None:
     """The job with the uid of `ref`. None: it doesn't exist; a new job of the same name doesn't count."""
     try:
-        found = await api.request("GET", paths.job(ref))
+        found = await api.request("GET", api_paths.job(ref))
     except ApiStatusError as e:
         if e.status == 404:
             return None
@@ -113,7 +113,7 @@ async def list_pods(api: Api, namespace: str, selector: str, *, page: int = PAGE
     query = {"labelSelector": selector, "limit": str(page)}
     while True:
         try:
-            found = await api.request("GET", paths.core(namespace, "pods"), query=query)
+            found = await api.request("GET", api_paths.core(namespace, "pods"), query=query)
         except ApiStatusError as e:
             if not e.gone or "continue" not in query:
                 raise
@@ -148,7 +148,7 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     if not unknown:
         return {}
     try:
-        owner = await api.request("GET", paths.pod_owner(ref))
+        owner = await api.request("GET", api_paths.pod_owner(ref))
     except ApiStatusError as e:
         if e.status in (403, 404):
             return await _owners_by_age(api, ref, unknown)
@@ -162,7 +162,7 @@ async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
     if not kind_of(ref.kind).pod_owner:
         return False
     try:
-        owner = await api.request("GET", paths.pod_owner(ref))
+        owner = await api.request("GET", api_paths.pod_owner(ref))
     except ApiStatusError as e:
         if e.status in (403, 404):
             return False
@@ -176,7 +176,7 @@ async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]
     :return: empty if no other job has this name.
     """
     try:
-        job = await api.request("GET", paths.job(ref))
+        job = await api.request("GET", api_paths.job(ref))
     except ApiStatusError as e:
         if e.status in (403, 404):
             return {}
@@ -246,7 +246,7 @@ async def set_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], suspend: 
         },
         "spec": kind_of(ref.kind).suspension(suspend),
     }
-    return await api.request("PATCH", paths.job(ref), body=patch, content_type=MERGE_PATCH)
+    return await api.request("PATCH", api_paths.job(ref), body=patch, content_type=MERGE_PATCH)
 
 
 async def check_cluster(api: Api, ref: JobRef) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
-from airflow_provider_ktrain.engine import paths
+from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
@@ -91,7 +91,7 @@ class ContainerFollower:
         self._progress = RunProgress()
         self._observed = ObservedContainer()
         self._news = asyncio.Event()
-        self._path = paths.core(meta["namespace"], "pods", self.pod)
+        self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "")
         self._emitter = RateLimitedEmitter(job.sink, job.budget, job.rate_limit, source, job.inspector(source))

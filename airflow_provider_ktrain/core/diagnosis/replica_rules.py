@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.diagnosis.pod_failures import (
     describe_exit_code,
     signal_name,
 )
-from airflow_provider_ktrain.core.diagnosis.startup import find_obstacle, start_error_cause
+from airflow_provider_ktrain.core.diagnosis.startup_rules import find_obstacle, start_error_cause
 from airflow_provider_ktrain.core.text import first_line
 
 

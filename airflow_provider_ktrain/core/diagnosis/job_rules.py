@@ -14,8 +14,8 @@ from datetime import datetime
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_requested_at
-from airflow_provider_ktrain.core.diagnosis.replicas import diagnose_replica
-from airflow_provider_ktrain.core.diagnosis.startup import (
+from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
+from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_admission_denial,
     find_blocked_container,
     find_obstacle,

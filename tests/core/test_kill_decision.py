@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import TaskInstanceState
 
-from airflow_provider_ktrain.core.kills import (
+from airflow_provider_ktrain.core.kill_decision import (
     ABSENT,
     NONE,
     UNKNOWN,

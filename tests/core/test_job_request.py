@@ -18,10 +18,10 @@ from airflow_provider_ktrain.core.identity import (
     Owner,
     TaskKey,
 )
+from airflow_provider_ktrain.core.job_request import JobRequest, manifest_hash
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Manifest
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import fit
-from airflow_provider_ktrain.core.request import JobRequest, manifest_hash
 from tests.core.manifests import pytorchjob
 
 KEY = TaskKey("prod", "dag", "train", "run-1")
