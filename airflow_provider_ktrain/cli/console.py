@@ -11,7 +11,7 @@ _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 
 
 class Console:
-    """Prints what the engine logs: `engine.jobs.Log`.
+    """Prints what the engine logs: `engine.job_requests.Log`.
 
     Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org).
 

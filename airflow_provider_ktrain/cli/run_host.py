@@ -17,18 +17,26 @@ from airflow_provider_ktrain.core.deadline import deadline_of
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
-from airflow_provider_ktrain.core.kills import KillAction, KillDecision
+from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.kill_decision import KillAction, KillDecision
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
-from airflow_provider_ktrain.core.request import JobRequest
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.jobs import Log, find, has_ended, is_terminating, job_pods, read_job, served_version
+from airflow_provider_ktrain.engine.job_requests import (
+    Log,
+    find,
+    has_ended,
+    is_terminating,
+    job_pods,
+    read_job,
+    served_version,
+)
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, release
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, submit
