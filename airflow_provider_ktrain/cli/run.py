@@ -262,7 +262,7 @@ async def _create_namespace(api: Any, namespace: str) -> None:
 
 
 def _request(manifest: dict[str, Any], file: str, timeout: float | None) -> Any:
-    """What is submitted: a `core.job_request.JobRequest`. Each run has a deployment of its own, so no reaper knows it."""
+    """What is submitted. Each run has a deployment of its own, so no reaper knows it."""
     from airflow_provider_ktrain.core.identity import Owner, TaskKey
     from airflow_provider_ktrain.core.job_request import JobRequest
     from airflow_provider_ktrain.core.kinds import kind_of
