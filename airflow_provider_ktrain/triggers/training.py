@@ -115,6 +115,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         try:
             event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
         except Exception as e:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # The error was raised while the cancellation closed what was open. An event would be too late.
+                raise asyncio.CancelledError from e
             # The event makes the worker follow the job. An exception would only pass it a traceback.
             self.log.exception("Following %s failed. A worker continues.", self.job.get("name", "a job without a name"))
             event = event_of(f"{type(e).__name__}: {e}")

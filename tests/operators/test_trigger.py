@@ -231,6 +231,24 @@ def test_stopped_triggerer_deletes_nothing(
     assert "deletionTimestamp" not in job["metadata"]
 
 
+class FailingTeardownTrigger(TrainingJobTrigger):
+    """Closing its client fails, as it does after a lost connection."""
+
+    async def _follow(self, *args: Any) -> Any:
+        try:
+            return await super()._follow(*args)
+        finally:
+            raise OSError("the connection was reset")
+
+
+def test_a_cancelled_trigger_ends_at_once_although_its_teardown_fails(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An event would be withheld until 10 s after the trigger's start, and so would its end."""
+    asyncio.run(stopped(trigger_of(instance.execute(), instance, FailingTeardownTrigger), capsys))
+    assert "A worker continues." not in capsys.readouterr().out
+
+
 def test_lines_after_a_kill_are_logged_and_counted(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
