@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import workload_of
@@ -61,6 +62,10 @@ class NotPausableError(Exception):
     """The job can't be paused by its Workload; the text says why."""
 
 
+class WorkloadFinishedError(NotPausableError):
+    """The Workload is finished, so that Kueue doesn't change the job any more: a suspension by hand lasts."""
+
+
 async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") -> None:
     """Pause a job of a queue: deactivate its Workload. Kueue undoes a suspension by hand within a second (74b).
 
@@ -68,13 +73,15 @@ async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") 
 
     :param job: as it was read; the mark is fenced by its resourceVersion, the deactivation by the Workload's.
     :param by: ti_id of the try that pauses it. Default: empty, the next try doesn't resume it.
-    :raises NotPausableError: the job has no Workload, or the right to read or to patch it is missing.
+    :raises NotPausableError: the job has no Workload, it is finished, or the right to read or to patch it is missing.
     :raises ApiStatusError: 409 if the job or its Workload has changed since it was read.
     """
     try:
         workload = await find_workload(api, ref)
         if workload is None:
             raise NotPausableError("it has no Workload")
+        if "Finished" in true_conditions(workload):
+            raise WorkloadFinishedError("its Workload is finished")
         if by:
             await mark_suspended(api, ref, job, by)
         await set_active(api, ref.namespace, workload, False)

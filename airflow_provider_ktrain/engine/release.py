@@ -244,10 +244,14 @@ async def _request_release(
 async def _pause(api: Api, ref: JobRef, job: Mapping[str, Any]) -> tuple[Mode, str]:
     """Pause an unfinished job of a Kueue queue; if that isn't possible, it must be deleted.
 
+    A failed TrainJob that trains again is unfinished although its Workload is finished. Kueue doesn't resume it.
+
     :return: the mode, and its description; why a job is deleted follows on a line of its own.
     """
     try:
         await kueue.pause(api, ref, job, by=ref.owner)
+    except kueue.WorkloadFinishedError:
+        return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]
     except kueue.NotPausableError as e:
         return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}\n{KUEUE_RESUMES.format(why=e)}"
     return Mode.SUSPEND, _PAUSED

@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.kinds.runtime_patches import (
     ANY_JOB,
     MANAGER,
     PATCHES,
+    ROLES_ANNOTATION,
     expand,
     merged,
     patched_template,
@@ -84,6 +85,15 @@ def test_a_job_without_num_nodes_gets_the_runtimes(trainer: Json, policy: Json, 
     manifest = expanded(trainjob(trainer=trainer), JobOptions(), runtime(replicated("node"), **policy), fields)
     assert manifest["spec"]["trainer"].get("numNodes") == nodes
     assert TRAINJOB.size(manifest) == (nodes or 1)
+
+
+@pytest.mark.parametrize("fields", [NEW, OF_2_0])
+def test_the_jobs_of_the_runtime_are_noted(fields: frozenset[str]) -> None:
+    """The status of Trainer 2.0 doesn't list them."""
+    manifest = expanded(trainjob(), JobOptions(), MPI, fields)
+    assert manifest["metadata"]["annotations"][ROLES_ANNOTATION] == "node,launcher"
+    assert TRAINJOB.primary(manifest) == "launcher"
+    assert {role: TRAINJOB.count(manifest, role) for role in TRAINJOB.replicas(manifest)} == {"node": 1, "launcher": 1}
 
 
 @pytest.mark.parametrize(("as_node", "nodes"), [(True, 4), (False, 3)])

@@ -9,6 +9,7 @@ import pytest
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, TaskKey
 from airflow_provider_ktrain.core.kinds import KINDS, TRAINJOB
+from airflow_provider_ktrain.core.kinds.runtime_patches import ROLES_ANNOTATION
 from airflow_provider_ktrain.core.logs.selection import check_choice
 from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit
@@ -88,6 +89,17 @@ def test_an_mpi_job_runs_when_its_launcher_does() -> None:
     assert phase_of(job, [pod(), pod("launcher", phase="Pending")]) is Phase.PENDING
     assert phase_of(job, [pod(), pod("launcher")]) is Phase.RUNNING
     assert phase_of(trainjob(), [pod("launcher")]) is Phase.RUNNING  # Trainer 2.0 has no jobsStatus
+
+
+def test_an_mpi_job_of_trainer_2_0_whose_status_lists_no_jobs() -> None:
+    """Its roles are those of the annotation that the task has written."""
+    job = trainjob()
+    job["metadata"]["annotations"] = {ROLES_ANNOTATION: "node,launcher"}
+    assert phase_of(job, [pod("node")]) is Phase.STARTING
+    assert phase_of(job, [pod("node"), pod("launcher")]) is Phase.RUNNING
+    assert (TRAINJOB.primary(job), TRAINJOB.size(job)) == ("launcher", 2)
+    del job["metadata"]["annotations"]
+    assert TRAINJOB.primary(job) == "node"
 
 
 def test_a_queued_job_has_no_conditions_at_first() -> None:

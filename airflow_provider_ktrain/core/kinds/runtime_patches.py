@@ -25,6 +25,9 @@ NODE = "node"  #: the container in which the trainer runs, in every runtime
 PATCHES, DEADLINE = "runtimePatches", "activeDeadlineSeconds"
 OVERRIDES = (PATCHES, "podTemplateOverrides", "podSpecOverrides")  #: of Trainer 2.2, 2.1 and 2.0
 SINCE = "Trainer 2.2 or newer"
+ROLES_ANNOTATION = (
+    "ktrain.airflow/roles"  #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
+)
 ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: label of a Job template: which step it is
 #: what a patch can set in a pod and in a container (2.3; trainjob_types.go)
 POD_FIELDS = (
@@ -100,7 +103,8 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     """The manifest with patches of the replicated jobs that the runtime has, in place of ANY_JOB.
 
     Without runtimePatches, or if the runtime can't be read, our entry is removed: the pods then have none of our
-    labels. The user's own entries are kept as they are. A job without numNodes gets the runtime's.
+    labels. The user's own entries are kept as they are. A job without numNodes gets the runtime's, and an annotation
+    names the runtime's jobs.
 
     :param served: what the cluster serves.
     :param name_length: number of characters of the job's name.
@@ -117,6 +121,11 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
         trainer["numNodes"] = count  # who follows the job knows its size by that
+    names = (
+        str(replicated.get("name")) for replicated in _replicated((runtime.get("spec") or {}).get("template") or {})
+    )
+    metadata = mapping_at(result, "metadata")
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), ROLES_ANNOTATION: ",".join(names)}
     if override_field(served) != PATCHES:
         return result
     for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
+from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, ROLES_ANNOTATION
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TrainJobManifest
 
 JOBSET = "jobset.sigs.k8s.io"
@@ -26,7 +26,8 @@ class TrainJob(TrainJobManifest):
     """Nodes that run one program, which the runtime's torchrun or mpirun distributes; before them, initializers.
 
     What a role is comes from the runtime: `node`, `launcher`, the initializers, or names of its author's own. The
-    manifest only has the trainer, so a job's roles are those that its status lists, or `node` before it has one.
+    manifest only has the trainer, so a job's roles are those that its status lists; before, those of our annotation, or
+    `node`.
     """
 
     # ---- the job and its pods
@@ -91,8 +92,13 @@ class TrainJob(TrainJobManifest):
         return role not in INITIALIZERS
 
     def _roles(self, job: Mapping[str, Any]) -> list[str]:
-        """The status lists all from the start, though not in the runtime's order (recording 50d)."""
-        listed = [str(entry.get("name")) for entry in _jobs_status(job)]
+        """The status lists all from the start, though not in the runtime's order (recording 50d).
+
+        Before that, and on Trainer 2.0, which doesn't list them, the annotation of our tasks does.
+        """
+        annotations = (job.get("metadata") or {}).get("annotations") or {}
+        noted = [role for role in str(annotations.get(ROLES_ANNOTATION) or "").split(",") if role]
+        listed = [str(entry.get("name")) for entry in _jobs_status(job)] or noted
         given = (job.get("spec") or {}).get("initializer") or {}
         wanted = [role for role in INITIALIZERS if role.partition("-")[0] in given]
         return sorted(listed, key=self._rank) if listed else [NODE, *wanted]

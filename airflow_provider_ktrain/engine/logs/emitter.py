@@ -45,7 +45,7 @@ def format_line(text: str, kind: Kind, role: str, index: int, container: str | N
 
     :param container: None for the training container.
     """
-    name = "" if kind.container is None or container in (None, kind.container) else f" {container}"
+    name = "" if container is None or kind.is_main_container(container) else f" {container}"
     return f"[{role} {index}{name}] {text}"
 
 
