@@ -122,6 +122,8 @@ class EvidenceCollector:
                 answer = await self._api.request("GET", path, query={"fieldSelector": selector})
             except (ApiStatusError, ApiUnavailable) as e:
                 self._log.warning(f"Can't read the events of {ref}.\n{e}")
+                if isinstance(e, ApiStatusError) and e.status == 403:
+                    self.has_events = False  # they are never known: a job without pods then has its startup limit
                 return
             # objects of an earlier job had the same names
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]

@@ -154,6 +154,22 @@ async def test_a_refused_job_is_found_by_an_event_of_the_jobset(
     assert "can't create its Jobs: spec.parallelism: Invalid value: -1" in (outcome.cause or {})["summary"]
 
 
+@pytest.mark.embedded
+async def test_without_the_right_to_read_events_a_refused_jobset_ends_by_the_startup_limit(
+    task: TrainTask, cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
+    cluster.admin("status", status=403, path="/events")
+    try:
+        ref = (await task.submit(1, role="a-replicated-job-with-a-name-that-is-too-long")).ref
+        outcome = await task.ended(ref, limits=Limits(startup=2))
+    finally:
+        cluster.admin("clear")
+    assert "had no pods within 2 s (startup_timeout)" in (outcome.cause or {})["summary"]
+    assert "events of the job" in (outcome.cause or {})["resolution"]
+    assert await task.job() is None
+
+
 # ---- failed jobs
 
 
