@@ -7,6 +7,7 @@ has a test for each internal that this module uses: if Airflow changes it, the t
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -66,6 +67,19 @@ def worker_seconds() -> float:
     from airflow.sdk.configuration import conf
 
     return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
+
+
+def default_deferrable() -> bool:
+    """`[operators] default_deferrable` where the user has set it, else True. Airflow's own default is False.
+
+    `conf.as_dict(display_source=True)` shows the source of an option, too, but it runs the commands of all others.
+    """
+    from airflow.sdk.configuration import conf
+
+    section, option = "operators", "default_deferrable"
+    in_file = conf.has_section(section) and option in conf.options(section)  # both ignore Airflow's defaults
+    in_environment = f"AIRFLOW__{section}__{option}".upper() in os.environ
+    return bool(conf.getboolean(section, option)) if in_file or in_environment else True
 
 
 def job_url() -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
@@ -277,20 +279,28 @@ class TrainingJobOperator(JobParameters):
         outcome = self._with_fit_result(outcome)
         late = bool(outcome.release_error)
         unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
-        self._push_metrics(outcome, context)
+        self._report_usage(outcome, context)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
         if unreleased and outcome.succeeded:  # the release failed, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         if outcome.kept or (late and outcome.succeeded):
             self._delete_ended_job(outcome, context, stored=stored)
+        if not outcome.succeeded and self._skips(outcome):
+            raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
 
-    def _push_metrics(self, outcome: Outcome, context: Context) -> None:
+    def _skips(self, outcome: Outcome) -> bool:
+        """Whether the task is skipped because of the exit code with which its job failed."""
+        codes = self.skip_on_exit_code
+        return outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ())
+
+    def _report_usage(self, outcome: Outcome, context: Context) -> None:
+        """Set the gauges of Airflow's metrics, and push the usage unless `do_xcom_push` is False."""
         ti = context["ti"]
-        if outcome.usage:
+        if outcome.usage and self.do_xcom_push:
             compat.push(context, "usage", outcome.usage)
         for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)

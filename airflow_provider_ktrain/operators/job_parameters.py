@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -63,7 +63,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         namespace: str | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         cluster_context: str | None = None,
-        deferrable: bool = True,
+        deferrable: bool | None = None,
         on_finish_action: Literal["delete_job", "keep_job", "delete_succeeded_job"] = "delete_job",
         reattach: Reattach = "always",
         logs: LogChoice = "auto",
@@ -91,6 +91,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         annotations: Mapping[str, str] | None = None,
         checkpoint_dir: str | None = None,
         resume_on_clear: bool = False,
+        skip_on_exit_code: int | Collection[int] | None = None,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -100,7 +101,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         self.namespace = namespace
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
-        self.deferrable = deferrable
+        self.deferrable = compat.default_deferrable() if deferrable is None else deferrable
         self.on_finish_action = on_finish_action
         self.reattach = reattach
         self.logs = logs
@@ -128,6 +129,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         self.annotations = annotations
         self.checkpoint_dir = checkpoint_dir
         self.resume_on_clear = resume_on_clear
+        self.skip_on_exit_code = skip_on_exit_code
         self.server_dry_run = dry_run  # `dry_run` is a method of every operator
 
     # the manifest

@@ -53,7 +53,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         `default`.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
@@ -107,6 +108,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
+        skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
@@ -137,7 +140,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         `default`.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
@@ -191,6 +195,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
+        skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
@@ -226,7 +232,8 @@ class TrainJobOperator(TrainingJobOperator):
         `default`.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
-    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
@@ -279,6 +286,8 @@ class TrainJobOperator(TrainingJobOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
+        skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also

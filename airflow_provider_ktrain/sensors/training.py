@@ -81,7 +81,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         namespace: str | None = None,
         conditions: Collection[str] = ("Succeeded",),
         logs: LogChoice = "none",
-        deferrable: bool = True,
+        deferrable: bool | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         cluster_context: str | None = None,
         **kwargs: Any,
@@ -91,7 +91,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         self.namespace = namespace
         self.conditions = [conditions] if isinstance(conditions, str) else list(conditions)
         self.logs = logs
-        self.deferrable = deferrable
+        self.deferrable = compat.default_deferrable() if deferrable is None else deferrable
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
 
@@ -313,7 +313,8 @@ class PyTorchJobSensor(TrainingJobSensor):
     :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
         Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
@@ -334,7 +335,8 @@ class MPIJobSensor(TrainingJobSensor):
     :param conditions: the sensor succeeds when one of these conditions is True: Created, Running, Restarting,
         Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
@@ -356,7 +358,8 @@ class TrainJobSensor(TrainingJobSensor):
         Suspended, Succeeded, Failed. A TrainJob has only the last three (Succeeded is its Complete); the others are
         derived from its status and pods. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
-    :param deferrable: wait in the triggerer, without a worker slot. Default: True.
+    :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
+        default_deferrable` where Airflow's configuration sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...

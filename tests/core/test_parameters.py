@@ -57,6 +57,8 @@ INVALID_PARAMETERS: list[tuple[str, Any, list[str]]] = [
     ("image", 3, ["found 3", "text"]),
     ("on_finish_action", "keep", ["found 'keep'", "delete_job, keep_job"]),
     ("reattach", "Always", ["did you mean 'always'?"]),
+    ("skip_on_exit_code", 0, ["an exit code from 1 to 255"]),
+    ("skip_on_exit_code", [99, 256], ["[99, 256]"]),
     ("conditions", ["running"], ["conditions[0]: ", "some of Created, Running", "did you mean 'Running'?"]),
 ]
 
@@ -102,6 +104,7 @@ VALID_PARAMETERS: dict[str, Any] = {
     "tolerations": [{"key": "a", "operator": "Exists"}, V1Toleration(key="b", effect="NoSchedule")],
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
     "queue_timeout": timedelta(hours=1),
+    "skip_on_exit_code": [3, 99],
     "schedule_timeout": 0.5,
     "namespace": "",
     "conditions": ["Running", "Succeeded"],

@@ -364,6 +364,11 @@ class Airflow:
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         return self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries/{key}")["value"]
 
+    def xcom_keys(self, dag_id: str, run_id: str, task_id: str) -> set[str]:
+        """The keys of the XComs that the task has pushed."""
+        found = self.call("GET", f"{self._ti(dag_id, run_id, task_id)}/xcomEntries")["xcom_entries"]
+        return {entry["key"] for entry in found}
+
 
 def _texts(entry: Any) -> Iterator[str]:
     """One entry of a log: its text, then its exceptions."""

@@ -17,6 +17,7 @@ from airflow.models import taskinstance
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 from airflow.sdk import BaseOperator, BaseOperatorLink, BaseSensorOperator, Context
 from airflow.sdk.bases import operator
+from airflow.sdk.configuration import AirflowSDKConfigParser
 from airflow.sdk.exceptions import AirflowException, TaskDeferralError, TaskDeferralTimeout
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.supervisor import WatchedSubprocess
@@ -27,6 +28,8 @@ from airflow.utils.log.file_task_handler import FileTaskHandler
 
 import airflow_provider_ktrain
 from airflow_provider_ktrain import compat, worker_host
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.sensors.training import PyTorchJobSensor
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
 AIRFLOW = pathlib.Path(airflow.__file__).parent
@@ -57,6 +60,32 @@ def test_only_compat_imports_internals_of_airflow() -> None:
         if (internals := imports_of(file) - PUBLIC) and file.name != "compat.py"
     }
     assert found == {}, "move these imports to compat.py, and add a canary for them here"
+
+
+# configuration
+
+
+@pytest.mark.parametrize("value", [None, "True", "False"])
+@pytest.mark.parametrize("source", ["env var", "airflow.cfg"])
+def test_default_deferrable_counts_only_where_it_is_set(
+    source: str, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = "[operators] default_deferrable is ignored, or Airflow's own default (False) disables deferral"
+    configuration = AirflowSDKConfigParser()
+    monkeypatch.setattr("airflow.sdk.configuration.conf", configuration, raising=False)
+    if value is not None and source == "env var":
+        monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", value)
+    elif value is not None:
+        configuration.read_string(f"[operators]\ndefault_deferrable = {value}\n")
+    shown = configuration.as_dict(display_source=True)["operators"]["default_deferrable"]
+    assert shown == ((value, source) if value else ("false", "default")), breaks
+    assert compat.default_deferrable() is (value != "False"), breaks
+    made: list[Any] = [
+        PyTorchJobOperator(task_id="train", image="train:1"),
+        PyTorchJobSensor(task_id="train", job_name="train"),
+        PyTorchJobOperator(task_id="train", image="train:1", deferrable=value == "False"),
+    ]
+    assert [task.deferrable for task in made] == [value != "False", value != "False", value == "False"]
 
 
 # resuming after a trigger

@@ -121,6 +121,11 @@ def _whole(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def _exit_codes(value: Any) -> bool:
+    codes = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return all(_whole(code, 1) and code <= 255 for code in codes)
+
+
 def _number(value: Any) -> Any:
     """A whole number for the text of one; in a mapping, each."""
     if isinstance(value, Mapping):
@@ -194,6 +199,9 @@ PARAMETERS: Mapping[str, Shape] = {
     ),
     "hosts": Shape(
         "a list of node names", lambda value: _text(value) and value != "", Sequence, 'write ["node-1"]',
+    ),
+    "skip_on_exit_code": Shape(
+        "an exit code from 1 to 255, or a list of them", _exit_codes, remedy="write 99, or [3, 99]"
     ),
     "replicas": Shape("a whole number, 0 or more, by role", _whole, Mapping, 'write {"Worker": 2}', numbers=True),
     "container_resources": Shape("a mapping of resources to quantities", _scalar, Mapping, 'write {"memory": "64Gi"}'),

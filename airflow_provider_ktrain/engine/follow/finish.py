@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.logs.result import find_result
@@ -214,6 +215,7 @@ class Finisher:
             result=result,
             result_error=result_error,
             metrics=state.metrics,
+            exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
         )
 
     async def _request_release(

@@ -133,6 +133,8 @@ class Outcome:
     :param result: the result that the primary printed: see `core.logs.result`. Default: None.
     :param result_error: what is wrong with the result. Default: "".
     :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
+    :param exit_code: with which the primary replica of a failed job ended: see `core.diagnosis.exit_code`. Default:
+        None, unknown.
     """
 
     phase: str
@@ -146,6 +148,7 @@ class Outcome:
     result: Any = None
     result_error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    exit_code: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""

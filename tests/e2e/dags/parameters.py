@@ -1,0 +1,36 @@
+"""DAGs of tests/e2e/test_parameters.py: parameters that users of KubernetesPodOperator know."""
+
+import os
+from unittest import mock
+
+import pendulum
+from airflow.sdk import DAG, task
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+START = pendulum.datetime(2026, 1, 1, tz="UTC")
+IMAGE = os.environ.get("TEST_IMAGE", "scratch")
+
+with DAG("skips", schedule=None, start_date=START):
+
+    @task
+    def after() -> None: ...
+
+    (
+        PyTorchJobOperator(
+            task_id="train", image=IMAGE, command=["sh", "-c", "sleep 20; exit 99"], gpus=1, skip_on_exit_code=99
+        )
+        >> after()
+    )
+
+with (
+    DAG("worker_without_xcoms", schedule=None, start_date=START),
+    mock.patch.dict(os.environ, AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE="False"),
+):
+    PyTorchJobOperator(
+        task_id="train",
+        image=IMAGE,
+        command=["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 15"""],
+        gpus=1,
+        do_xcom_push=False,
+    )

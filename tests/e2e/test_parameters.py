@@ -1,0 +1,37 @@
+"""Parameters that users of KubernetesPodOperator know, under Airflow's own scheduler, triggerer and API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.kube import Kube
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+
+
+def jobs_of(kube: Kube, dag: str) -> list[dict[str, Any]]:
+    return [job for job in kube.jobs() if job["metadata"]["labels"]["ktrain.airflow/dag-id"] == dag]
+
+
+def test_exit_code_skips_the_task_and_releases_the_job(airflow: Airflow, kube: Kube) -> None:
+    run = airflow.trigger("skips")
+    airflow.wait_state("skips", run, "train", "skipped")
+    airflow.wait_state("skips", run, "after", "skipped")
+    log = airflow.log("skips", run, "train")
+    assert "the triggerer now follows" in log
+    assert "Master 0 failed with exit code 99" in log
+    wait_for("the job is gone", lambda: not jobs_of(kube, "skips"))
+
+
+def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> None:
+    """The configuration of this DAG's processes sets default_deferrable to False."""
+    dag = "worker_without_xcoms"
+    run = airflow.trigger(dag)
+    airflow.wait_state(dag, run, "train", "success")
+    assert "the triggerer now follows" not in airflow.log(dag, run, "train")
+    assert airflow.xcom_keys(dag, run, "train") == {"job", "_link_TrainingJobLink"}
+    assert airflow.links(dag, run, "train")["Training job"]
+    wait_for("the job is gone", lambda: not jobs_of(kube, dag))
