@@ -41,6 +41,8 @@ VALUES = {
         "503 ServiceUnavailable: overloaded",
         f"{REQUEST}: ClientConnectorError: Cannot connect to host: refused",
     ),
+    "gpus": ("1 GPU", "1,024 GPUs"),
+    "pods": ("1 pod", "999 pods"),
     "phase": ("Failed", "Restarting"),
     "state": ("failed", "up_for_reschedule"),
     "reason": ("it was cleared", "it is being deleted"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
 FOLLOWING_PARAMETERS = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
-    "log_stall_timeout", "max_restarts", "crash_loop_limit",
+    "partial_start_timeout", "log_stall_timeout", "max_restarts", "crash_loop_limit",
 )  # fmt: skip
 
 
@@ -70,6 +70,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         queue_timeout: timedelta | float | None = None,
         schedule_timeout: timedelta | float | None = None,
         startup_timeout: timedelta | float | None = timedelta(hours=1),
+        partial_start_timeout: timedelta | float | None = timedelta(hours=1),
         log_stall_timeout: timedelta | float | None = None,
         max_restarts: int | None = None,
         crash_loop_limit: int | None = 6,
@@ -108,6 +109,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         self.queue_timeout = queue_timeout
         self.schedule_timeout = schedule_timeout
         self.startup_timeout = startup_timeout
+        self.partial_start_timeout = partial_start_timeout
         self.log_stall_timeout = log_stall_timeout
         self.max_restarts = max_restarts
         self.crash_loop_limit = crash_loop_limit
@@ -307,6 +309,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
                 queue=_seconds(self.queue_timeout),
                 schedule=_seconds(self.schedule_timeout),
                 startup=_seconds(self.startup_timeout),
+                partial_start=_seconds(self.partial_start_timeout),
                 log_stall=_seconds(self.log_stall_timeout),
                 max_restarts=numbers["max_restarts"],
                 crash_loop=numbers["crash_loop_limit"],

@@ -69,6 +69,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         limit.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
+    :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
+        timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
@@ -156,6 +158,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         limit.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
+    :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
+        timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
@@ -248,6 +252,8 @@ class TrainJobOperator(TrainingJobOperator):
         limit.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
+    :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
+        timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param max_restarts: maximum number of container restarts, replaced pods and restarts of the JobSet, over all

@@ -106,6 +106,7 @@ VALID_PARAMETERS: dict[str, Any] = {
     "queue_timeout": timedelta(hours=1),
     "skip_on_exit_code": [3, 99],
     "schedule_timeout": 0.5,
+    "partial_start_timeout": timedelta(minutes=30),
     "namespace": "",
     "conditions": ["Running", "Succeeded"],
 }

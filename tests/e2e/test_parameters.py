@@ -35,3 +35,13 @@ def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> No
     assert airflow.xcom_keys(dag, run, "train") == {"job", "_link_TrainingJobLink"}
     assert airflow.links(dag, run, "train")["Training job"]
     wait_for("the job is gone", lambda: not jobs_of(kube, dag))
+
+
+def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kube: Kube) -> None:
+    run = airflow.trigger("partial_start")
+    airflow.wait_state("partial_start", run, "train", "up_for_retry")
+    log = airflow.log("partial_start", run, "train")
+    assert "holds 32 GPUs in 4 pods while Worker" in log
+    assert "(partial_start_timeout): " in log
+    wait_for("the GPUs are free", lambda: kube.gpus_held("ktrain.airflow/dag-id=partial_start") == 0)
+    assert not jobs_of(kube, "partial_start")

@@ -46,6 +46,7 @@ async def test_failed_job_has_a_cause_and_is_released(task: Task) -> None:
     assert outcome.cause is not None
     assert outcome.cause["category"] == "user code"
     assert "exit code 3" in outcome.cause["summary"]
+    assert outcome.exit_code == 3
     assert outcome.released
     assert await task.job() is None
 
@@ -210,6 +211,26 @@ async def test_each_limit_ends_the_job(
     assert parameter in " ".join(str(value) for value in outcome.cause.values())
     assert outcome.released
     assert await task.job() is None
+
+
+async def test_a_job_that_has_only_a_part_of_its_nodes_is_released_after_a_warning(task: Task) -> None:
+    """Each pod requests more than half of the cluster's GPUs, so one of them has no node."""
+    ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
+    outcome = await task.ended(ref, limits=Limits(partial_start=6))
+    assert outcome.cause is not None
+    assert outcome.cause["category"] == "scheduling"
+    assert outcome.cause["retryable"]
+    assert "partial_start_timeout" in outcome.cause["summary"]
+    (warned,) = [line for line in task.log.said if "holds 40 GPUs in 1 pod, but" in line]
+    assert "has no node" in warned
+    assert task.log.said.index(warned) < task.log.said.index(outcome.released)
+    assert await task.job() is None
+
+
+async def test_partial_allocation_of_a_job_of_others_is_no_matter_of_a_sensor(task: Task) -> None:
+    ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
+    await task.follow(ref, limits=Limits(partial_start=2), release=False, until=soon(1.5))
+    assert not [line for line in task.log.said if "GPUs in 1 pod, but" in line]
 
 
 class SlowLines(Lines):

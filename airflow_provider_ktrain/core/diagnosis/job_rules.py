@@ -67,7 +67,10 @@ def diagnose_limit(
     :param job: the job as last seen; the other parameters are those of `diagnose`.
     """
     evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=limit is Limit.RESTARTS)
-    obstacle = find_operator_rejection(evidence) or diagnose_replica(evidence) or find_obstacle(evidence)
+    if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
+        obstacle = find_unschedulable_pod(evidence)
+    else:
+        obstacle = find_operator_rejection(evidence) or diagnose_replica(evidence) or find_obstacle(evidence)
     if limit is Limit.RESTARTS:
         cause = obstacle or Cause(Category.USER_CODE, "")
         why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
@@ -133,6 +136,11 @@ _LIMITS = {
         Category.INFRASTRUCTURE,
         "did not start within {seconds} s ({limit})",
         "Check the events of its pods.",
+    ),
+    Limit.PARTIAL_START: (
+        Category.SCHEDULING,
+        "held GPUs for {seconds} s while some of its pods had no node ({limit})",
+        "Free nodes, request less, use a queue or a gang scheduler, or raise partial_start_timeout.",
     ),
     Limit.EXECUTION: (
         Category.TIMEOUT,

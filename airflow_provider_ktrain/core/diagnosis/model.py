@@ -86,6 +86,7 @@ class Limit(enum.StrEnum):
     QUEUE = "queue_timeout"
     SCHEDULE = "schedule_timeout"
     STARTUP = "startup_timeout"
+    PARTIAL_START = "partial_start_timeout"
     EXECUTION = "execution_timeout"
     LOG_STALL = "log_stall_timeout"
     RESTARTS = "max_restarts"

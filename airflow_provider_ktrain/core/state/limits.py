@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -25,6 +26,7 @@ class Limits:
     :param schedule: a pod has no node, or can't be created because of a quota.
     :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
         operator has reconciled the job.
+    :param partial_start: some pods hold GPUs while others have no node; see `partial_start.py`.
     :param log_stall: the job runs, and no followed replica writes a log line.
     :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
     :param crash_loop: number of failures of one container in a row, each after a short run; see `crash_loop.py`.
@@ -36,6 +38,7 @@ class Limits:
     log_stall: float | None = None
     max_restarts: int | None = None
     crash_loop: int | None = None
+    partial_start: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """A form that fits into trigger kwargs."""
@@ -91,6 +94,8 @@ def clocks(
     known = list(pods)
     for pod in known:
         yield from _pod_clocks(pod, limits)
+    if limits.partial_start is not None and (partial := find_partial_start(job, known)):
+        yield Clock(Limit.PARTIAL_START, partial.since + limits.partial_start, limits.partial_start)
     reconciled = known or had_pods or (job.get("status") or {}).get("conditions")
     if not reconciled and not wants_suspension(job):
         limit, seconds = (Limit.SCHEDULE, limits.schedule) if has_events else (Limit.STARTUP, limits.startup)
@@ -107,15 +112,7 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
         if limits.schedule is not None and created is not None:
             yield Clock(Limit.SCHEDULE, created + limits.schedule, limits.schedule)
         return
-    scheduled = next(
-        (
-            epoch_seconds(c.get("lastTransitionTime"))
-            for c in status.get("conditions") or ()
-            if c.get("type") == "PodScheduled"
-        ),
-        None,
-    )
-    since = scheduled or created
+    since = scheduled_at(pod)
     if limits.startup is not None and since is not None:
         yield Clock(Limit.STARTUP, since + limits.startup, limits.startup)
 

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS, Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
@@ -87,7 +88,8 @@ async def follow(
                 log=log,
             )
             startup = StartupChecks(state, output.evidence, log)
-            loop = _Loop(state, output, observer, startup, queue, finisher, options, host, stop, stopped)
+            partial = PartialStartWarning(state, options, log)
+            loop = _Loop(state, output, observer, startup, partial, queue, finisher, options, host, stop, stopped)
             try:
                 return await loop.run()
             except Exception:
@@ -107,6 +109,7 @@ class _Loop:
         output: JobOutput,
         observer: Observer,
         startup: StartupChecks,
+        partial: PartialStartWarning,
         queue: QueueFollower,
         finisher: Finisher,
         options: Options,
@@ -115,7 +118,7 @@ class _Loop:
         stopped: asyncio.Event,
     ) -> None:
         self._state, self._output, self._observer = state, output, observer
-        self._startup, self._queue, self._finisher = startup, queue, finisher
+        self._startup, self._partial, self._queue, self._finisher = startup, partial, queue, finisher
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
@@ -128,6 +131,7 @@ class _Loop:
                 await self._output.follower.budget.awake()
             if await self._observer.update():
                 self._startup.phase_changed()
+            self._partial.update()
             outcome = await self._decide_unless_killed()
             if outcome is not None:
                 return outcome
@@ -183,7 +187,7 @@ class _Loop:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
             seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
-        for due in (until, self._startup.due, self._queue.due, self._output.restarts.due):
+        for due in (until, self._startup.due, self._partial.due, self._queue.due, self._output.restarts.due):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds

@@ -1,5 +1,6 @@
 """DAGs of tests/e2e/test_parameters.py: parameters that users of KubernetesPodOperator know."""
 
+import datetime
 import os
 from unittest import mock
 
@@ -33,4 +34,16 @@ with (
         command=["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 15"""],
         gpus=1,
         do_xcom_push=False,
+    )
+
+with DAG("partial_start", schedule=None, start_date=START):  # each node has 8 GPUs, and there are 4 nodes
+    PyTorchJobOperator(
+        task_id="train",
+        image=IMAGE,
+        command=["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"],
+        workers=4,
+        gpus=8,
+        partial_start_timeout=30,
+        retries=1,
+        retry_delay=datetime.timedelta(hours=1),
     )

@@ -1,0 +1,124 @@
+"""Partial allocation: some pods of a job hold GPUs while others have no node, so the GPUs wait for nothing.
+
+Without a gang scheduler or a queue, this can last for ever: two jobs may each hold what the other one needs. Its time
+is measured by the cluster's timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Kind, kind_of
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
+
+Object = Mapping[str, Any]
+WARNING_SECONDS = 300.0  #: until the warning; half of the limit if that is shorter
+
+
+@dataclass(frozen=True)
+class PartialStart:
+    """Pods that hold GPUs, and what they wait for.
+
+    :param since: when both began: a pod had a node and another one had none, in epoch seconds.
+    :param gpus: GPUs of the pods that have a node.
+    :param holding: number of pods that hold them.
+    :param waiting: the replicas without a node, such as `Worker 3`, in order.
+    :param reason: the scheduler's message about the first of them; empty if there is none.
+    """
+
+    since: float
+    gpus: int
+    holding: int
+    waiting: tuple[str, ...]
+    reason: str
+
+    def warning_due(self, limit: float | None) -> float:
+        """When to warn, in epoch seconds.
+
+        :param limit: `partial_start_timeout` in seconds; None if there is none.
+        """
+        return self.since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))
+
+    def describe_partial_start(self, job: str, limit: float | None) -> str:
+        """Who waits for what.
+
+        :param job: kind, namespace and name of the job.
+        :param limit: `partial_start_timeout` in seconds; None if there is none.
+        """
+        gpus, pods, more = counted(self.gpus, "GPU"), counted(self.holding, "pod"), len(self.waiting) - 1
+        others = f" (and {more:,} more)" if more else ""
+        end = "" if limit is None else f" The job is released after {limit:.0f} s (partial_start_timeout)."
+        reason = f"\n{self.reason}" if self.reason else ""
+        replica = self.waiting[0]
+        return (
+            f"{job} holds {gpus} in {pods}, but {replica}{others} has no node.{reason}\n"
+            f"The GPUs wait until all pods have nodes. Free nodes, or use a queue.{end}"
+        )
+
+
+def find_partial_start(job: Object, pods: Iterable[Object]) -> PartialStart | None:
+    """The partial allocation of a job; None if all pods have nodes, none holds GPUs, or the job can train with these.
+
+    A pod that its queue holds back (schedulingGates) doesn't count as waiting. Nor do the pods of an elastic job that
+    has its minimum of Workers.
+
+    :param job: the job as last seen; empty if it has not been seen yet.
+    :param pods: its pods.
+    """
+    active = [pod for pod in pods if _is_active(pod)]
+    waiting = [pod for pod in active if _waits_for_node(pod)]
+    waits = [at for pod in waiting if (at := _created_at(pod)) is not None]
+    if not waits or not job:
+        return None
+    kind = kind_of(job.get("kind"))
+    placed = [pod for pod in active if (pod.get("spec") or {}).get("nodeName")]
+    holding = [pod for pod in placed if pod_gpus(pod["spec"])]
+    starts = [at for pod in holding if (at := scheduled_at(pod)) is not None]
+    if not starts or _has_minimum(kind, job, placed):
+        return None
+    ordered = sorted(waiting, key=lambda pod: _role(kind, pod))
+    return PartialStart(
+        since=max(min(starts), min(waits)),
+        gpus=sum(pod_gpus(pod["spec"]) for pod in holding),
+        holding=len(holding),
+        waiting=tuple(kind.replica_name(*_role(kind, pod)) for pod in ordered),
+        reason=next((text for pod in ordered if (text := str(_scheduling(pod).get("message") or ""))), ""),
+    )
+
+
+def scheduled_at(pod: Object) -> float | None:
+    """When the pod got its node, or was created if that time is unknown, in epoch seconds."""
+    return epoch_seconds(_scheduling(pod).get("lastTransitionTime")) or _created_at(pod)
+
+
+def _is_active(pod: Object) -> bool:
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and not (pod.get("metadata") or {}).get("deletionTimestamp")
+
+
+def _waits_for_node(pod: Object) -> bool:
+    spec = pod.get("spec") or {}
+    return not spec.get("nodeName") and not spec.get("schedulingGates")
+
+
+def _has_minimum(kind: Kind, job: Object, placed: Iterable[Object]) -> bool:
+    workers = sum(_role(kind, pod)[0] == "Worker" for pod in placed)
+    return kind.is_elastic(job) and workers >= kind.worker_bounds(job)[0]
+
+
+def _role(kind: Kind, pod: Object) -> tuple[str, int]:
+    return kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
+
+
+def _scheduling(pod: Object) -> Object:
+    """The condition PodScheduled; empty if there is none."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == "PodScheduled"), {})
+
+
+def _created_at(pod: Object) -> float | None:
+    return epoch_seconds((pod.get("metadata") or {}).get("creationTimestamp"))

@@ -1,0 +1,42 @@
+"""Warns about a job that holds GPUs while some of its pods have no node: see `core/state/partial_start.py`."""
+
+from __future__ import annotations
+
+import time
+
+from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.jobs import Log
+
+
+class PartialStartWarning:
+    """Logs one warning for each partial allocation.
+
+    :param state: the job.
+    :param options: of the task, with the limit. A job that isn't released by the task gets no warning.
+    :param log: where it is logged.
+    """
+
+    def __init__(self, state: JobState, options: Options, log: Log) -> None:
+        self._state, self._log = state, log
+        self._limit, self._wanted = options.limits.partial_start, options.release
+        self._partial: PartialStart | None = None
+        self._warned_since: float | None = None  # `since` of the one that was warned about
+
+    def update(self) -> None:
+        """Look at the pods, and log the warning if it is due."""
+        state = self._state
+        idle = state.phase is None or state.ended or state.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        self._partial = None if idle or not self._wanted else find_partial_start(state.job or {}, state.pods.live)
+        if self.due is not None and self._partial is not None and self.due <= time.monotonic():
+            self._warned_since = self._partial.since
+            self._log.warning(self._partial.describe_partial_start(str(state.ref), self._limit))
+
+    @property
+    def due(self) -> float | None:
+        """When to warn, by `time.monotonic`; None if there is nothing to warn about."""
+        if self._partial is None or self._partial.since == self._warned_since:
+            return None
+        return time.monotonic() + self._partial.warning_due(self._limit) - time.time()
