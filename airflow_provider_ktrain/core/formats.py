@@ -17,10 +17,12 @@ SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits, 
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
 DEFERRAL_STATE = "ktrain_deferral"  #: what the last trigger was started with, as `engine.follow.messages.Deferral`
 OUTCOME_STATE = "ktrain_outcome"  #: how the last try that followed its job to the end ended
+FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON, in UTF-8
 MAX_TRIES = 10  #: tries that are summarized
+MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
 #: what a stored outcome can do without, in the order in which it is given up
 _DISPENSABLE: Sequence[tuple[str, Any]] = (("released", ""), ("metrics", {}), ("usage", {}), ("cause", None))
@@ -89,6 +91,29 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
     before = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     others = [one for one in before if one.get("try_number") != entry["try_number"]]
     return {"version": VERSION, "tries": [*others, dict(entry)][-MAX_TRIES:]}
+
+
+def failed_nodes(stored: Any, max_tries: int) -> dict[str, str]:
+    """The nodes on which earlier tries of this life of the task failed, the latest last, each with the reason.
+
+    :param stored: what `with_failed_nodes` gave, or None.
+    :param max_tries: of the task instance: a clear changes it, and forgets the nodes.
+    """
+    read = mapping(stored)
+    nodes = mapping(read.get("nodes")) if read.get("max_tries") == max_tries else {}
+    return {name: str(reason) for name, reason in nodes.items() if name}
+
+
+def with_failed_nodes(stored: Any, max_tries: int, more: Mapping[str, str]) -> dict[str, Any]:
+    """The stored nodes with those of one more try, at most MAX_FAILED_NODES.
+
+    :param stored: what this gave before, or None.
+    :param max_tries: of the task instance.
+    :param more: names of nodes, each with the reason.
+    """
+    before = {name: why for name, why in failed_nodes(stored, max_tries).items() if name not in more}
+    latest = list({**before, **more}.items())[-MAX_FAILED_NODES:]
+    return {"version": VERSION, "max_tries": max_tries, "nodes": dict(latest)}
 
 
 def _size(data: Mapping[str, Any]) -> int:

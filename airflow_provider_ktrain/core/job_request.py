@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.deadline import backstop_seconds
@@ -22,6 +22,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import transform
+from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 
 
@@ -50,6 +51,7 @@ class JobRequest:
         False.
     :param dry_run: create nothing. Default: False.
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
+    :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
     """
 
     kind: Kind
@@ -70,6 +72,7 @@ class JobRequest:
     resume_on_clear: bool = False
     dry_run: bool = False
     runtime_policy: str = ""
+    avoid_nodes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def job_name(self) -> str:
@@ -125,6 +128,8 @@ class JobRequest:
         :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
         manifest = overlay(fitted, JobOptions(attempt=attempt))
+        if self.avoid_nodes and self.can_avoid_nodes(served):
+            manifest = avoid_nodes(manifest, list(self.avoid_nodes))
         if served is not None:
             if self.runtime_policy:
                 self.kind.require_policy(manifest, served, self.runtime_policy)
@@ -134,6 +139,13 @@ class JobRequest:
         labels, annotations = self.owner.key.labels(submission), self.annotations(fitted, now=now)
         manifest = transform.stamp(manifest, self.job_name, namespace, labels, annotations)
         return manifest if self.expire_seconds is None else transform.expire(manifest, self.expire_seconds)
+
+    def can_avoid_nodes(self, served: Served | None) -> bool:
+        """Whether the pods of a new job can get an affinity: those of a runtime can't on every cluster.
+
+        :param served: as for `stamped`.
+        """
+        return served is None or not self.kind.limits_of(served)
 
     def annotations(self, fitted: Manifest | None, *, now: float) -> dict[str, str]:
         """The annotations that this task adds to its job.

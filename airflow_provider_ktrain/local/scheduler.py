@@ -134,14 +134,17 @@ def selected(pod: Obj, host: Host) -> bool:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not (pod["spec"].get("nodeSelector") or {}).items() <= labels.items():
         return False
-    return not required or any(_term(term, labels) for term in required.get("nodeSelectorTerms") or ())
+    fields = {"metadata.name": host.name}
+    return not required or any(_term(term, labels, fields) for term in required.get("nodeSelectorTerms") or ())
 
 
-def _term(term: Obj, labels: Mapping[str, str]) -> bool:
-    expressions = term.get("matchExpressions") or ()
+def _term(term: Obj, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    """Whether the node's labels and fields match a term."""
+    expressions = [(e, labels) for e in term.get("matchExpressions") or ()]
+    expressions += [(e, fields) for e in term.get("matchFields") or ()]
     return bool(expressions) and all(
-        e["operator"] in OPERATORS and OPERATORS[e["operator"]](labels.get(e["key"]), e.get("values") or ())
-        for e in expressions
+        e["operator"] in OPERATORS and OPERATORS[e["operator"]](values.get(e["key"]), e.get("values") or ())
+        for e, values in expressions
     )
 
 

@@ -264,7 +264,21 @@ class TrainingJobOperator(JobParameters):
             stored = outcome.superseded or task_state.write_outcome(context, outcome)
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The outcome could not be stored in the task's state.\n%s", e)
+        self._note_failed_nodes(outcome, context)
         return self._conclude(outcome, context, stored=stored)
+
+    def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
+        """Store the nodes on which this try failed, if later tries are to avoid them."""
+        from airflow_provider_ktrain.operators import task_state
+
+        nodes = (outcome.cause or {}).get("failed_nodes")
+        if not nodes or not self.avoid_failed_nodes or not compat.has_task_state(context):
+            return
+        try:
+            task_state.add_failed_nodes(context, nodes)
+            self.log.info("Later tries avoid %s (avoid_failed_nodes).", ", ".join(nodes))
+        except Exception as e:  # must not hide how the training ended
+            self.log.warning("The failed nodes could not be stored in the task's state.\n%s", e)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.

@@ -92,6 +92,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         annotations: Mapping[str, str] | None = None,
         checkpoint_dir: str | None = None,
         resume_on_clear: bool = False,
+        avoid_failed_nodes: bool = False,
         skip_on_exit_code: int | Collection[int] | None = None,
         dry_run: bool = False,
         **kwargs: Any,
@@ -131,6 +132,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         self.annotations = annotations
         self.checkpoint_dir = checkpoint_dir
         self.resume_on_clear = resume_on_clear
+        self.avoid_failed_nodes = avoid_failed_nodes
         self.skip_on_exit_code = skip_on_exit_code
         self.server_dry_run = dry_run  # `dry_run` is a method of every operator
 
@@ -260,7 +262,18 @@ class JobParameters(compat.StorableLog, BaseOperator):
             checkpoint_root=self.checkpoint_dir,
             resume_on_clear=self.resume_on_clear,
             dry_run=self.server_dry_run,
+            avoid_nodes=self._nodes_to_avoid(context),
         )
+
+    def _nodes_to_avoid(self, context: Context) -> Mapping[str, str]:
+        """The nodes on which earlier tries failed, each with the reason; none without `avoid_failed_nodes`."""
+        from airflow_provider_ktrain.operators import task_state
+
+        if not self.avoid_failed_nodes:
+            return {}
+        if not compat.has_task_state(context):
+            self.log.warning("avoid_failed_nodes has no effect: it needs Airflow 3.3 or newer.")
+        return task_state.read_failed_nodes(context)
 
     def _owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the first try since the task was last cleared."""

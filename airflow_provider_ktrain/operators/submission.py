@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owne
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.job_requests import Log, served_version
@@ -117,7 +118,7 @@ class Submission:
             served = await read_served(
                 api, kind, self.version, fitted, self.namespace, patience=DISCOVERY_PATIENCE, log=log
             )
-            return await submit(
+            submitted = await submit(
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
                 request.first_try, reattach=request.reattach, log=log,
             )  # fmt: skip
@@ -130,6 +131,18 @@ class Submission:
                 api, kind, self.version, metadata, owner, request.first_try,
                 reattach=request.reattach, invalid=invalid, log=log,
             )  # fmt: skip
+        if submitted.created:
+            self._log_avoided_nodes(served, log)
+        return submitted
+
+    def _log_avoided_nodes(self, served: Served | None, log: Log) -> None:
+        """Log which nodes the new job avoids, and why."""
+        nodes = self._request.avoid_nodes
+        if nodes and not self._request.can_avoid_nodes(served):
+            log.warning("avoid_failed_nodes has no effect: on this cluster, the pods of this job can't be patched.")
+        elif nodes:
+            reasons = "\n".join(f"{name}: {reason}" for name, reason in nodes.items())
+            log.info(f"The job avoids {counted(len(nodes), 'node')} on which earlier tries failed.\n{reasons}")
 
     def _stamped(self, fitted: Manifest, submission: str, served: Served | None) -> Manifest:
         """The manifest to send.

@@ -6,19 +6,23 @@ The place and number of the submission are stored by `submission.py`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import (
     DEFERRAL_STATE,
+    FAILED_NODES_STATE,
     JOB_STATE,
     OUTCOME_STATE,
     TRIES_STATE,
     VERSION,
     earlier_success,
+    failed_nodes,
     mapping,
     stored_outcome,
+    with_failed_nodes,
     with_try,
 )
 from airflow_provider_ktrain.core.identity import JobRef
@@ -77,6 +81,20 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
     }
     compat.remember(context, TRIES_STATE, with_try(compat.recall(context, TRIES_STATE), entry))
     return True
+
+
+def read_failed_nodes(context: Context) -> dict[str, str]:
+    """The nodes on which earlier tries failed since the last clear, each with the reason."""
+    return failed_nodes(compat.recall(context, FAILED_NODES_STATE), context["ti"].max_tries)
+
+
+def add_failed_nodes(context: Context, nodes: Mapping[str, str]) -> None:
+    """Store nodes on which this try failed, for later tries.
+
+    :param nodes: names, each with the reason.
+    """
+    stored = compat.recall(context, FAILED_NODES_STATE)
+    compat.remember(context, FAILED_NODES_STATE, with_failed_nodes(stored, context["ti"].max_tries, nodes))
 
 
 def read_earlier_success(context: Context) -> Outcome | None:

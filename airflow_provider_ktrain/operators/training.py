@@ -110,6 +110,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
+        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
+        Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
         skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
@@ -199,6 +202,9 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
+        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
+        Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
         skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
@@ -292,6 +298,9 @@ class TrainJobOperator(TrainingJobOperator):
         `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
+        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
+        Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
         skipped instead of failed. The job is released as after a failure. Default: None, none.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,

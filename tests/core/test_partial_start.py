@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.job import diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
 from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ def test_exit_code_skips_the_task_and_releases_the_job(airflow: Airflow, kube: K
     airflow.wait_state("skips", run, "train", "skipped")
     airflow.wait_state("skips", run, "after", "skipped")
     log = airflow.log("skips", run, "train")
-    assert "the triggerer now follows" in log
     assert "Master 0 failed with exit code 99" in log
     wait_for("the job is gone", lambda: not jobs_of(kube, "skips"))
 
@@ -41,7 +41,21 @@ def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kub
     run = airflow.trigger("partial_start")
     airflow.wait_state("partial_start", run, "train", "up_for_retry")
     log = airflow.log("partial_start", run, "train")
-    assert "holds 32 GPUs in 4 pods while Worker" in log
+    assert "holds 32 GPUs in 4 pods, but Worker" in log
     assert "(partial_start_timeout): " in log
     wait_for("the GPUs are free", lambda: kube.gpus_held("ktrain.airflow/dag-id=partial_start") == 0)
     assert not jobs_of(kube, "partial_start")
+
+
+def test_retry_avoids_the_node_with_a_broken_gpu(airflow: Airflow) -> None:
+    run = airflow.trigger("avoids_nodes")
+    ended = airflow.wait_state("avoids_nodes", run, "train", "success")
+    assert ended["try_number"] == 2
+    first, second = (airflow.log("avoids_nodes", run, "train", number) for number in (1, 2))
+    if tuple(map(int, version("apache-airflow-core").split(".")[:2])) < (3, 3):
+        assert "avoid_failed_nodes has no effect" in first
+        return
+    assert "(avoid_failed_nodes)" in first
+    assert "The job avoids 1 node on which earlier tries failed." in second
+    assert ": Master 0 has a broken GPU" in second
+    assert "[Master 0] trained" in second

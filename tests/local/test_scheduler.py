@@ -93,6 +93,22 @@ def test_required_node_affinity_is_enforced(expression: Obj, fits: bool) -> None
     assert (decision.node is not None) == fits
 
 
+def test_match_fields_exclude_nodes_by_name_beside_expressions() -> None:
+    def term(*excluded: str, **more: Any) -> Obj:
+        return {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in excluded], **more}
+
+    def decided(*terms: Obj) -> str | None:
+        wanted = affinity()
+        wanted["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] = list(terms)
+        return decide(pod(affinity=wanted), hosts(2)).node
+
+    first = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["ktrain-node-0"]}]}
+    assert decided(term("ktrain-node-0")) == "ktrain-node-1"
+    assert decided(term("ktrain-node-1", **first)) == "ktrain-node-0"
+    assert decided(term("ktrain-node-0", **first)) is None
+    assert decided(term("ktrain-node-0", "ktrain-node-1")) is None
+
+
 def test_terms_are_alternatives_and_an_empty_one_matches_nothing() -> None:
     there = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["ktrain-node-2"]}
     terms = [{}, {"matchExpressions": [there]}]

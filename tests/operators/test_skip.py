@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 NO_DATA = ["sh", "-c", "echo no new data; exit 99"]
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]

@@ -167,6 +167,7 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
     **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
     **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
+    "avoid_failed_nodes": _SWITCH,
     **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),
     "nodes": Shape("a whole number, 1 or more", lambda value: _whole(value, 1), remedy="write 2", numbers=True),
     "runtime": Shape(

@@ -24,6 +24,7 @@ class FailurePattern:
     :param description: predicate of the summary, as in `Worker 0 <description>: <message>`.
     :param resolution: what the user should do.
     :param category_with_gpus: category if the pod requests GPUs. Default: None, the same as `category`.
+    :param blames_node: whether the failure is the node's, so that `avoid_failed_nodes` avoids the node. Default: False.
     """
 
     pattern: str
@@ -31,6 +32,7 @@ class FailurePattern:
     description: str
     resolution: str
     category_with_gpus: Category | None = None
+    blames_node: bool = False
 
 
 #: Messages of the training program: in its final exception or near the end of its log.
@@ -85,6 +87,7 @@ PROGRAM_ERRORS = (
         "can't see any GPU",
         "Request GPUs (gpus=...) or use gloo. If the pod requests GPUs, report the node and retry on another one.",
         category_with_gpus=INFRASTRUCTURE,
+        blames_node=True,
     ),
     FailurePattern(
         r"(?i)driver version is insufficient|no kernel image is available|not compiled with CUDA|"
@@ -105,6 +108,7 @@ PROGRAM_ERRORS = (
         INFRASTRUCTURE,
         "has a broken GPU",
         "Retry on another node, and report this one.",
+        blames_node=True,
     ),
     FailurePattern(
         r"(?i)not enough slots available",
@@ -199,10 +203,17 @@ DISRUPTIONS = (
         "Retry, or set a priority_class_name or a queue_name.",
     ),
     FailurePattern(
+        r"EvictionByEvictionAPI",
+        INFRASTRUCTURE,
+        "was evicted from its node",
+        "Retry. A node drain evicts all pods of a node.",
+    ),
+    FailurePattern(
         r"^Evicted$|Eviction|TerminationByKubelet",
         INFRASTRUCTURE,
         "was evicted from its node",
         "Retry. If the node ran low on memory or disk, request as much as the replica uses.",
+        blames_node=True,
     ),
     FailurePattern(
         r"^OutOf|UnexpectedAdmissionError|NodeAffinity|TopologyAffinityError|NodePorts|SysctlForbidden",
@@ -215,6 +226,7 @@ DISRUPTIONS = (
         INFRASTRUCTURE,
         "lost its node",
         "Retry. Check the node's conditions.",
+        blames_node=True,
     ),
 )
 #: An eviction for which the pod's own limit is the reason, not a shortage on the node.
@@ -228,6 +240,7 @@ START_ERRORS = (
         INFRASTRUCTURE,
         "can't start: the node's GPU driver does not work",
         "Retry on another node, and report this one.",
+        blames_node=True,
     ),
     *(
         FailurePattern(

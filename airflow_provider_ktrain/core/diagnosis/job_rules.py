@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
+from airflow_provider_ktrain.core.diagnosis.failed_nodes import find_failed_nodes
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_requested_at
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
@@ -21,6 +22,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
     find_obstacle,
     find_operator_rejection,
     find_refused_resources,
+    find_startup_failure,
     find_unschedulable_pod,
 )
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
@@ -49,7 +51,8 @@ def diagnose(
     :param gone: whether the job no longer exists. Default: False.
     """
     evidence = make_evidence(job, pods, events, log_tails, now, gone)
-    return next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence)).with_short_summary()
+    cause = next((cause for rule in _RULES if (cause := rule(evidence))), _unknown(evidence))
+    return _with_failed_nodes(cause, evidence)
 
 
 def diagnose_limit(
@@ -75,7 +78,7 @@ def diagnose_limit(
         cause = obstacle or Cause(Category.USER_CODE, "")
         why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
         summary = f"{evidence.title} was restarted more often than max_restarts={amount:.0f} allows: {why}"
-        return replace(cause, summary=summary).with_short_summary()
+        return _with_failed_nodes(replace(cause, summary=summary), evidence)
     category, description, resolution = _LIMITS[limit]
     if limit is Limit.STARTUP and not pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
@@ -85,14 +88,15 @@ def diagnose_limit(
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""
     decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
-    return Cause(
+    cause = Cause(
         decisive.category if decisive else category,
         f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit)}{why}",
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
         decisive.retryable if decisive else True,
-    ).with_short_summary()
+    )
+    return _with_failed_nodes(cause, evidence)
 
 
 def diagnose_crash_loop(
@@ -113,11 +117,25 @@ def diagnose_crash_loop(
     last = diagnose_replica(evidence)
     why = re.sub(f"^{replica} failed(:| with) ", "", last.summary) if last else _NO_FAILURE_LEFT
     often = f"{replica} failed {failures_in_a_row} times in a row, each within 10 minutes of its start"
-    return replace(
+    cause = replace(
         last or Cause(Category.USER_CODE, "", replica=replica, resolution=f"Read the log of {replica}."),
         summary=f"{often} ({Limit.CRASH_LOOP}): {why}",
         retryable=True,
-    ).with_short_summary()
+    )
+    return _with_failed_nodes(cause, evidence)
+
+
+def find_startup_cause(
+    job: Json, pods: Sequence[Json], events: Sequence[Json], waited_seconds: float, now: datetime
+) -> Cause | None:
+    """Why a job will never start, with the nodes that failed: see `find_startup_failure`."""
+    cause = find_startup_failure(job, pods, events, waited_seconds, now)
+    return None if cause is None else _with_failed_nodes(cause, make_evidence(job, pods, events))
+
+
+def _with_failed_nodes(cause: Cause, evidence: Evidence) -> Cause:
+    """The cause with a short summary and the nodes that failed."""
+    return replace(cause, failed_nodes=find_failed_nodes(evidence, cause)).with_short_summary()
 
 
 #: Category, description and resolution for each limit.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean, clipped
@@ -44,6 +45,7 @@ class Cause:
     :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
     :param retryable: whether the same job may succeed if it is submitted again. False only if the API server, the
         kubelet or the operator rejected what the manifest says. Default: True.
+    :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
     """
 
     category: Category
@@ -52,6 +54,7 @@ class Cause:
     resolution: str = ""
     replica: str = ""
     retryable: bool = True
+    failed_nodes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", clean(clipped(self.summary)))
@@ -77,6 +80,7 @@ class Cause:
             "resolution": self.resolution,
             "replica": self.replica,
             "retryable": self.retryable,
+            "failed_nodes": dict(self.failed_nodes),
         }
 
 

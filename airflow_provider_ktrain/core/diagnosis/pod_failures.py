@@ -44,6 +44,7 @@ class Failure:
     :param is_latest: whether no other pod has replaced its pod. If the job failed, the failure that caused it is one of
         the latest.
     :param gpus: GPUs that the pod requests. Default: 0.
+    :param node: name of the pod's node. Default: "", unknown.
     """
 
     role: str
@@ -61,6 +62,7 @@ class Failure:
     tail: Tail
     is_latest: bool
     gpus: int = 0
+    node: str = ""
 
     @property
     def is_peer_loss(self) -> bool:
@@ -156,6 +158,7 @@ def _failures_of_pod(
 ) -> Iterator[Failure]:
     status = pod.get("status") or {}
     role, index = kind.pod_role(_meta(pod).get("labels") or {})
+    node = str((pod.get("spec") or {}).get("nodeName") or "")
     disruption, disruption_message, disrupted_at = disruption_of(status)
     has_failed_container = False
     for is_init, container in _containers(status):
@@ -182,12 +185,27 @@ def _failures_of_pod(
             tail(log_key(_name(pod), name), str(last.get("message") or "")),
             is_latest,
             pod_gpus(pod.get("spec") or {}),
+            node,
         )
     if disruption and not has_failed_container:
         at, message = disrupted_at, disruption_message
         replica = kind.replica_name(role, index)
         yield Failure(
-            role, index, replica, _name(pod), "", False, None, disruption, message, at, at, 0, Tail(), is_latest
+            role,
+            index,
+            replica,
+            _name(pod),
+            "",
+            False,
+            None,
+            disruption,
+            message,
+            at,
+            at,
+            0,
+            Tail(),
+            is_latest,
+            node=node,
         )
 
 

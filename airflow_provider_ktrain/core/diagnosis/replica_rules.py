@@ -99,7 +99,18 @@ def _command_missing(f: Failure) -> Cause | None:
 
 
 def _known_message(f: Failure) -> Cause | None:
-    """A known message in the final exception, or after it near the end of the log.
+    """A known message of the program explains its end."""
+    found = find_known_message(f)
+    if found is None:
+        return None
+    known, message = found
+    summary = f"{f.replica} {known.description}: {message} ({describe_exit_code(f.exit_code)})"
+    category = known.category_with_gpus if f.gpus and known.category_with_gpus else known.category
+    return Cause(category, summary, "", known.resolution)
+
+
+def find_known_message(f: Failure) -> tuple[failure_patterns.FailurePattern, str] | None:
+    """A known message in the final exception, or after it near the end of the log; None if there is none.
 
     Messages explain only a program that ended by itself: not one that was killed from outside, and a crashed process
     only by its exception.
@@ -111,10 +122,7 @@ def _known_message(f: Failure) -> Cause | None:
     texts = (f.tail.exception, after) if ended_by in (0, signal.SIGABRT) else (f.tail.exception,)
     for text, known in itertools.product(texts, failure_patterns.PROGRAM_ERRORS):
         if match := re.search(known.pattern, text):
-            message = f.tail.exception or _line_at(text, match.start())
-            summary = f"{f.replica} {known.description}: {message} ({describe_exit_code(f.exit_code)})"
-            category = known.category_with_gpus if f.gpus and known.category_with_gpus else known.category
-            return Cause(category, summary, "", known.resolution)
+            return known, f.tail.exception or _line_at(text, match.start())
     return None
 
 

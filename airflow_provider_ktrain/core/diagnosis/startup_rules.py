@@ -14,7 +14,8 @@ from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evide
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, describe_exit_code, find_failures
-from airflow_provider_ktrain.core.text import clipped, first_line
+from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
+from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 #: How long a problem may last before the job is given up, by the reason of a waiting container or of an event. A
@@ -307,9 +308,23 @@ def _pull_resolution(reason: str, message: str) -> str:
     return "Correct the image's name, or give the nodes access to its registry."
 
 
+def find_start_error(reason: str, message: str) -> FailurePattern | None:
+    """What a container runtime's message means; None if the kubelet doesn't report that it could not start a container.
+
+    :param reason: of a container's state.
+    :param message: of a container's state.
+    """
+    if reason not in (*_START_REASONS, "CreateContainerError"):
+        return None
+    return _start_error(message)[0]
+
+
+_START_REASONS = ("StartError", "ContainerCannotRun", "RunContainerError")
+
+
 def start_error_cause(f: Failure) -> Cause | None:
     """The kubelet reports that the container never ran: the container runtime could not start its command."""
-    if f.reason not in ("StartError", "ContainerCannotRun", "RunContainerError"):
+    if f.reason not in _START_REASONS:
         return None
     known, error = _start_error(f.message)
     error = error or f.tail.last_line or describe_exit_code(f.exit_code)
@@ -349,6 +364,8 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
         pod, condition = unscheduled[0]
         message = str(condition.get("message") or "the scheduler gives no reason")
         hints = [resolution for pattern, resolution in failure_patterns.SCHEDULING_HINTS if re.search(pattern, message)]
+        if excluded := describe_avoided(pod):
+            hints.append(excluded)
         return Cause(
             Category.SCHEDULING,
             f"{evidence.replica_of(pod)} can't be scheduled: {_node_reasons(message)}",
@@ -377,6 +394,17 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
                 "Free some of the quota, or ask for a larger one.",
             )
     return None
+
+
+def describe_avoided(pod: Json) -> str:
+    """Which nodes the pod avoids because an earlier try failed on them; empty if there are none."""
+    names = avoided_nodes(pod)
+    if not names:
+        return ""
+    return (
+        f"The pod avoids {counted(len(names), 'node')} (avoid_failed_nodes): {', '.join(names)}. To use them again, "
+        "repair them and clear the task."
+    )
 
 
 def _unscheduled_condition(pod: Json) -> Json | None:

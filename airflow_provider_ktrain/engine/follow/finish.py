@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
+from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.logs.result import find_result
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop

@@ -8,7 +8,7 @@ from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.messages import Options
 from airflow_provider_ktrain.engine.follow.state import JobState
-from airflow_provider_ktrain.engine.jobs import Log
+from airflow_provider_ktrain.engine.job_requests import Log
 
 
 class PartialStartWarning:

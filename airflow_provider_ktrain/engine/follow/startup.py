@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
-from airflow_provider_ktrain.core.diagnosis.startup_rules import find_startup_failure, find_unstartable_command
+from airflow_provider_ktrain.core.diagnosis.startup_rules import describe_avoided, find_unstartable_command
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
@@ -55,7 +56,7 @@ class StartupChecks:
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
         waited = time.monotonic() - state.phase_since
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids)
-        cause = find_startup_failure(state.known_job, state.pods.all, events, waited, utc_now())
+        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, utc_now())
         if cause is None:
             self._log_obstacle(events)
         return cause
@@ -67,6 +68,9 @@ class StartupChecks:
             last = max(warnings, key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
             about = last["involvedObject"]
             obstacle = f"{last.get('reason')}\n{about.get('kind')} {about['name']}: {last.get('message')}"
+            if last.get("reason") == "FailedScheduling":
+                avoided = next(filter(None, map(describe_avoided, self._state.pods.live)), "")
+                obstacle = f"{obstacle}\n{avoided}".rstrip()
             if obstacle != self._obstacle:
                 self._log.warning(f"{self._state.ref} is still {self._state.phase}: {obstacle}")
             self._obstacle = obstacle

@@ -48,11 +48,28 @@ def problems(spec: Obj, path: str, policies: tuple[str, ...]) -> Iterator[Proble
         yield "FieldValueRequired", "Required value", f"{path}.containers"
     if (policy := spec.get("restartPolicy", "Always")) not in policies:
         yield unsupported(f"{path}.restartPolicy", policy, policies)
+    yield from _node_affinity(spec, path)
     volumes = {v.get("name") for v in spec.get("volumes", ())}
     seen: set[str] = set()
     for key in ("initContainers", "containers"):
         for i, container in enumerate(spec.get(key, ())):
             yield from _container(container, f"{path}.{key}[{i}]", volumes, seen)
+
+
+def _node_affinity(spec: Obj, path: str) -> Iterator[Problem]:
+    """Validate matchFields: In and NotIn take one value, and only the name of a node can be matched."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    for i, term in enumerate((node.get(required) or {}).get("nodeSelectorTerms") or ()):
+        for j, field in enumerate(term.get("matchFields") or ()):
+            at = f"{path}.affinity.nodeAffinity.{required}.nodeSelectorTerms[{i}].matchFields[{j}]"
+            if field.get("operator") not in ("In", "NotIn"):
+                yield wrong(f"{at}.operator", field.get("operator", ""), "not a valid selector operator")
+            elif len(field.get("values") or ()) != 1:
+                why = "must be only one value when `operator` is 'In' or 'NotIn' for node field selector"
+                yield "FieldValueRequired", f"Required value: {why}", f"{at}.values"
+            if field.get("key") != "metadata.name":
+                yield wrong(f"{at}.key", field.get("key", ""), "not a valid field selector key")
 
 
 def _container(container: Obj, path: str, volumes: set[str | None], seen: set[str]) -> Iterator[Problem]:

@@ -47,3 +47,16 @@ with DAG("partial_start", schedule=None, start_date=START):  # each node has 8 G
         retries=1,
         retry_delay=datetime.timedelta(hours=1),
     )
+
+ECC = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+
+with DAG("avoids_nodes", schedule=None, start_date=START):
+    PyTorchJobOperator(
+        task_id="train",
+        image=IMAGE,
+        command=["sh", "-c", f"""[ $KTRAIN_ATTEMPT != 1 ] || exec python3 -c "{ECC}"; echo trained"""],
+        gpus=1,
+        avoid_failed_nodes=True,
+        retries=1,
+        retry_delay=datetime.timedelta(seconds=1),
+    )

@@ -1,0 +1,60 @@
+"""The nodes on which a job failed by infrastructure: a broken GPU, a lost node, an eviction because of a shortage.
+
+Not the nodes of preempted or drained pods, nor of pods that exceeded a limit of their own. What a program logs about
+its GPU counts only for the failure that is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from airflow_provider_ktrain.core.diagnosis import failure_patterns
+from airflow_provider_ktrain.core.diagnosis.evidence import Evidence
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure
+from airflow_provider_ktrain.core.diagnosis.replica_rules import find_known_message
+from airflow_provider_ktrain.core.diagnosis.startup_rules import find_start_error
+
+
+def find_failed_nodes(evidence: Evidence, cause: Cause) -> dict[str, str]:
+    """The names of the nodes, each with the reason; empty if the cause isn't one of infrastructure.
+
+    :param evidence: what is known of the job.
+    :param cause: the cause of its failure.
+    """
+    found: dict[str, str] = {}
+    if cause.category is Category.INFRASTRUCTURE:
+        for node, reason in (*_of_failures(evidence), *_of_blocked_pods(evidence)):
+            found.setdefault(node, reason)
+    return found
+
+
+def _of_failures(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for at, failure in enumerate(evidence.failures):
+        why = _disruption(failure) or (_program_or_start_error(failure) if at == 0 else "")
+        if failure.node and why:
+            yield failure.node, f"{failure.replica} {why}"
+
+
+def _disruption(failure: Failure) -> str:
+    """Why Kubernetes ended the pod; empty if it didn't, or if the node isn't the reason."""
+    known = next((p for p in failure_patterns.DISRUPTIONS if re.search(p.pattern, failure.reason)), None)
+    own_limit = re.search(failure_patterns.DISK_LIMIT_PATTERN, failure.message)
+    return f"{known.description} ({failure.reason})" if known and known.blames_node and not own_limit else ""
+
+
+def _program_or_start_error(failure: Failure) -> str:
+    message = find_known_message(failure)
+    known = message[0] if message else find_start_error(failure.reason, failure.message)
+    return known.description if known and known.blames_node else ""
+
+
+def _of_blocked_pods(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Pods whose containers the node can't start."""
+    for pod in evidence.pods:
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            known = find_start_error(str(waiting.get("reason")), str(waiting.get("message") or ""))
+            if known and known.blames_node and (node := (pod.get("spec") or {}).get("nodeName")):
+                yield str(node), f"{evidence.replica_of(pod)} {known.description}"

@@ -1,0 +1,63 @@
+"""Keep a job's pods away from nodes on which an earlier try failed: a required node affinity by the nodes' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Manifest, kind_of
+from airflow_provider_ktrain.core.kinds.base import mapping_at
+from airflow_provider_ktrain.core.manifest.loader import plain
+
+NODE_NAME = "metadata.name"  #: the only field that matchFields may name
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def avoid_nodes(manifest: Mapping[str, Any], names: Sequence[str]) -> Manifest:
+    """The manifest with a node affinity against these nodes in each pod template.
+
+    The affinity of a TrainJob is added to that of its runtime later, by `Kind.expand`.
+
+    :param names: of the nodes.
+    """
+    result: Manifest = plain(manifest)
+    kind = kind_of(result.get("kind"))
+    kind.add_templates(result)
+    for _, template in kind.templates(result):
+        node = mapping_at(mapping_at(mapping_at(template, "spec"), "affinity"), "nodeAffinity")
+        required = mapping_at(node, _REQUIRED)
+        required["nodeSelectorTerms"] = _without(required.get("nodeSelectorTerms") or [], names)
+    return result
+
+
+def _without(terms: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Terms are alternatives, so each gets all names. An empty one matches no node, and stays empty.
+
+    An entry of matchFields has one value (ValidateNodeFieldSelectorRequirement in Kubernetes' core/validation).
+    """
+    ours = [{"key": NODE_NAME, "operator": "NotIn", "values": [name]} for name in names]
+    if not terms:
+        return [{"matchFields": ours}]
+    return [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), *ours]} if isinstance(term, dict) and term else term
+        for term in terms
+    ]
+
+
+def avoided_nodes(pod: Mapping[str, Any]) -> list[str]:
+    """The names of the nodes that every term of a pod's required node affinity excludes, sorted.
+
+    :param pod: a pod.
+    """
+    affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    excluded = [
+        {
+            str(name)
+            for field in term.get("matchFields") or ()
+            if field.get("key") == NODE_NAME and field.get("operator") == "NotIn"
+            for name in field.get("values") or ()
+        }
+        for term in terms
+    ]
+    return sorted(set.intersection(*excluded)) if excluded else []
