@@ -26,7 +26,7 @@ from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 from .manifests import pytorchjob
 from .test_diagnosis import failed, logs, pod, time
-from .test_request import KEY
+from .test_job_request import KEY
 from .test_runtime_patches import NEW, replicated, runtime, trainjob
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
