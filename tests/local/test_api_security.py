@@ -91,7 +91,7 @@ def test_foreign_host_is_refused(api: Client, host: str) -> None:
 
 @pytest.mark.parametrize("origin", ["https://example.com", "null", "https://127.0.0.1", ""])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_any_origin_is_refused(api: Client, method: str, origin: str) -> None:
+def test_a_foreign_origin_is_refused(api: Client, method: str, origin: str) -> None:
     answer = api(method, PODS, headers={"Origin": origin})
     assert answer.status == 403
     assert "Origin" in answer.body["message"]

@@ -14,6 +14,7 @@ from aiohttp import web
 from airflow_provider_ktrain.local.apiserver import (
     decoding,
     discovery,
+    execapi,
     listing,
     logapi,
     negotiation,
@@ -83,7 +84,8 @@ class ApiServer:
         """Check the Host and Origin headers, the fault switches and the user's permissions, then route the request."""
         if request.host not in self._hosts:
             raise ApiError(403, f"Host {request.host!r} is refused: this cluster is for this machine only", details={})
-        if "Origin" in request.headers:
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.removeprefix("https://") not in self._hosts:  # WebSocket clients send ours
             raise ApiError(403, "requests with an Origin are refused: this cluster is not for browsers", details={})
         info = requestinfo.parse(request.method, request.path, request.query)
         if info.path != FAULTS_PATH:
@@ -113,6 +115,8 @@ class ApiServer:
         resource = self._resources.get(served)
         if resource is None or info.rest or not _scoped(resource, info):
             return negotiation.page_not_found()
+        if resource == r.POD and info.subresource in execapi.UNSUPPORTED:
+            raise ApiError(400, execapi.UNSUPPORTED[info.subresource])
         if info.subresource and info.subresource not in resource.subresources:
             return negotiation.page_not_found()
         view = View(resource, negotiation.accepted(request), request.query.get("includeObject") == "Object")
@@ -125,6 +129,8 @@ class ApiServer:
                 return negotiation.answer(view.all(*await listing.page(self._store, resource, namespace, options)))
             case "get", "log":
                 return await self._log(request, info, self._store.get(resource, namespace, info.name))
+            case (("get" | "create"), "exec"):
+                return await execapi.run(request, self._root, self._store.get(resource, namespace, info.name))
             case "create", "token":
                 question = await _map(request)
                 account = self._store.get(resource, namespace, info.name)

@@ -15,6 +15,10 @@ VERSION = {
     "platform": "linux/amd64",
 }  # fmt: skip
 
+NOT_DESCRIBED = (
+    "The embedded cluster doesn't describe the fields of built-in types. See "
+    "https://kubernetes.io/docs/reference/kubernetes-api/"
+)
 READ_WRITE = ["get", "patch", "update"]
 #: verbs of each subresource, and its kind, group and version if they differ from the resource's
 SUBRESOURCES: dict[str, Obj] = {
@@ -33,6 +37,8 @@ def documents(resources: Iterable[Resource], address: str) -> dict[str, Obj]:
     for resource in resources:
         if resource.custom:
             schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _schema(resource)
+        else:
+            schemas.setdefault(resource.api_version, {})[openapi.component(resource)] = _described(resource)
         head = {"namespaced": resource.namespaced, "kind": resource.kind}
         itself = {
             **head, "name": resource.plural, "singularName": resource.singular, "verbs": list(resource.verbs),
@@ -72,10 +78,16 @@ def _schema(resource: Resource) -> Obj:
     return {**openapi.schema_of(resource), "x-kubernetes-group-version-kind": [kind]}
 
 
+def _described(resource: Resource) -> Obj:
+    """The schema of a built-in type: without fields, so that `kubectl explain` refers to Kubernetes' documentation."""
+    kind = {"group": resource.group, "kind": resource.kind, "version": resource.version}
+    return {"type": "object", "description": NOT_DESCRIBED, "x-kubernetes-group-version-kind": [kind]}
+
+
 def _openapi(prefix: str, group: str, version: str, entries: list[Obj], schemas: Obj) -> Obj:
     """Return an OpenAPI document: paths that support field validation, and the schemas of custom resources.
 
-    The document doesn't contain the schemas of built-in types.
+    The schemas of built-in types have no fields.
     """
     validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}
     paths = {

@@ -10,6 +10,7 @@ rewritten when the process is executed. The API object isn't changed. These valu
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -32,6 +33,7 @@ RENDEZVOUS = {
     "MASTER_ADDR": "{0}", "PET_MASTER_ADDR": "{0}", "MASTER_PORT": "{1}", "PET_MASTER_PORT": "{1}",
     "PET_RDZV_ENDPOINT": "{0}:{1}",
 }  # fmt: skip
+PATHS = "paths.json"  # name of the file with the paths of a container
 INHERITED_VARIABLES = (
     "HOME",
     "LD_LIBRARY_PATH",
@@ -76,6 +78,17 @@ class Paths:
 
     mounts: Mapping[str, Path]
     image: Path
+
+    def write(self, directory: Path) -> None:
+        """Store the paths in the directory of a container, for commands that are executed in it later."""
+        content = {"mounts": {prefix: str(path) for prefix, path in self.mounts.items()}, "image": str(self.image)}
+        (directory / PATHS).write_text(json.dumps(content))
+
+    @classmethod
+    def read(cls, directory: Path) -> Paths:
+        """Read what `write` has stored."""
+        content = json.loads((directory / PATHS).read_text())
+        return cls({prefix: Path(path) for prefix, path in content["mounts"].items()}, Path(content["image"]))
 
     def locate(self, path: str) -> str:
         """The path on this machine."""

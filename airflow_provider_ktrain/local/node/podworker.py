@@ -317,6 +317,7 @@ class PodWorker:
         (home / MESSAGE).write_bytes(b"")
         message = container.get("terminationMessagePath", "/dev/termination-log")
         paths = Paths({message: home / MESSAGE, **self.volumes.mounts(container)}, image)
+        paths.write(home)
         node = kubelet.store.get(r.NODE, None, kubelet.name)
         env = environment.declared(kubelet.store, self.pod, container, node)
         env = environment.on_this_machine(env, PORTS.of(self.pod), kubelet.hosts)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import functools
 import json
 import math
@@ -25,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -160,10 +162,20 @@ def pieces(line: bytes) -> list[bytes]:
 
 
 def spawn(run: dict[str, Any], stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    """Start a command in a new session. OSError or ValueError if it cannot be executed."""
+    """Start a command in a new session. OSError or ValueError if it cannot be executed.
+
+    With `tty` in `run`, its standard input is a terminal, which becomes the controlling terminal of the session.
+    """
+    env = {**run["env"], "TERM": "xterm"} if run.get("tty") else run["env"]
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if run.get("tty"):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
     return subprocess.Popen(
-        run["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=run["cwd"], env=run["env"], start_new_session=True,
-        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        run["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=run["cwd"], env=env, start_new_session=True,
+        preexec_fn=prepare,
     )  # fmt: skip
 
 
@@ -296,7 +308,7 @@ class Shim:
         self._when(server, lambda: self._accept(server))
 
     def _accept(self, server: socket.socket) -> None:
-        """Run an exec command. The request is JSON with argv; the caller passes its standard streams as descriptors."""
+        """Run an exec command. The request is JSON with argv and tty; the caller passes its standard streams."""
         caller, _ = server.accept()
         caller.settimeout(5)
         fds: list[int] = []
@@ -304,9 +316,10 @@ class Shim:
             data, fds, _, _ = socket.recv_fds(caller, READ, 3)
             if not data.endswith(b"\n"):
                 data += caller.makefile("rb").readline()
-            process = spawn({**self._run, "argv": json.loads(data)["argv"]}, *fds)
-        except (OSError, ValueError):
-            self._answer(caller, CANNOT_EXECUTE)
+            asked = json.loads(data)
+            process = spawn({**self._run, "argv": asked["argv"], "tty": asked.get("tty", False)}, *fds)
+        except (OSError, ValueError) as error:
+            self._answer(caller, CANNOT_EXECUTE, error=str(error))
             return
         finally:
             for fd in fds:
@@ -315,9 +328,9 @@ class Shim:
         self._when(caller, lambda: self._abandon(process.pid))
 
     @staticmethod
-    def _answer(caller: socket.socket, code: int) -> None:
+    def _answer(caller: socket.socket, code: int, **more: str) -> None:
         with contextlib.suppress(OSError), caller:
-            caller.sendall(json.dumps({"exit": code}).encode() + b"\n")
+            caller.sendall(json.dumps({"exit": code, **more}).encode() + b"\n")
 
     def _abandon(self, pid: int) -> None:
         """Kill the command of a caller that has ended."""
