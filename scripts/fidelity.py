@@ -80,12 +80,12 @@ ALWAYS = [
     (
         "PersistentVolumeClaims",
         'found and bound, else the pod stays Pending: `persistentvolumeclaim "x" not found`',
-        "not served: the volume is an empty directory of the pod's own, whatever the claim",
+        "the same, but a claim is bound to a directory of the state folder, without limits of size and access",
     ),
     (
         "PriorityClasses",
         "found, else the pod is refused: `no PriorityClass with name x was found`",
-        "not served: any name is taken, and means nothing; `spec.priority` is kept",
+        "the same, but nothing is preempted: pods of higher priority are only scheduled first",
     ),
     ("What is stored", "etcd", "memory: a restart loses it, versions expire by a fault switch instead of by time"),
 ]

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.pods import has_ended
 from airflow_provider_ktrain.local.objects.quantity import parse
-from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, now
+from airflow_provider_ktrain.local.objects.store import Change, Obj, Store, at, now
 
 NAME = "default-scheduler"
 PREEMPTION_IS_NOT_HELPFUL = "Preemption is not helpful for scheduling"
@@ -97,6 +97,14 @@ def decide(pod: Obj, hosts: Sequence[Host]) -> Decision:
     return Decision(None, f"{there} {reasons}. no new claims to deallocate, preemption: {there} {preemption}.")
 
 
+def without_claim(why: str, hosts: int) -> Decision:
+    """The decision for a pod with a claim that doesn't exist or isn't bound."""
+    there = f"0/{hosts} nodes are available:"
+    return Decision(
+        None, f"{there} {why}. no new claims to deallocate, preemption: {there} {hosts} {PREEMPTION_IS_NOT_HELPFUL}."
+    )
+
+
 def _counted(reasons: Iterable[str]) -> str:
     return ", ".join(sorted(f"{n} {reason}" for reason, n in Counter(reasons).items()))
 
@@ -163,11 +171,23 @@ class Scheduler:
             if _holds(pod) and pod["spec"]["nodeName"] in hosts:
                 hosts[pod["spec"]["nodeName"]].add(pod)
         for pod in sorted(filter(_waits, pods), key=_turn):
-            decision = decide(pod, list(hosts.values()))
+            unbound = self._unbound_claim(pod)
+            decision = without_claim(unbound, len(hosts)) if unbound else decide(pod, list(hosts.values()))
             if decision.node is None:
                 self._refuse(pod, decision.message)
             elif self._bind(pod, decision.node):
                 hosts[decision.node].add(pod)
+
+    def _unbound_claim(self, pod: Obj) -> str:
+        """Why the pod's claims don't allow to schedule it; "" if they do."""
+        for volume in pod["spec"].get("volumes") or ():
+            if name := volume.get("persistentVolumeClaim", {}).get("claimName"):
+                claim = self._store.find(r.CLAIM, pod["metadata"]["namespace"], name)
+                if claim is None:
+                    return f'persistentvolumeclaim "{name}" not found'
+                if at(claim, "status.phase") != "Bound":
+                    return "pod has unbound immediate PersistentVolumeClaims"
+        return ""
 
     def _bind(self, pod: Obj, node: str) -> bool:
         meta = pod["metadata"]
@@ -223,10 +243,10 @@ async def run(store: Store) -> None:
 
     def look(change: Change) -> None:
         """Start a round, unless the change is an update of a pod that is bound and hasn't ended."""
-        if change.type != "MODIFIED" or change.resource == r.NODE or not _holds(change.object):
+        if change.type != "MODIFIED" or change.resource != r.POD or not _holds(change.object):
             changed.set()
 
-    stops = [store.subscribe(resource, look) for resource in (r.POD, r.NODE)]
+    stops = [store.subscribe(resource, look) for resource in (r.POD, r.NODE, r.CLAIM)]
     try:
         while True:
             scheduler.schedule()

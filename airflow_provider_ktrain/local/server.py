@@ -32,7 +32,7 @@ from airflow_provider_ktrain.local.node import gpus
 from airflow_provider_ktrain.local.node.kubelet import Kubelet
 from airflow_provider_ktrain.local.node.nodes import node_objects
 from airflow_provider_ktrain.local.node.podworker import GPUS
-from airflow_provider_ktrain.local.objects import definitions
+from airflow_provider_ktrain.local.objects import definitions, priorities
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.store import Obj, Store
@@ -53,6 +53,7 @@ class Cluster:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._directory = Path(config.state_dir).absolute()
+        self._volumes = self._directory / "volumes"
         self._certificate, self._ssl = credentials.make_tls(self._directory)
         self._token = secrets.token_urlsafe(32)
         self._port = config.port or _free_port()
@@ -100,6 +101,8 @@ class Cluster:
         """Create the initial objects of the cluster."""
         for name in NAMESPACES:
             self._store.create(r.NAMESPACE, {"metadata": {"name": name}})
+        for priority_class in priorities.SYSTEM:
+            self._store.create(r.PRIORITY_CLASS, priority_class)
         definitions.install(self._store, self._served)
         runtimes.install(self._store)
         GPUS.offer(gpus.devices())
@@ -116,7 +119,7 @@ class Cluster:
             yield kubelet.run()
         ca = self._certificate.decode()
         status_ca = ca if self._status_port else ""
-        for controller in controllers.all_controllers(self._store, self._served, ca, status_ca):
+        for controller in controllers.all_controllers(self._store, self._served, self._volumes, ca, status_ca):
             yield controller()
 
     async def _listen(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,9 +214,9 @@ class TestNamespaces:
 
 
 @pytest.mark.parametrize("mpi_api", ["v1", "v2beta1"])
-async def test_all_controllers_run_until_cancelled(mpi_api: str) -> None:
+async def test_all_controllers_run_until_cancelled(mpi_api: str, tmp_path: Path) -> None:
     store = Store()
-    loops = [asyncio.ensure_future(run()) for run in all_controllers(store, r.served(mpi_api), "PEM")]
+    loops = [asyncio.ensure_future(run()) for run in all_controllers(store, r.served(mpi_api), tmp_path, "PEM")]
     made: asyncio.Queue[Change] = asyncio.Queue()
     store.subscribe(r.CONFIG_MAP, made.put_nowait)
     store.create(r.NAMESPACE, {"metadata": {"name": NAMESPACE}})

@@ -110,10 +110,15 @@ def test_missing_host_path_is_an_empty_directory(tmp_path: Path, store: Store) -
     assert list((tmp_path / "h").iterdir()) == []
 
 
-def test_claims_are_empty_directories(tmp_path: Path, store: Store) -> None:
-    """A PersistentVolumeClaim has nothing behind it here: it is an empty directory of the pod's own."""
-    volumes(tmp_path, store, {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}).set_up()
-    assert (tmp_path / "v").is_dir()
+def test_a_claim_is_the_directory_of_its_volume(tmp_path: Path, store: Store) -> None:
+    store.create(r.VOLUME, {"metadata": {"name": "pv"}, "spec": {"hostPath": {"path": str(tmp_path / "pv")}}})
+    store.create(r.CLAIM, {"metadata": {"name": "data", "namespace": "default"}, "spec": {"volumeName": "pv"}})
+    (tmp_path / "pv").mkdir()
+    mounts = [{"name": "v", "mountPath": "/data"}]
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
+    made = volumes(tmp_path / "pod", store, volume, mounts=mounts)
+    made.set_up()
+    assert made.mounts({"volumeMounts": mounts}) == {"/data": tmp_path / "pv"}
 
 
 @pytest.mark.parametrize(

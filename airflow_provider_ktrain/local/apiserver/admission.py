@@ -9,7 +9,7 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, invalid
 from airflow_provider_ktrain.local.objects.podspecs import unsupported, wrong
 from airflow_provider_ktrain.local.objects.resources import Resource
-from airflow_provider_ktrain.local.objects.store import Obj, Store, details
+from airflow_provider_ktrain.local.objects.store import Obj, Store, at, details
 
 NAME_RULES = {  # names of other resources are DNS subdomains
     r.NAMESPACE: names.LABEL, r.SERVICE: names.DNS_1035,
@@ -138,6 +138,11 @@ def _built_in(resource: Resource, obj: Obj, *, new: bool) -> Iterator[Problem]:
         yield from podspecs.problems(obj.get("spec", podspecs.NO_CONTAINERS), "spec", podspecs.RESTART_POLICIES)
     elif resource == r.BATCH_JOB and new:
         yield from podspecs.job_problems(obj)
+    elif resource == r.CLAIM:
+        if not at(obj, "spec.accessModes"):
+            yield "FieldValueRequired", "Required value: at least 1 access mode is required", "spec.accessModes"
+        if not at(obj, "spec.resources.requests.storage"):
+            yield "FieldValueRequired", "Required value", "spec.resources[storage]"
     elif resource in (r.ROLE_BINDING, r.CLUSTER_ROLE_BINDING):
         kind = obj.get("roleRef", {}).get("kind")
         if kind not in ("Role", "ClusterRole", None):

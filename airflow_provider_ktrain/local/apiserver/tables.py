@@ -162,6 +162,11 @@ def _ports(service: Obj) -> str:
     return ",".join(f"{p['port']}/{p.get('protocol', 'TCP')}" for p in at(service, "spec.ports", [])) or "<none>"
 
 
+def _access_modes(obj: Obj) -> str:
+    short = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
+    return ",".join(short.get(mode, mode) for mode in at(obj, "spec.accessModes", ()))
+
+
 def _event_object(event: Obj) -> str:
     return f"{at(event, 'involvedObject.kind', '').lower()}/{at(event, 'involvedObject.name', '')}"
 
@@ -247,6 +252,20 @@ COLUMNS: dict[Resource, tuple[Column, ...]] = {
     r.SERVICE: (
         NAME, Column("Type", "spec.type"), Column("Cluster-IP", "spec.clusterIP"),
         Column("External-IP", lambda _: "<none>"), Column("Port(s)", _ports), AGE,
+    ),
+    r.CLAIM: (
+        NAME, Column("Status", "status.phase"), Column("Volume", "spec.volumeName"),
+        Column("Capacity", "status.capacity.storage"), Column("Access Modes", _access_modes),
+        Column("StorageClass", "spec.storageClassName"), AGE,
+    ),
+    r.VOLUME: (
+        NAME, Column("Capacity", "spec.capacity.storage"), Column("Access Modes", _access_modes),
+        Column("Reclaim Policy", "spec.persistentVolumeReclaimPolicy"), Column("Status", "status.phase"),
+        Column("Claim", lambda o: f"{at(o, 'spec.claimRef.namespace')}/{at(o, 'spec.claimRef.name')}"), AGE,
+    ),
+    r.PRIORITY_CLASS: (
+        NAME, Column("Value", "value", "integer"), Column("Global-Default", lambda o: bool(o.get("globalDefault"))),
+        AGE,
     ),
     r.NAMESPACE: (NAME, Column("Status", "status.phase"), AGE),
     r.NODE: (

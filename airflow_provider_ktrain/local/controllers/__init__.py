@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from airflow_provider_ktrain.local.controllers.batchjob import JobController
+from airflow_provider_ktrain.local.controllers.claims import ClaimController
 from airflow_provider_ktrain.local.controllers.gc import GarbageCollector
 from airflow_provider_ktrain.local.controllers.jobset import JobSetController
 from airflow_provider_ktrain.local.controllers.mpijob_v1 import MPIJobV1Controller
@@ -18,11 +20,12 @@ from airflow_provider_ktrain.local.objects.store import Store
 
 
 def all_controllers(
-    store: Store, served: tuple[Resource, ...], root_ca: str = "", status_ca: str = ""
+    store: Store, served: tuple[Resource, ...], volumes: Path, root_ca: str = "", status_ca: str = ""
 ) -> list[Callable[[], Awaitable[None]]]:
     """The main loops of all controllers of a cluster.
 
     :param served: the resource types of the cluster.
+    :param volumes: the directory of PersistentVolumes.
     :param root_ca: the CA of the API server as PEM, for the ConfigMap kube-root-ca.crt of each namespace.
     :param status_ca: the CA of the Trainer's status server as PEM; "" if the feature gate TrainJobStatus is off.
     """
@@ -32,6 +35,7 @@ def all_controllers(
         TrainJobController(store, status_ca=status_ca).run,
         JobSetController(store).run,
         JobController(store).run,
+        ClaimController(store, volumes).run,
         NamespaceController(store, served, root_ca).run,
         GarbageCollector(store, served).run,
     ]

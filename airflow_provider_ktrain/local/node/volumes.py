@@ -72,11 +72,19 @@ class Volumes:
 
     def _path(self, volume: Obj) -> Path:
         """The directory of a volume. A hostPath without a type that doesn't exist here is an empty directory."""
-        host = volume.get("hostPath")
+        host = self._claimed(volume) or volume.get("hostPath")
         if host and (host.get("type") or Path(host["path"]).exists()):
             return Path(host["path"])
         name: str = volume["name"]
         return self._directory / name
+
+    def _claimed(self, volume: Obj) -> Obj | None:
+        """The hostPath of the PersistentVolume that a volume's claim is bound to."""
+        name = volume.get("persistentVolumeClaim", {}).get("claimName")
+        claim = self._store.find(r.CLAIM, self._pod["metadata"]["namespace"], name) if name else None
+        bound = self._store.find(r.VOLUME, None, claim["spec"].get("volumeName", "")) if claim else None
+        found: Obj | None = bound["spec"].get("hostPath") if bound else None
+        return found
 
     def set_up(self) -> None:
         """Create or update all volumes. MountError names the first volume that cannot be set up."""

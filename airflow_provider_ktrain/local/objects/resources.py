@@ -64,6 +64,15 @@ NAMESPACE = Resource(
 )  # fmt: skip
 NODE = Resource("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",))
 BATCH_JOB = Resource("batch", "v1", "Job", "jobs", categories=("all",), subresources=("status",))
+CLAIM = Resource(
+    "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", short_names=("pvc",), subresources=("status",)
+)
+VOLUME = Resource(
+    "", "v1", "PersistentVolume", "persistentvolumes", namespaced=False, short_names=("pv",), subresources=("status",)
+)
+PRIORITY_CLASS = Resource(
+    "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
+)
 LEASE = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 HPA = Resource(
     "autoscaling",
@@ -115,7 +124,7 @@ WORKLOAD_PRIORITY_CLASS = Resource(
 KUEUE_RESOURCES = (RESOURCE_FLAVOR, CLUSTER_QUEUE, LOCAL_QUEUE, WORKLOAD, WORKLOAD_PRIORITY_CLASS)
 BUILT_IN = (
     POD, SERVICE, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, EVENT, NAMESPACE, NODE, BATCH_JOB, LEASE, HPA,
-    ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
+    CLAIM, VOLUME, PRIORITY_CLASS, ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, CRD,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from airflow_provider_ktrain.local.objects import defaults
+from airflow_provider_ktrain.local.objects import defaults, priorities
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError
 from airflow_provider_ktrain.local.objects.names import random_suffix
@@ -159,6 +159,8 @@ class Store:
         meta.update(uid=str(uuid.uuid4()), creationTimestamp=now())
         if resource.custom or resource in GENERATIONS:
             meta["generation"] = 1
+        if resource == r.POD:
+            priorities.admit(obj, self.list(r.PRIORITY_CLASS))
         obj = defaults.apply(resource, _typed(resource, obj))
         return obj if dry_run else self._commit("ADDED", resource, obj, None)
 
