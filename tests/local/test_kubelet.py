@@ -455,7 +455,7 @@ async def test_environment_of_a_container(tmp_path: Path) -> None:
         expected = {
             "A": "last", "B": "first $(UNKNOWN) $(A)", "MAP": "from map", "SECRET": "pass", "LABEL": "v",
             "NODE": "ktrain-node-0", "IP": "127.0.0.1", "MEM": "1024", "M_a": "from map", "M_b": "two",
-            "HOSTNAME": "one", "CUDA_VISIBLE_DEVICES": "",
+            "HOSTNAME": "one", "CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }  # fmt: skip
         assert {k: seen.get(k) for k in expected} == expected
         assert "OPTIONAL" not in seen
