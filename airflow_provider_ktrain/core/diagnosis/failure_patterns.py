@@ -1,6 +1,6 @@
 """Known messages of programs, the kubelet, container runtimes and the scheduler: what they mean and what to do.
 
-Data only; the rules in replicas.py and startup.py search these tables. In each table the first match wins.
+The rules in replica_rules.py and startup_rules.py search these tables. In each table the first match wins.
 """
 
 from __future__ import annotations
@@ -158,8 +158,46 @@ PROGRAM_ERRORS = (
     ),
 )
 
+#: What marks a text as the report of a lost peer. In lower case and not regular expressions: they are searched in the
+#: logs of every replica, up to 512 of them. PEER_LOSSES explains the text.
+_PEER_LOSS_PHRASES = (
+    "connection closed by peer",
+    "connection closed by remote peer",
+    "connection reset by peer",
+    "connection reset by remote peer",
+    "broken pipe",
+    "socket closed",
+    "connection refused",
+    "client socket has timed out",
+    "client socket has failed",
+    "failure in name resolution",
+    "name or service not known",
+    "unhandled system error",
+    "ncclsystemerror",
+    "ncclinternalerror",
+    "ncclremoteerror",
+    "remote process exited",
+    "nccl communicator was aborted",
+    "watchdog caught collective operation timeout",
+    "operations have failed or timed out",
+    "rendezvousconnectionerror",
+    "rendezvousclosederror",
+    "rendezvoustimeouterror",
+    "diststoreerror",
+    "distnetworkerror",
+    "signalexception",
+    "got signal: 15",
+    "got signal:15",
+    "received signal 15",
+    "orte has lost communication",
+    "lost connection to the remote daemon",
+    "a remote process",
+    "horovodinternalerror",
+)
+_RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: what a replica waited for if `timed out in` precedes it
+
 _CHECK_PEERS = "Check for replicas that did not start, MASTER_ADDR, the number of replicas, and network policies."
-#: Messages of a replica that lost a peer (see `Tail.is_peer_loss`). The last pattern matches everything.
+#: Explanations of a replica that lost a peer (see `reports_peer_loss`). The last pattern matches everything.
 PEER_LOSSES = (
     FailurePattern(
         r"client socket has (timed out|failed)|waiting for clients|store based barrier|Rendezvous",
@@ -291,3 +329,10 @@ SCHEDULING_HINTS = (
     ),
     (r"Insufficient|Too many pods", "Request less, select other nodes, or wait until resources are free."),
 )
+
+
+def reports_peer_loss(text: str) -> bool:
+    """Whether a line of a log, or an exception, reports a lost peer: a consequence, and not a cause."""
+    lower = text.lower()
+    timed_out = lower.partition("timed out in ")[2]
+    return any(phrase in lower for phrase in _PEER_LOSS_PHRASES) or any(word in timed_out for word in _RENDEZVOUS_WORDS)

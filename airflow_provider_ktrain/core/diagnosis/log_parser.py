@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from airflow_provider_ktrain.core.diagnosis.failure_patterns import reports_peer_loss
 from airflow_provider_ktrain.core.text import clipped
 
 MAX_QUOTED_LINES = 20  #: last lines of a log that a cause quotes
@@ -55,42 +56,6 @@ _LAUNCHER_MESSAGES = (
 )
 _WRAPPER_EXCEPTIONS = re.compile(r"ChildFailedError|Horovod detected that one or more|^SystemExit|CalledProcessError")
 _LAUNCHER_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(Sending process|failed \(exitcode)")
-#: In lower case and not regular expressions: they are searched in the logs of every replica, up to 512 of them.
-_PEER_LOSS_MESSAGES = (
-    "connection closed by peer",
-    "connection closed by remote peer",
-    "connection reset by peer",
-    "connection reset by remote peer",
-    "broken pipe",
-    "socket closed",
-    "connection refused",
-    "client socket has timed out",
-    "client socket has failed",
-    "failure in name resolution",
-    "name or service not known",
-    "unhandled system error",
-    "ncclsystemerror",
-    "ncclinternalerror",
-    "ncclremoteerror",
-    "remote process exited",
-    "nccl communicator was aborted",
-    "watchdog caught collective operation timeout",
-    "operations have failed or timed out",
-    "rendezvousconnectionerror",
-    "rendezvousclosederror",
-    "rendezvoustimeouterror",
-    "diststoreerror",
-    "distnetworkerror",
-    "signalexception",
-    "got signal: 15",
-    "got signal:15",
-    "received signal 15",
-    "orte has lost communication",
-    "lost connection to the remote daemon",
-    "a remote process",
-    "horovodinternalerror",
-)
-_RENDEZVOUS_WORDS = ("store", "barrier", "rendezvous")  #: what a replica waited for if `timed out in` precedes it
 
 
 def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
@@ -109,7 +74,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     exceptions = ([reported] if reported else []) + list(_exceptions(own))
     found = [e for e in exceptions if not _WRAPPER_EXCEPTIONS.search(e)]
     found = found or [match[1].strip() for line in own if (match := _CPP_WHAT.match(line))]
-    causes = [e for e in found if not _is_peer_loss(e)]
+    causes = [e for e in found if not reports_peer_loss(e)]
     child = _first_to_fail(clean)
     crashed = child is not None and -child in _CRASH_SIGNALS
     # of several processes, the first to fail is the cause; one process survived all its exceptions but the last
@@ -117,7 +82,7 @@ def read_tail(log: Sequence[str] | None, message: str = "") -> Tail:
     return Tail(
         exception=exception,
         last_line=next((line.strip() for line in reversed(own) if re.search(r"\w", line)), ""),
-        is_peer_loss=not causes and not crashed and any(map(_is_peer_loss, found or own[-MAX_QUOTED_LINES:])),
+        is_peer_loss=not causes and not crashed and any(map(reports_peer_loss, found or own[-MAX_QUOTED_LINES:])),
         child_exit_code=child,
         quoted_lines=tuple((lines[:end] or lines)[-MAX_QUOTED_LINES:]),
         text="\n".join(own),
@@ -135,15 +100,6 @@ def _last_lines(lines: Sequence[str]) -> Sequence[str]:
         if count == PATTERN_WINDOW_LINES:
             return lines[start:]
     return lines
-
-
-def _is_peer_loss(text: str) -> bool:
-    """Whether a text reports a lost peer."""
-    lower = text.lower()
-    timed_out = lower.partition("timed out in ")[2]
-    return any(phrase in lower for phrase in _PEER_LOSS_MESSAGES) or any(
-        word in timed_out for word in _RENDEZVOUS_WORDS
-    )
 
 
 def _first_to_fail(lines: Sequence[str]) -> int | None:
