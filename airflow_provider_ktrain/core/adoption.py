@@ -94,25 +94,25 @@ def decide(
     return Decision(Action.ADOPT, f"{whose} left it {phase}")
 
 
-def differences(wanted: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
-    """JSON paths where `found` lacks or contradicts what `wanted` says; what only `found` has is the cluster's own.
+def differences(sent: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
+    """JSON paths at which `found` lacks or contradicts a value of `sent`. Values that only `found` has are ignored.
 
     Lists whose items have a `manager` (runtimePatches of a TrainJob) are compared by it: Kueue adds an entry.
     """
-    if _by_manager(wanted) and _by_manager(found):
+    if _by_manager(sent) and _by_manager(found):
         theirs = {entry["manager"]: entry for entry in found}
-        for i, entry in enumerate(wanted):
+        for i, entry in enumerate(sent):
             yield from differences(entry, theirs.get(entry["manager"]), f"{path}[{i}]")
-    elif isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key, value in wanted.items():
+    elif isinstance(sent, Mapping) and isinstance(found, Mapping):
+        for key, value in sent.items():
             if key in found:
                 yield from differences(value, found[key], f"{path}.{key}")
             elif value not in (None, {}, []):
                 yield f"{path}.{key}"
-    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        for i, (a, b) in enumerate(zip(wanted, found, strict=True)):
+    elif isinstance(sent, list) and isinstance(found, list) and len(sent) == len(found):
+        for i, (a, b) in enumerate(zip(sent, found, strict=True)):
             yield from differences(a, b, f"{path}[{i}]")
-    elif wanted != found:
+    elif sent != found:
         yield path
 
 

@@ -108,18 +108,18 @@ class Owner:
 
     def annotation(self) -> str:
         """The value of OWNER_ANNOTATION, which `of` reads."""
-        said = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
-        return json.dumps({"version": VERSION, **asdict(self.key), **said}, sort_keys=True)
+        fields = {"try_number": self.try_number, "ti_id": self.ti_id, "max_tries": self.max_tries}
+        return json.dumps({"version": VERSION, **asdict(self.key), **fields}, sort_keys=True)
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
         """The owner that a job names; None where it names none or one that cannot be read."""
         text = ((job.get("metadata") or {}).get("annotations") or {}).get(OWNER_ANNOTATION)
         try:
-            said = json.loads(text or "")
-            names = {f: said[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
-            key = TaskKey(**names, map_index=said.get("map_index", -1))
-            return cls(key, int(said["try_number"]), str(said["ti_id"]), said.get("max_tries"))
+            fields = json.loads(text or "")
+            names = {f: fields[f] for f in ("deployment", "dag_id", "task_id", "run_id")}
+            key = TaskKey(**names, map_index=fields.get("map_index", -1))
+            return cls(key, int(fields["try_number"]), str(fields["ti_id"]), fields.get("max_tries"))
         except (ValueError, KeyError, TypeError):
             return None
 

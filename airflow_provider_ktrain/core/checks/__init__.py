@@ -80,10 +80,10 @@ def raise_errors(problems: Iterable[Problem]) -> None:
     )
 
 
-def _identity(root: Field, wanted: str | None) -> Iterator[Problem]:
+def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
     """Kind and apiVersion are those of a training job."""
     kind, version = root["kind"], root["apiVersion"]
-    kinds = [wanted] if wanted else sorted(KINDS)
+    kinds = [expected_kind] if expected_kind else sorted(KINDS)
     if kind.text not in kinds:
         near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
         hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "use a training job"

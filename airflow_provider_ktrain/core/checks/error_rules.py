@@ -134,17 +134,17 @@ def containers_exist(job: Job) -> Iterator[Finding]:
 @rule("container-name", ERROR)
 def container_name(job: Job) -> Iterator[Finding]:
     """One container of each pod has the name that the operator looks for."""
-    wanted = job.kind.container
+    required = job.kind.container
     for replica in job.replicas.values():
         names = [c["name"].text for c in replica.containers]
-        if wanted and names and wanted not in names:
+        if required and names and required not in names:
             at = replica.containers[0]["name"] if len(names) == 1 else replica.pod["containers"]
             yield Finding(
                 at,
-                f"{replica.role} has no container named {wanted}, which the operator requires",
+                f"{replica.role} has no container named {required}, which the operator requires",
                 ", ".join(names),
-                wanted,
-                f"rename the training container to {wanted}",
+                required,
+                f"rename the training container to {required}",
             )
 
 

@@ -208,12 +208,12 @@ class Job:
     @functools.cached_property
     def replicas(self) -> dict[str, Replica]:
         """The replica types by role. A replica spec that isn't a mapping is left to the schema check."""
-        wanted = self.kind.container or self.spec["mainContainer"].text
+        container_name = self.kind.container or self.spec["mainContainer"].text
         if self.has_runtime:
             role, nodes = self.kind.primaries[-1], self.spec["trainer"]["numNodes"].number
-            return {role: Trainer(role, self.spec["trainer"], 1 if nodes is None else nodes, wanted)}
+            return {role: Trainer(role, self.spec["trainer"], 1 if nodes is None else nodes, container_name)}
         return {
-            role: Replica(role, at, self.kind.count(self.root.value, role), wanted)
+            role: Replica(role, at, self.kind.count(self.root.value, role), container_name)
             for role, at in self.replica_specs.members()
             if isinstance(at.value, dict)
         }

@@ -113,8 +113,8 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     """
     result: Manifest = copy.deepcopy(dict(manifest))
     spec = mapping_at(result, "spec")
-    wanted = _take_wanted(result)
-    _require_fields(spec, wanted, served)
+    template = _take_template(result)
+    _require_fields(spec, template, served)
     if served.runtime is None:
         return result
     runtime = served.runtime
@@ -131,8 +131,8 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     for problem in (*mismatches(result, runtime), *long_names(result, runtime, name_length)):
         raise problem
     patched = patched_template(result, runtime)
-    jobs = [_patch(replicated, wanted) for replicated in _replicated(patched)]
-    if wanted.get("spec", {}).get("volumes") and not any(_has_node(r) for r in _replicated(patched)):
+    jobs = [_patch(replicated, template) for replicated in _replicated(patched)]
+    if template.get("spec", {}).get("volumes") and not any(_has_node(r) for r in _replicated(patched)):
         raise RuntimeMismatchError(
             f"volumes can't be mounted: the runtime has no container named {NODE}",
             found=", ".join(sorted(_container_names(patched))) or "no containers",
@@ -238,11 +238,11 @@ def _merged_lists(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[A
     return result
 
 
-def _require_fields(spec: Mapping[str, Any], wanted: Mapping[str, Any], served: Served) -> None:
+def _require_fields(spec: Mapping[str, Any], template: Mapping[str, Any], served: Served) -> None:
     """:raises RuntimeMismatchError: for what only a newer Trainer serves, or needs a runtime that can't be read."""
     if spec.get(DEADLINE) is not None and served.fields is not None and DEADLINE not in served.fields:
         raise _too_old(DEADLINE, served)
-    options = _named(wanted)
+    options = _named(template)
     if served.fields is not None and override_field(served) != PATCHES and (options or spec.get(PATCHES)):
         raise _too_old(options or PATCHES, served)
     if options and (served.fields is None or served.runtime is None):
@@ -263,18 +263,18 @@ def _too_old(what: str, served: Served) -> RuntimeMismatchError:
     )
 
 
-def _named(wanted: Mapping[str, Any]) -> str:
+def _named(template: Mapping[str, Any]) -> str:
     """What the options want of the pods, by the names of its fields; empty if that is nothing."""
-    fields = [f for part in ("metadata", "spec") for f, value in (wanted.get(part) or {}).items() if value]
+    fields = [f for part in ("metadata", "spec") for f, value in (template.get(part) or {}).items() if value]
     return ", ".join("volumeMounts" if f == "containers" else f for f in fields)
 
 
-def _take_wanted(manifest: dict[str, Any]) -> dict[str, Any]:
+def _take_template(manifest: dict[str, Any]) -> dict[str, Any]:
     """The pod template of ANY_JOB, removed from our entry; the entry is removed if nothing else is in it."""
     entry = _our_entry(manifest)
     if entry is None:
         return {}
-    wanted: dict[str, Any] = next((t for name, t in our_templates(manifest) if name == ANY_JOB), {})
+    pod_template: dict[str, Any] = next((t for name, t in our_templates(manifest) if name == ANY_JOB), {})
     jobs = [r for r in _jobs_of(entry) if r.get("name") != ANY_JOB]
     template = (entry.get("trainingRuntimeSpec") or {}).get("template") or {}
     if "replicatedJobs" in (template.get("spec") or {}):
@@ -284,15 +284,16 @@ def _take_wanted(manifest: dict[str, Any]) -> dict[str, Any]:
         spec[PATCHES] = [e for e in spec[PATCHES] if e is not entry]
         if not spec[PATCHES]:
             del spec[PATCHES]
-    return wanted
+    return pod_template
 
 
-def _patch(replicated: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch of one replicated job, so that its pods have what is wanted and keep what they have.
+def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch of one replicated job, so that its pods get the changes and keep their other values.
 
     :param replicated: the job with the user's patches applied.
+    :param change: the pod template with the values that the options set.
     """
-    pod, options = _pod(replicated), wanted.get("spec") or {}
+    pod, options = _pod(replicated), change.get("spec") or {}
     spec = {key: value for key, value in copy.deepcopy(options).items() if key not in ("containers", "volumes")}
     if options.get("tolerations"):
         present = list(pod.get("tolerations") or ())
@@ -302,7 +303,7 @@ def _patch(replicated: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str
     if _has_node(replicated) and options.get("volumes"):
         spec["volumes"] = [_compatible(volume, pod) for volume in options["volumes"]]
         spec["containers"] = copy.deepcopy(options["containers"])
-    template = {"metadata": copy.deepcopy(wanted.get("metadata") or {})} | ({"spec": spec} if spec else {})
+    template = {"metadata": copy.deepcopy(change.get("metadata") or {})} | ({"spec": spec} if spec else {})
     return {"name": replicated.get("name"), "template": {"spec": {"template": template}}}
 
 

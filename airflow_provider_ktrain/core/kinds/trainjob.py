@@ -100,8 +100,8 @@ class TrainJob(TrainJobManifest):
         noted = [role for role in str(annotations.get(ROLES_ANNOTATION) or "").split(",") if role]
         listed = [str(entry.get("name")) for entry in _jobs_status(job)] or noted
         given = (job.get("spec") or {}).get("initializer") or {}
-        wanted = [role for role in INITIALIZERS if role.partition("-")[0] in given]
-        return sorted(listed, key=self._rank) if listed else [NODE, *wanted]
+        initializers = [role for role in INITIALIZERS if role.partition("-")[0] in given]
+        return sorted(listed, key=self._rank) if listed else [NODE, *initializers]
 
     def _rank(self, role: str) -> int:
         return self.roles.index(role) if role in self.roles else len(self.roles)

@@ -39,10 +39,10 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
         return lambda pod: True
     if choice == "none":
         return lambda pod: False
-    wanted = {kind.primary(job): [0]} if isinstance(choice, str) else choice
+    selected = {kind.primary(job): [0]} if isinstance(choice, str) else choice
 
     def chosen(pod: Mapping[str, Any]) -> bool:
         role, index = kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
-        return index in wanted.get(role, ())
+        return index in selected.get(role, ())
 
     return chosen

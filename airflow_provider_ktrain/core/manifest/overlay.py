@@ -198,20 +198,20 @@ def _set_resources(program: dict[str, Json], key: str, options: JobOptions) -> N
 
     :param key: the key of the program's resources.
     """
-    wanted: dict[str, Json] = dict(options.resources)
+    amounts: dict[str, Json] = dict(options.resources)
     if options.gpus is not None:
-        if options.gpu_resource in wanted:
+        if options.gpu_resource in amounts:
             raise ManifestError(
                 f"gpus and container_resources both set {options.gpu_resource}",
-                found=f"gpus={options.gpus!r} and {wanted[options.gpu_resource]!r}",
+                found=f"gpus={options.gpus!r} and {amounts[options.gpu_resource]!r}",
                 expected="one of them",
                 remedy="remove it from container_resources",
             )
-        wanted[options.gpu_resource] = options.gpus
-    if not wanted:
+        amounts[options.gpu_resource] = options.gpus
+    if not amounts:
         return
     resources = mapping_at(program, key)
-    for name, amount in wanted.items():
+    for name, amount in amounts.items():
         for side in ("limits", "requests"):
             if name == options.gpu_resource and not amount:
                 mapping_at(resources, side).pop(name, None)

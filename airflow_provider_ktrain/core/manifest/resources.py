@@ -33,8 +33,8 @@ def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     return pod_amount(pod_spec, is_gpu)
 
 
-def pod_amount(pod_spec: Mapping[str, Any], wanted: Callable[[str], bool]) -> int:
-    """How much of the wanted extended resources one pod requests.
+def pod_amount(pod_spec: Mapping[str, Any], counts: Callable[[str], bool]) -> int:
+    """How much one pod requests of the extended resources that `counts` selects by name.
 
     That is the sum of its containers, or the largest amount of an init container if that is more.
     """
@@ -42,7 +42,7 @@ def pod_amount(pod_spec: Mapping[str, Any], wanted: Callable[[str], bool]) -> in
     def requested(container: Mapping[str, Any]) -> int:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        return sum(_whole(amount) for name, amount in amounts.items() if wanted(name))
+        return sum(_whole(amount) for name, amount in amounts.items() if counts(name))
 
     together = sum(requested(c) for c in pod_spec.get("containers") or () if isinstance(c, Mapping))
     return max([together, *(requested(c) for c in pod_spec.get("initContainers") or () if isinstance(c, Mapping))])

@@ -129,9 +129,9 @@ def schema_of(kind: str, version: str) -> Schema:
 def published(document: Mapping[str, Any], kind: str, api_version: str) -> Schema | None:
     """The schema of a kind in what a server publishes at `/openapi/v3/apis/<group>/<version>`, or None."""
     group, _, version = api_version.rpartition("/")
-    wanted = {"group": group, "version": version, "kind": kind}
+    gvk = {"group": group, "version": version, "kind": kind}
     for name, schema in ((document.get("components") or {}).get("schemas") or {}).items():
-        if wanted in (schema.get("x-kubernetes-group-version-kind") or ()):
+        if gvk in (schema.get("x-kubernetes-group-version-kind") or ()):
             return {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
     return None
 
@@ -210,8 +210,8 @@ def _type_mismatch(value: Any, schema: Schema, path: str) -> Mismatch | None:
     if schema.get("x-kubernetes-int-or-string"):
         fits, expected = _FITS["integer"](value) or isinstance(value, str), "an integer or text"
     else:
-        wanted = schema.get("type")
-        fits, expected = _FITS.get(str(wanted), lambda _: True)(value), _described(schema)
+        expected_type = schema.get("type")
+        fits, expected = _FITS.get(str(expected_type), lambda _: True)(value), _described(schema)
     if fits:
         return None
     found = repr(_shown(value)) if isinstance(value, str) else _shown(value)  # '2' is text, 2 is a number
@@ -243,18 +243,18 @@ def _described(schema: Schema) -> str:
 
 
 def _advice(value: Any, schema: Schema) -> str:
-    wanted = schema.get("type")
-    if wanted == "string" or schema.get("x-kubernetes-int-or-string"):
+    expected_type = schema.get("type")
+    if expected_type == "string" or schema.get("x-kubernetes-int-or-string"):
         return "" if isinstance(value, dict | list) else f'quote it: "{_shown(value)}"'
-    if wanted in ("integer", "boolean") and isinstance(value, str):
+    if expected_type in ("integer", "boolean") and isinstance(value, str):
         return "write it without quotes"
     if (
-        wanted == "array"
+        expected_type == "array"
         and isinstance(value, dict)
         and "name" in ((schema.get("items") or {}).get("properties") or {})
     ):
         return "write each entry as an item of a list: `- name: ...`"
-    if wanted == "array" and not isinstance(value, dict):
+    if expected_type == "array" and not isinstance(value, dict):
         words = '["sh", "-c", ...]' if " " in str(value) else f"[{_shown(value)}]"
         return f"write it as a list: {words}"
     return ""

@@ -133,9 +133,9 @@ class StreamBudget:
     def _take_back(self) -> None:
         self._timer = None
         over = asyncio.get_running_loop().time() - self.turn
-        wanted = sum(not future.done() for future in self._waiting)
-        wanted -= sum(slot.revoked for slot in self._held)
-        for slot in [s for s in self._held if not s.revoked and s.since <= over][: max(wanted, 0)]:
+        missing = sum(not future.done() for future in self._waiting)
+        missing -= sum(slot.revoked for slot in self._held)
+        for slot in [s for s in self._held if not s.revoked and s.since <= over][: max(missing, 0)]:
             slot._revoke()
         self._arm()
 
