@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.core.state.kueue_status import Eviction, QueuePhase, QueueStatus, queue_status, workload_of
+from airflow_provider_ktrain.core.state.kueue_status import (
+    Eviction,
+    QueuePhase,
+    QueueStatus,
+    queue_status,
+    runs_elsewhere,
+    workload_of,
+)
 
 RECORDINGS = Path(__file__).parents[1] / "kueue/recordings"
 PREFIX = "couldn't assign flavors to pod set worker: "
@@ -139,15 +146,33 @@ def test_a_job_never_fits_only_if_every_flavor_says_so(message: str, phase: Queu
     assert (status.fails_after_seconds == 600) is (phase is QueuePhase.NEVER_FITS)
 
 
-def test_a_job_that_was_admitted_once_may_fit_again() -> None:
-    lost = condition("Admitted", "False", "NoReservation", "The workload has no reservation")
-    assert queue_status(workload(pending(PREFIX + ABOVE.format("a100")), lost)).phase is QueuePhase.WAITING
+@pytest.mark.parametrize(
+    ("conditions", "status", "phase"),
+    [
+        ([("Evicted", "False", "QuotaReserved")], {}, QueuePhase.WAITING),
+        ([("Admitted", "False", "NoReservation")], {"accumulatedPastExecutionTimeSeconds": 60}, QueuePhase.WAITING),
+        ([], {"schedulingStats": {"evictions": [{"reason": "Preempted", "count": 1}]}}, QueuePhase.WAITING),
+        # with the feature gate UnadmittedWorkloadsExplicitStatus, Kueue shows this before the first admission
+        ([("Admitted", "False", "NoReservation")], {}, QueuePhase.NEVER_FITS),
+    ],
+)
+def test_a_job_that_was_admitted_once_may_fit_again(
+    conditions: list[tuple[str, str, str]], status: dict[str, Any], phase: QueuePhase
+) -> None:
+    earlier = [condition(*one) for one in conditions]
+    found = queue_status(workload(pending(PREFIX + ABOVE.format("a100")), *earlier, **status))
+    assert found.phase is phase
+    assert found.ever_admitted is (phase is QueuePhase.WAITING)
 
 
-def test_newer_releases_give_the_reason_exceeds_max_quota() -> None:
-    assert queue_status(workload(pending("too large", "ExceedsMaxQuota"))).phase is QueuePhase.NEVER_FITS
-    waits = queue_status(workload(pending(PREFIX + UNUSED.format("a100"), "ExceedsMaxQuota")))
-    assert waits.phase is QueuePhase.WAITING
+def test_the_reason_exceeds_max_quota_alone_proves_nothing() -> None:
+    """Newer releases give it if one resource of one pod set exceeds the quota."""
+    short = f"{PREFIX}insufficient quota for cpu in flavor a100"
+    assert queue_status(workload(pending(short, "ExceedsMaxQuota"))).phase is QueuePhase.NEVER_FITS
+    for message in ("too large", f"{ABOVE.format('a100')}, flavor h100 doesn't match node affinity"):
+        status = queue_status(workload(pending(PREFIX + message, "ExceedsMaxQuota")))
+        assert status.phase is QueuePhase.WAITING, message
+    assert queue_status(workload(pending(short))).phase is QueuePhase.WAITING
 
 
 def test_line_names_missing_and_excessive_quota() -> None:
@@ -169,6 +194,14 @@ def test_line_names_missing_and_excessive_quota() -> None:
         ("LocalQueue team-a doesn't exist", "LocalQueue team-a doesn't exist"),
         ("ClusterQueue  doesn't exist", "its ClusterQueue doesn't exist"),
         ("LocalQueue team-a is inactive", "LocalQueue team-a is inactive: it is stopped, or not completely set up"),
+        ("LocalQueue  doesn't exist", "its LocalQueue doesn't exist"),
+        ("LocalQueue team-a is terminating or missing", "LocalQueue team-a doesn't exist"),
+        ("ClusterQueue gpus not found", "ClusterQueue gpus doesn't exist"),
+        ("Workload namespace doesn't match ClusterQueue selector", "its ClusterQueue admits no jobs of this namespace"),
+        (
+            f"{PREFIX}resource nvidia.com/gpu unavailable in ClusterQueue",
+            "its ClusterQueue has no quota for nvidia.com/gpu",
+        ),
     ],
 )
 def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why: str) -> None:
@@ -176,12 +209,23 @@ def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why
     assert (status.phase, status.why, status.fails_after_seconds) == (QueuePhase.MISCONFIGURED, why, None)
 
 
+@pytest.mark.parametrize("prefix", ["DeactivatedDueTo", "InactiveWorkload"])
 @pytest.mark.parametrize("cause", ["RequeuingLimitExceeded", "MaximumExecutionTimeExceeded", "AdmissionCheck"])
-def test_job_that_kueue_gave_up_on_fails_at_once(cause: str) -> None:
-    evicted = condition("Evicted", "True", f"DeactivatedDueTo{cause}", "The workload is deactivated")
-    status = queue_status(workload(pending("The workload is deactivated"), evicted, active=False))
-    assert (status.phase, status.fails_after_seconds) == (QueuePhase.GIVEN_UP, 0)
+def test_job_that_kueue_gave_up_on_fails_at_once(cause: str, prefix: str) -> None:
+    message = 'The workload is deactivated due to AdmissionCheck in Rejected state: "budget"'
+    evicted = condition("Evicted", "True", prefix + cause, message)
+    status = queue_status(workload(pending(message), evicted, active=False))
+    assert (status.phase, status.fails_after_seconds, status.message) == (QueuePhase.GIVEN_UP, 0, message)
     assert status.line.startswith("Kueue ")
+
+
+def test_a_deactivation_by_kueue_is_recognised_before_the_eviction() -> None:
+    target = condition(
+        "DeactivationTarget", "True", "RequeuingLimitExceeded", "exceeding the maximum number of retries"
+    )
+    reserved, admitted = condition("QuotaReserved", "True", "QuotaReserved"), condition("Admitted", "True", "Admitted")
+    assert queue_status(workload(reserved, admitted, target)).phase is QueuePhase.ADMITTED
+    assert queue_status(workload(reserved, admitted, target, active=False)).phase is QueuePhase.GIVEN_UP
 
 
 def test_deactivated_workload_waits_without_limit() -> None:
@@ -195,11 +239,152 @@ def test_an_old_reason_of_a_workload_that_is_active_again_is_ignored() -> None:
     assert queue_status(workload(pending("x"), evicted)).phase is QueuePhase.WAITING
 
 
+MESSAGES = [
+    # (reason, Kueue's message, what the log says)
+    (
+        "Pending", f"{PREFIX}{UNUSED.format('a100')}. Pending the preemption of 2 workload(s)",
+        "needs 4 nvidia.com/gpu more in flavor a100; 2 jobs will be preempted for it",
+    ),
+    (
+        "Pending",
+        "couldn't assign flavors to pod set master: insufficient unused quota for cpu in flavor cpus, 2 more needed; "
+        "couldn't assign flavors to pod set worker: insufficient unused quota for nvidia.com/gpu in flavor a100, "
+        "8 more needed, insufficient unused quota for nvidia.com/gpu in flavor h100, 4 more needed",
+        "needs 2 cpu more in flavor cpus and 8 nvidia.com/gpu more in flavor a100 or 4 nvidia.com/gpu more in flavor "
+        "h100",
+    ),
+    (
+        "Pending",
+        f"{PREFIX}insufficient unused quota for cpu in flavor a100, 2 more needed, "
+        "insufficient unused quota for memory in flavor a100, 2Gi more needed",
+        "needs 2 cpu and 2Gi memory more in flavor a100",
+    ),
+    (
+        "Pending",
+        f"{PREFIX}insufficient unused quota for cpu in flavor cpus, 2 more needed, "
+        "insufficient unused quota for nvidia.com/gpu in flavor a100, 1 more needed",
+        "needs 2 cpu more in flavor cpus and 1 nvidia.com/gpu more in flavor a100",
+    ),
+    (
+        "Pending", f"{PREFIX}insufficient unused quota in cohort for cpu in flavor default, 3 more needed",
+        "needs 3 cpu more in flavor default",
+    ),
+    (
+        "Pending", f"{PREFIX}borrowing limit for nvidia.com/gpu in flavor a100 exceeded",
+        "borrowing limit for nvidia.com/gpu in flavor a100 exceeded",
+    ),
+    (
+        "Pending", f"{PREFIX}Flavor \"rtx4000\" supports only TopologyAwareScheduling, {ABOVE.format('any')}",
+        "flavor \"rtx4000\" supports only TopologyAwareScheduling, " + ABOVE.format("any"),
+    ),
+    (
+        "Pending", f"{PREFIX}topology \"racks\" allows to fit only 1 out of 3 pod(s)",
+        "topology \"racks\" allows to fit only 1 out of 3 pod(s)",
+    ),
+    (
+        "Pending", "Workload no longer fits after processing another workload",
+        "workload no longer fits after processing another workload",
+    ),
+    (
+        "Waiting", "Waiting for all admitted workloads to be in PodsReady condition",
+        "waiting for all admitted workloads to be in PodsReady condition",
+    ),
+    ("PreemptionGated", "", "PreemptionGated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "message", "why"), MESSAGES)
+def test_each_message_of_the_scheduler_in_plain_words(reason: str, message: str, why: str) -> None:
+    status = queue_status(workload(pending(message, reason)))
+    assert (status.phase, status.why) == (QueuePhase.WAITING, why)
+    assert len(status.line.partition("\n")[0]) <= 200
+
+
+EVICTED = [
+    # (reason of Evicted, reason of Preempted, Kueue's message, phase, what the log says)
+    (
+        "Preempted", "InCohortReclamation",
+        "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to reclamation within the cohort; "
+        "preemptor path: /all/b; preemptee path: /all/a", QueuePhase.WAITING,
+        "preempted: another ClusterQueue of the cohort reclaims its quota",
+    ),
+    (
+        "Preempted", "InCohortFairSharing", "Preempted to accommodate a workload", QueuePhase.WAITING,
+        "preempted: another ClusterQueue of the cohort gets its fair share",
+    ),
+    (
+        "Preempted", "InCohortReclaimWhileBorrowing", "Preempted to accommodate a workload", QueuePhase.WAITING,
+        "preempted: another ClusterQueue of the cohort reclaims its quota",
+    ),
+    (
+        "Preempted", "InCohort", "Preempted to accommodate a workload", QueuePhase.WAITING,
+        "preempted: another ClusterQueue of the cohort needs the quota",
+    ),
+    ("Preempted", "", "Preempted", QueuePhase.WAITING, "preempted: another job needs the quota"),
+    ("AdmissionCheck", "", "At least one admission check is false", QueuePhase.WAITING, "an admission check failed"),
+    ("NodeFailures", "", "Workload was evicted", QueuePhase.WAITING, "a node failed"),
+    ("LocalQueueStopped", "", "The LocalQueue is stopped", QueuePhase.MISCONFIGURED, "the LocalQueue is stopped"),
+    ("SomethingNew", "", "The quota moved", QueuePhase.WAITING, "The quota moved"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "preempted", "message", "phase", "why"), EVICTED)
+def test_each_reason_of_an_eviction_in_plain_words(
+    reason: str, preempted: str, message: str, phase: QueuePhase, why: str
+) -> None:
+    evicted, also = condition("Evicted", "True", reason, message), condition("Preempted", "True", preempted, message)
+    reserved, admitted = condition("QuotaReserved", "True", "QuotaReserved"), condition("Admitted", "True", "Admitted")
+    more = [also] if preempted else []
+    evicting = queue_status(workload(reserved, admitted, evicted, *more))
+    assert (evicting.phase, evicting.why) == (QueuePhase.EVICTING, why)
+    assert evicting.last_eviction is not None
+    assert evicting.last_eviction.preempted is (reason == "Preempted")
+    queued = queue_status(workload(pending(message), evicted, *more))
+    assert (queued.phase, queued.why, queued.ever_admitted) == (phase, why, True)
+
+
+def test_a_job_that_kueue_queues_again_later_shows_when() -> None:
+    message = "Exceeded the PodsReady timeout team/pytorchjob-train-12345"
+    evicted = condition("Evicted", "True", "PodsReadyTimeout", message)
+    later = condition("Requeued", "False", "PodsReadyTimeout", message)
+    state = {"count": 1, "requeueAt": "2026-11-22T02:05:00Z"}
+    status = queue_status(workload(pending(message), evicted, later, requeueState=state))
+    assert status.why == "its pods were not ready in time; Kueue queues it again at 2026-11-22T02:05:00Z"
+    again = condition("Requeued", "True", "BackoffFinished", "The workload backoff was finished")
+    assert queue_status(workload(pending(message), evicted, again)).why == "its pods were not ready in time"
+
+
 def test_open_admission_checks_are_named() -> None:
     reserved = condition("QuotaReserved", "True", "QuotaReserved")
     checks = [{"name": "budget", "state": "Pending"}, {"name": "nodes", "state": "Ready"}]
     status = queue_status(workload(reserved, admissionChecks=checks))
     assert status.line == "Queued in LocalQueue team-a: has quota and waits for admission checks: budget."
+    checks[0] |= {"state": "Retry", "message": "Waiting for the autoscaler."}
+    status = queue_status(workload(reserved, admissionChecks=checks))
+    assert status.why == "has quota and waits for admission checks: budget (Waiting for the autoscaler)"
+
+
+def test_a_partial_admission_shows_how_many_pods_are_admitted() -> None:
+    reserved, admitted = condition("QuotaReserved", "True", "QuotaReserved"), condition("Admitted", "True", "Admitted")
+    assignments = [{"name": "worker", "flavors": {"cpu": "a100", "nvidia.com/gpu": "a100"}, "count": 2}]
+    found = workload(reserved, admitted, admission={"clusterQueue": "gpus", "podSetAssignments": assignments})
+    found["spec"]["podSets"] = [{"name": "worker", "count": 4, "minCount": 2}]
+    assert queue_status(found).line == "Admitted by ClusterQueue gpus with flavor a100 for 2 of 4 pods."
+    assignments[0]["count"] = 4
+    assert queue_status(found).line == "Admitted by ClusterQueue gpus with flavor a100."
+
+
+@pytest.mark.parametrize(
+    ("spec", "elsewhere"),
+    [
+        ({"managedBy": "kueue.x-k8s.io/multikueue"}, True),
+        ({"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}}, True),
+        ({"managedBy": "trainer.kubeflow.org/trainjob-controller", "runPolicy": None}, False),
+        (None, False),
+    ],
+)
+def test_a_job_of_multikueue_runs_elsewhere(spec: dict[str, Any] | None, elsewhere: bool) -> None:
+    assert runs_elsewhere({"spec": spec}) is elsewhere
 
 
 def test_the_workload_of_a_job_is_the_newest_that_it_controls() -> None:
@@ -215,3 +400,18 @@ def test_the_workload_of_a_job_is_the_newest_that_it_controls() -> None:
     assert chosen is not None
     assert chosen["metadata"]["name"] == "new"
     assert workload_of(found, "nobody") is None
+
+
+def test_an_unfinished_workload_comes_before_a_finished_one() -> None:
+    """Kueue replaces the Workload of an elastic job; both may be created in the same second."""
+
+    def slice_of(name: str, *conditions: dict[str, str]) -> dict[str, Any]:
+        owner = {"uid": "u", "controller": True}
+        meta = {"name": name, "creationTimestamp": "2026-11-22T01:00:00Z", "ownerReferences": [owner]}
+        return {"metadata": meta, "status": {"conditions": list(conditions)}}
+
+    old = slice_of("old", condition("Finished", "True", "WorkloadSliceReplaced"))
+    for order in ([old, slice_of("new")], [slice_of("new"), old]):
+        chosen = workload_of(order, "u")
+        assert chosen is not None
+        assert chosen["metadata"]["name"] == "new"

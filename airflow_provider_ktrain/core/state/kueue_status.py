@@ -1,7 +1,7 @@
 """Derives from Kueue's Workload what the queue does with a job, in plain words.
 
-Sources: recordings 70 to 74e (Kueue 0.18.5), and the messages in Kueue's sources where no recording has them:
-pkg/scheduler/flavorassigner (quota), pkg/workload (evictions), apis/kueue/v1beta2 (reasons of conditions).
+Sources: recordings 70 to 74e (Kueue 0.18.5), and Kueue's code where no recording has it: pkg/workload (evictions),
+apis/kueue (reasons of conditions). The messages about quota are explained in `kueue_messages`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.state.kueue_messages import Obstacle, explain
+from airflow_provider_ktrain.core.text import with_short_first_line
 
 Workload = Mapping[str, Any]
 
 PREEMPTED = "Preempted"
 DEACTIVATED = "Deactivated"
-#: why Kueue itself deactivates a Workload: the reason of its condition Evicted, and what it means
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"  #: value of `managedBy` of a job that runs in another cluster
+#: why Kueue itself deactivates a Workload: the end of the reason of its condition Evicted, and what it means
 DEACTIVATIONS_BY_KUEUE = {
-    "DeactivatedDueToRequeuingLimitExceeded": "Kueue gave up on the job: its pods were not ready in time too often",
-    "DeactivatedDueToMaximumExecutionTimeExceeded": "Kueue ended the job: it exceeded its maximum execution time",
-    "DeactivatedDueToAdmissionCheck": "Kueue gave up on the job: an admission check rejected it",
+    "AdmissionCheck": "Kueue gave up on the job: an admission check rejected it",
+    "MaximumExecutionTimeExceeded": "Kueue ended the job: it exceeded its maximum execution time",
+    "RequeuingLimitExceeded": "Kueue gave up on the job: its pods were not ready in time too often",
 }
+#: DeactivatedDueToAdmissionCheck; in older releases InactiveWorkloadAdmissionCheck
+_BY_KUEUE = re.compile(rf"(?:Deactivated|InactiveWorkload)(?:DueTo)?(?P<cause>{'|'.join(DEACTIVATIONS_BY_KUEUE)})")
 #: reasons of the condition Evicted; for other reasons Kueue's message is shown
 EVICTIONS = {
     "AdmissionCheck": "an admission check failed",
@@ -32,30 +37,16 @@ EVICTIONS = {
     "NodeFailures": "a node failed",
     "PodsReadyTimeout": "its pods were not ready in time",
     DEACTIVATED: "its Workload was deactivated",
+    "InactiveWorkload": "its Workload was deactivated",
 }
 #: reasons of the condition Preempted
 PREEMPTIONS = {
     "InClusterQueue": "a job with a higher priority in the ClusterQueue needs the quota",
+    "InCohort": "another ClusterQueue of the cohort needs the quota",
     "InCohortFairSharing": "another ClusterQueue of the cohort gets its fair share",
     "InCohortReclaimWhileBorrowing": "another ClusterQueue of the cohort reclaims its quota",
     "InCohortReclamation": "another ClusterQueue of the cohort reclaims its quota",
 }
-
-_POD_SET = re.compile(r"couldn't assign flavors to pod set [^:\s]+: ")
-_UNUSED = re.compile(
-    r"insufficient unused quota for (?P<resource>\S+) in flavor (?P<flavor>[^\s,]+), (?P<more>\S+) more needed"
-)
-_ABOVE_MAXIMUM = re.compile(
-    r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^\s,]+), "
-    r"(?:previously considered podsets requests \((?P<before>[^)]*)\) \+ current podset request \((?P<request>[^)]*)\)"
-    r" > maximum capacity \((?P<capacity>[^)]*)\)"
-    r"|request > maximum capacity \((?P<old_request>\S+) > (?P<old_capacity>\S+)\))"
-)
-_PREEMPTING = re.compile(r"\.? ?Pending the preemption of (?P<count>\d+) workload\(s\)")
-_EXCEEDS = "ExceedsMaxQuota"  # the reason of QuotaReserved in newer releases
-_INACTIVE = re.compile(r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S+) is inactive")
-_MISSING = re.compile(r"(?P<what>ClusterQueue|LocalQueue) (?P<name>\S*) ?doesn't exist")
-
 
 _STOPPED = ("ClusterQueueStopped", "LocalQueueStopped")  # reasons of the condition Evicted
 
@@ -111,6 +102,8 @@ class QueueStatus:
     :param preemptions: how often because another job took the quota.
     :param last_eviction: the last time that it lost its admission; None if it never did, or is admitted again.
     :param since: when the present state began, RFC 3339; "" if unknown.
+    :param pods: how many pods are admitted, and how many the job asked for; None if these are the same.
+    :param message: Kueue's own text about a Workload that it deactivated; "" in other phases.
     """
 
     phase: QueuePhase
@@ -123,12 +116,14 @@ class QueueStatus:
     preemptions: int = 0
     last_eviction: Eviction | None = None
     since: str = ""
+    pods: tuple[int, int] | None = None
+    message: str = ""
 
     @property
     def line(self) -> str:
         """One sentence for the log."""
         text = _LINES[self.phase].format(queue=self.queue, why=self.why, admission=self._admission)
-        return text[:1].upper() + text[1:]
+        return with_short_first_line(text[:1].upper() + text[1:])
 
     @property
     def fails_after_seconds(self) -> float | None:
@@ -138,7 +133,8 @@ class QueueStatus:
     @property
     def _admission(self) -> str:
         flavors = f" with flavor {', '.join(self.flavors)}" if self.flavors else ""
-        return f"ClusterQueue {self.cluster_queue}{flavors}"
+        some = f" for {self.pods[0]} of {self.pods[1]} pods" if self.pods else ""
+        return f"ClusterQueue {self.cluster_queue}{flavors}{some}"
 
 
 _LINES = {
@@ -152,6 +148,11 @@ _LINES = {
     QueuePhase.GIVEN_UP: "{why}.",
     QueuePhase.FINISHED: "The queue has released the job's quota.",
 }
+_PHASES = {
+    Obstacle.QUOTA: QueuePhase.WAITING,
+    Obstacle.SETUP: QueuePhase.MISCONFIGURED,
+    Obstacle.SIZE: QueuePhase.NEVER_FITS,
+}
 
 
 def queue_status(workload: Workload) -> QueueStatus:
@@ -164,7 +165,7 @@ def queue_status(workload: Workload) -> QueueStatus:
     admission = status.get("admission") or {}
     evictions, preemptions = _eviction_counts(status)
     eviction = _last_eviction(conditions)
-    admitted_once = "Admitted" in conditions or evictions > 0
+    admitted_once = evictions > 0 or _was_admitted(conditions, status)
     phase, why, since = _phase(workload, conditions, ever_admitted=admitted_once)
     return QueueStatus(
         phase=phase,
@@ -177,17 +178,38 @@ def queue_status(workload: Workload) -> QueueStatus:
         preemptions=max(preemptions, int(eviction is not None and eviction.preempted)),
         last_eviction=eviction,
         since=since,
+        pods=_pods(spec, admission),
+        message=str(conditions.get("Evicted", {}).get("message") or "") if phase is QueuePhase.GIVEN_UP else "",
     )
 
 
 def workload_of(workloads: Iterable[Workload], uid: str) -> Workload | None:
     """The Workload of a job: the newest that the job owns as its controller; None if there is none.
 
+    A Workload that has not finished comes first: Kueue replaces the Workload of an elastic job that grows.
+
     :param workloads: of the job's namespace.
     :param uid: of the job.
     """
     owned = [w for w in workloads if any(_controls(owner, uid) for owner in w["metadata"].get("ownerReferences") or ())]
-    return max(owned, key=lambda w: str(w["metadata"].get("creationTimestamp", "")), default=None)
+    return max(owned, key=_age, default=None)
+
+
+def _age(workload: Workload) -> tuple[bool, str]:
+    finished = _is_true(_conditions(workload), "Finished")
+    return not finished, str(workload["metadata"].get("creationTimestamp", ""))
+
+
+def requested_gpus(workload: Workload) -> int:
+    """The GPUs that a Workload asks for, as Kueue counts them: also those of the runtime of a TrainJob."""
+    pod_sets = (workload.get("spec") or {}).get("podSets") or ()
+    return sum(int(of.get("count") or 0) * pod_gpus((of.get("template") or {}).get("spec") or {}) for of in pod_sets)
+
+
+def runs_elsewhere(job: Mapping[str, Any]) -> bool:
+    """Whether MultiKueue runs the job in another cluster, by `managedBy` of its spec or its runPolicy."""
+    spec = job.get("spec") or {}
+    return MULTIKUEUE in (spec.get("managedBy"), (spec.get("runPolicy") or {}).get("managedBy"))
 
 
 def _controls(owner: Mapping[str, Any], uid: str) -> bool:
@@ -211,7 +233,7 @@ def _phase(
     if _is_true(conditions, "Finished"):
         return QueuePhase.FINISHED, "", _since(conditions["Finished"])
     if (workload.get("spec") or {}).get("active") is False:
-        return _deactivated(evicted)
+        return _deactivated(conditions)
     if _is_true(conditions, "Evicted") and _is_true(conditions, "QuotaReserved"):
         return QueuePhase.EVICTING, _eviction_why(conditions), _since(evicted)
     if _is_true(conditions, "Admitted"):
@@ -224,69 +246,68 @@ def _phase(
     if _is_true(conditions, "Evicted") and quota.get("message") == evicted.get("message"):
         stopped = evicted.get("reason") in _STOPPED
         phase = QueuePhase.MISCONFIGURED if stopped else QueuePhase.WAITING
-        return phase, _eviction_why(conditions), _since(quota)
+        return phase, _eviction_why(conditions) + _backoff(workload, conditions), _since(quota)
     return *_waiting(str(quota.get("reason") or ""), str(quota.get("message") or ""), ever_admitted), _since(quota)
+
+
+def _was_admitted(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str, Any]) -> bool:
+    """Whether the job is or was admitted. Newer releases show Admitted False, NoReservation from the beginning."""
+    if "Evicted" in conditions or status.get("accumulatedPastExecutionTimeSeconds"):
+        return True
+    admitted = conditions.get("Admitted")
+    return admitted is not None and (_is_true(conditions, "Admitted") or admitted.get("reason") != "NoReservation")
 
 
 def _since(condition: Mapping[str, Any]) -> str:
     return str(condition.get("lastTransitionTime") or "")
 
 
-def _deactivated(evicted: Mapping[str, Any]) -> tuple[QueuePhase, str, str]:
-    """Who made the Workload inactive: Kueue says so by the reason; everybody else just sets `active`."""
-    reason = str(evicted.get("reason") or "") if str(evicted.get("status")) == "True" else ""
-    if reason in DEACTIVATIONS_BY_KUEUE:
-        return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[reason], _since(evicted)
+def _deactivated(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[QueuePhase, str, str]:
+    """Who made the Workload inactive: Kueue announces and explains it by conditions; everybody else sets `active`."""
+    evicted = conditions.get("Evicted", {})
+    reason = str(evicted.get("reason") or "") if _is_true(conditions, "Evicted") else ""
+    found = _BY_KUEUE.fullmatch(reason)
+    cause = found["cause"] if found else ""
+    if not cause and _is_true(conditions, "DeactivationTarget"):  # until Kueue has evicted the job
+        cause = str(conditions["DeactivationTarget"].get("reason") or "")
+    if cause in DEACTIVATIONS_BY_KUEUE:
+        return QueuePhase.GIVEN_UP, DEACTIVATIONS_BY_KUEUE[cause], _since(evicted)
     return QueuePhase.DEACTIVATED, "somebody set spec.active of its Workload to false", _since(evicted)
 
 
+def _backoff(workload: Workload, conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """When Kueue queues an evicted job again, if it waits before that."""
+    at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
+    waits = at and str(conditions.get("Requeued", {}).get("status")) == "False"
+    return f"; Kueue queues it again at {at}" if waits else ""
+
+
 def _waiting(reason: str, message: str, ever_admitted: bool) -> tuple[QueuePhase, str]:
-    """Why a Workload has no quota."""
-    if found := _INACTIVE.search(message):
-        why = f"{found['what']} {found['name']} is inactive: it is stopped, or not completely set up"
-        return QueuePhase.MISCONFIGURED, why
-    if found := _MISSING.search(message):
-        named = f"{found['what']} {found['name']}" if found["name"] else f"its {found['what']}"
-        return QueuePhase.MISCONFIGURED, f"{named} doesn't exist"
-    above = list(_ABOVE_MAXIMUM.finditer(message))
-    if _never_fits(reason, message, above) and not ever_admitted:
-        return QueuePhase.NEVER_FITS, _above_maximum(above)
-    needed = [f"{f['more']} {f['resource']} more in flavor {f['flavor']}" for f in _UNUSED.finditer(message)]
-    if needed:
-        preempting = _PREEMPTING.search(message)
-        jobs = counted(int(preempting["count"]), "job") if preempting else ""
-        return QueuePhase.WAITING, f"needs {' or '.join(needed)}" + (
-            f"; {jobs} will be preempted for it" if jobs else ""
-        )
-    return QueuePhase.WAITING, message or reason or "it waits for quota"
-
-
-def _never_fits(reason: str, message: str, above: list[re.Match[str]]) -> bool:
-    """Whether no flavor that Kueue names can ever take the job. Any other word about a flavor means that it waits."""
-    if _UNUSED.search(message):
-        return False
-    rest = _PREEMPTING.sub("", _ABOVE_MAXIMUM.sub("", _POD_SET.sub("", message)))
-    return (bool(above) and not rest.strip(" ,;.")) or (reason == _EXCEEDS and not above)
-
-
-def _above_maximum(above: list[re.Match[str]]) -> str:
-    """How much is asked for, and how much there is at most."""
-    limits = []
-    for found in above:
-        before = found["before"] or "0"
-        request = found["request"] or found["old_request"]
-        asked = request if before == "0" else f"{before} + {request}"
-        capacity = found["capacity"] or found["old_capacity"]
-        limits.append(f"{asked} {found['resource']} of at most {capacity} in flavor {found['flavor']}")
-    details = f" ({'; '.join(limits)})" if limits else ""
-    return f"asks for more than the whole quota{details}: it can never run here"
+    """Why a Workload has no quota. One that was admitted once fits when the quota is as it was then."""
+    obstacle, why = explain(reason, message)
+    if obstacle is Obstacle.SIZE and ever_admitted:
+        return QueuePhase.WAITING, why.removesuffix(": it can never run here")
+    return _PHASES[obstacle], why
 
 
 def _checks(workload: Workload) -> str:
     checks = (workload.get("status") or {}).get("admissionChecks") or ()
-    open_checks = [str(check.get("name")) for check in checks if check.get("state") != "Ready"]
+    open_checks = [_check(check) for check in checks if check.get("state") != "Ready"]
     named = f": {', '.join(open_checks)}" if open_checks else ""
     return f"has quota and waits for admission checks{named}"
+
+
+def _check(check: Mapping[str, Any]) -> str:
+    """The name of an admission check, with its message."""
+    message = str(check.get("message") or "").strip().rstrip(".")
+    return f"{check.get('name')} ({message})" if message else str(check.get("name"))
+
+
+def _pods(spec: Mapping[str, Any], admission: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Admitted and wanted pods; None unless Kueue admitted only a part of them."""
+    wanted = sum(int(pod_set.get("count") or 0) for pod_set in spec.get("podSets") or ())
+    admitted = sum(int(of.get("count") or 0) for of in admission.get("podSetAssignments") or ())
+    return (admitted, wanted) if 0 < admitted < wanted else None
 
 
 def _flavors(admission: Mapping[str, Any]) -> tuple[str, ...]:
@@ -314,4 +335,7 @@ def _eviction_why(conditions: Mapping[str, Mapping[str, Any]]) -> str:
     if reason == PREEMPTED:
         cause = str(conditions.get("Preempted", {}).get("reason") or "")
         return f"preempted: {PREEMPTIONS.get(cause, 'another job needs the quota')}"
-    return DEACTIVATIONS_BY_KUEUE.get(reason) or EVICTIONS.get(reason) or message or reason
+    by_kueue = _BY_KUEUE.fullmatch(reason)
+    if by_kueue:
+        return DEACTIVATIONS_BY_KUEUE[by_kueue["cause"]]
+    return EVICTIONS.get(reason) or message or reason
