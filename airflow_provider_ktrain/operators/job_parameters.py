@@ -51,7 +51,8 @@ class JobParameters(compat.StorableLog, BaseOperator):
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "gpus", "container_resources",
         "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity", "priority_class_name", "queue_name",
-        "volumes", "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id", "cluster_context",
+        "workload_priority_class", "volumes", "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id",
+        "cluster_context",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
 
@@ -87,6 +88,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         affinity: Mapping[str, Any] | None = None,
         priority_class_name: str | None = None,
         queue_name: str | None = None,
+        workload_priority_class: str | None = None,
         volumes: Sequence[Volume] = (),
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -127,6 +129,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
         self.affinity = affinity
         self.priority_class_name = priority_class_name
         self.queue_name = queue_name
+        self.workload_priority_class = workload_priority_class
         self.volumes = volumes
         self.labels = labels
         self.annotations = annotations
@@ -200,6 +203,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
             affinity=self.affinity,
             priority_class=self.priority_class_name,
             queue=self.queue_name,
+            workload_priority_class=self.workload_priority_class,
             volumes=self.volumes or (),
             labels=self.labels or {},
             annotations=self.annotations or {},

@@ -57,8 +57,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
-        would resume it.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
+        the right to do so.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
@@ -101,6 +101,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
     :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
         parameter.) Templated. Default: the manifest's.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
+        `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
         role; each replaces a mount at the same path. Templated. Default: none.
     :param labels: labels added to the job and its pods. Templated. Default: None.
@@ -149,8 +151,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
-        would resume it.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
+        the right to do so.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
@@ -193,6 +195,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param priority_class_name: a PriorityClass of the cluster. Templated. Default: the manifest's.
     :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
         parameter.) Templated. Default: the manifest's.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
+        `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
         role; each replaces a mount at the same path. Templated. Default: none.
     :param labels: labels added to the job and its pods. Templated. Default: None.
@@ -246,8 +250,8 @@ class TrainJobOperator(TrainingJobOperator):
         default_deferrable` where Airflow's configuration sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job with a Kueue queue is deleted instead of kept, because Kueue
-        would resume it.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
+        the right to do so.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
@@ -289,6 +293,8 @@ class TrainJobOperator(TrainingJobOperator):
     :param priority_class_name: refused: only the runtime can set a PriorityClass. Default: None.
     :param queue_name: a Kueue LocalQueue of the namespace, set as a label of the job. (`queue` is Airflow's own
         parameter.) Templated. Default: the manifest's.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job. It orders the queue;
+        `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the container `node`; each
         replaces a mount at the same path. Templated. Default: none.
     :param labels: labels added to the job and its pods. Templated. Default: None.

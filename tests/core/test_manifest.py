@@ -31,6 +31,7 @@ EVERYTHING = JobOptions(
     tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}],
     priority_class="high",
     queue="team-a",
+    workload_priority_class="high",
     volumes=[SharedMemory("8Gi"), ClaimVolume("data", "/data", read_only=True, sub_path="v1"), HostPath("/scratch")],
     labels={"team": "a"},
     annotations={"sidecar.istio.io/inject": "false"},
@@ -69,7 +70,8 @@ def test_a_manifest_with_every_option_has_no_problems(make: Any) -> None:
 def test_options_reach_every_replica_of_a_pytorchjob() -> None:
     result = overlay(pytorchjob(), EVERYTHING)
     assert result["spec"]["nprocPerNode"] == "2"
-    assert result["metadata"]["labels"] == {"team": "a", "kueue.x-k8s.io/queue-name": "team-a"}
+    queued = {"kueue.x-k8s.io/queue-name": "team-a", "kueue.x-k8s.io/priority-class": "high"}
+    assert result["metadata"]["labels"] == {"team": "a", **queued}
     assert result["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
     counts = {role: spec["replicas"] for role, spec in result["spec"]["pytorchReplicaSpecs"].items()}
     assert counts == {"Master": 1, "Worker": 3}

@@ -165,7 +165,7 @@ _PLURALS = ",".join(kind.plural for kind in KINDS.values())
 REQUIRED = {"job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions"}
 PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
-    **dict.fromkeys(("queue_name", "checkpoint_dir"), _TEXT),
+    **dict.fromkeys(("queue_name", "workload_priority_class", "checkpoint_dir"), _TEXT),
     **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
     "avoid_failed_nodes": _SWITCH,
     **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),

@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.manifest.volumes import Volume
 
 HOSTNAME = "kubernetes.io/hostname"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 CHECKPOINT_DIR, ATTEMPT = "KTRAIN_CHECKPOINT_DIR", "KTRAIN_ATTEMPT"
 
 Json = Any
@@ -48,6 +49,7 @@ class JobOptions:
     :param priority_class: a PriorityClass of the cluster.
     :param queue: a Kueue LocalQueue of the namespace, set as a label of the job. Kueue then suspends the job and
         resumes it on admission; on a cluster without Kueue the label has no effect.
+    :param workload_priority_class: a WorkloadPriorityClass of Kueue, set as a label of the job.
     :param volumes: volumes that are mounted into the main container of every role; a mount at the same path is
         replaced.
     :param labels: added to the job and its pods.
@@ -73,6 +75,7 @@ class JobOptions:
     affinity: Mapping[str, Json] | None = None
     priority_class: str | None = None
     queue: str | None = None
+    workload_priority_class: str | None = None
     volumes: Sequence[Volume] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -124,8 +127,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
     if options.nproc_per_node is not None:
         kind.set_processes(spec, options.nproc_per_node)
     metadata = mapping_at(result, "metadata")
-    queue = {QUEUE_LABEL: options.queue} if options.queue else {}
-    _merge(metadata, "labels", {**options.labels, **queue})
+    kueue = {QUEUE_LABEL: options.queue, PRIORITY_LABEL: options.workload_priority_class}
+    _merge(metadata, "labels", {**options.labels, **{key: value for key, value in kueue.items() if value}})
     _merge(metadata, "annotations", options.annotations)
     kind.add_templates(result)
     for role, template in kind.templates(result):
