@@ -44,6 +44,7 @@ class JobRequest:
     :param on_finish_action: what happens to the job at the end. Default: DELETE_JOB.
     :param reattach: what happens to the job of an earlier try. Default: "always", it is adopted.
     :param run_seconds: seconds from the creation of the job to its deadline. Default: None, no deadline.
+    :param schedule_seconds: how long a create waits for a ResourceQuota. Default: None, it fails at once.
     :param expire_seconds: seconds from the end of the job until the cluster deletes it. Default: None, what the
         manifest sets.
     :param checkpoint_root: base of the task's checkpoint directory. Default: None, the task has none.
@@ -67,6 +68,7 @@ class JobRequest:
     on_finish_action: OnFinishAction = OnFinishAction.DELETE_JOB
     reattach: Reattach = "always"
     run_seconds: float | None = None
+    schedule_seconds: float | None = None
     expire_seconds: int | None = None
     checkpoint_root: str | None = None
     resume_on_clear: bool = False

@@ -67,6 +67,11 @@ def refuses_manifest(error: ApiStatusError) -> bool:
     return error.status in (400, 422) and bool(error.reason)
 
 
+def exceeded_quota(error: ApiStatusError) -> bool:
+    """Whether a ResourceQuota rejects the request; other jobs may release the quota."""
+    return error.status == 403 and _QUOTA.search(error.message) is not None
+
+
 def explain(
     error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
 ) -> ManifestError | AccessError | ClusterError:
@@ -96,8 +101,9 @@ def explain(
         )
     if error.status == 403 and (quota := _QUOTA.search(error.message)):
         return ClusterError(
-            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403). Set `retries` to wait, use a "
-            f"Kueue queue (`queue_name`), or raise the quota.\nRequested: {quota['asked']}; used: {quota['used']}; "
+            f"the quota {quota['name']!r} of namespace {namespace!r} is exceeded (403). Set `schedule_timeout` or "
+            f"`retries` to wait, use a Kueue queue (`queue_name`), or raise the quota.\n"
+            f"Requested: {quota['asked']}; used: {quota['used']}; "
             f"limit: {quota['limit']}. See: kubectl describe quota -n {namespace} {quota['name']}"
         )
     # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.

@@ -37,10 +37,12 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
 )
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
 from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH, Log, delete_fenced, is_terminating, list_pods
+from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
@@ -114,6 +116,7 @@ async def submit(
     *,
     reattach: Reattach = "always",
     patience: float = 120,
+    quota_patience: float = 0,
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     log: Log,
 ) -> Submitted:
@@ -127,6 +130,7 @@ async def submit(
     :param first_try: first try since the task was cleared, by `core.adoption.first_try_since_clear`.
     :param reattach: whether a live job of an earlier try is adopted. Default: "always".
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
+    :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
     :param log: where decisions are logged.
     :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest.
@@ -135,6 +139,7 @@ async def submit(
     """
     claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
+    waits = QuotaWait(quota_patience, str(claim), log)
     look_first = me.try_number > 1
     while True:
         if look_first and (
@@ -144,7 +149,7 @@ async def submit(
         look_first = True
         if not await _retry("list", lambda: _without_pods(api, claim, waiter), claim, patience, log):
             continue
-        created = await _retry("create", lambda: _create(api, claim), claim, patience, log)
+        created = await _retry("create", lambda: waits.on(lambda: _create(api, claim)), claim, patience, log)
         if created is not None and not await _undone(api, claim, created, patience, log):
             return created
 
@@ -378,6 +383,8 @@ def _what_differs(claim: _Claim, found: Object) -> str:
             f"A new submission would fail: {claim.invalid}"
         )
     differing = [p for p in differences(claim.manifest["spec"], found.get("spec")) if PREFIX not in p]
+    labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if _label(claim.manifest, name) != _label(found, name)]
+    differing = [*(f"$.metadata.labels['{name}']" for name in labels), *differing]
     return (
         f"The manifest has changed, but {claim} keeps the old one.\nChanged: "
         f"{', '.join(differing[:20]) or 'metadata'}. Set reattach='if_unchanged' to replace such a job."

@@ -262,6 +262,7 @@ class JobParameters(compat.StorableLog, BaseOperator):
             on_finish_action=action,
             reattach=self.reattach if invalid is None or self._can_follow() else "if_unchanged",
             run_seconds=run_seconds(self.execution_timeout),
+            schedule_seconds=_seconds(self.schedule_timeout) if invalid is None else None,
             expire_seconds=compat.SUCCEEDED_JOB_TTL if expires else None,
             checkpoint_root=self.checkpoint_dir,
             resume_on_clear=self.resume_on_clear,

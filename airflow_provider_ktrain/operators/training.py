@@ -65,8 +65,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
-        limit.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
+        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
@@ -159,8 +159,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
-        limit.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
+        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
@@ -258,8 +258,8 @@ class TrainJobOperator(TrainingJobOperator):
         replica), `all`, `primary`, `none`, or completion indexes by role: `{"node": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node, in seconds or as a timedelta. Default: None, no
-        limit.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
+        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a

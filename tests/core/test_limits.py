@@ -72,6 +72,15 @@ def test_the_schedule_clock_runs_if_the_operator_cannot_create_pods() -> None:
     assert not due(job(), [], Phase.PENDING, Limits(startup=300), has_events=True)
 
 
+def test_the_schedule_clock_of_a_resumed_job_without_pods_starts_at_its_admission() -> None:
+    """A ResourceQuota rejects the pods of a job that Kueue has admitted: the job has conditions, but no pods."""
+    resumed = job(("Created", CREATED), ("Suspended", SUSPENDED))
+    resumed["status"]["conditions"][1]["status"] = "False"
+    assert due(resumed, [], Phase.PENDING, ALL) == {Limit.SCHEDULE: 130}
+    assert not due(resumed, [], Phase.RESTARTING, Limits(schedule=120))
+    assert due(resumed, [pod("n1")], Phase.STARTING, ALL) == {Limit.STARTUP: 360}
+
+
 def test_the_log_stall_clock_starts_at_the_last_line() -> None:
     assert due(job(), [pod("n1", "Running")], Phase.RUNNING, ALL, last_line=T0 + 5) == {Limit.LOG_STALL: 605}
 

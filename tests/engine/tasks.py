@@ -158,7 +158,8 @@ class Task:
     async def submit(
         self, number: int = 1, program: str = TRAINS, *, first: int = 1, reattach: Reattach = "always",
         run_policy: Mapping[str, Any] | None = None, grace: int = 1, restart_policy: str = "Never",
-        patience: float = 30, deletion_patience: float = 600, api: Api | None = None, **overlay: Any,
+        patience: float = 30, quota_patience: float = 0, deletion_patience: float = 600, api: Api | None = None,
+        **overlay: Any,
     ) -> Submitted:  # fmt: skip
         """Submit as try `number`; the task was cleared before try `first`."""
 
@@ -167,7 +168,8 @@ class Task:
 
         return await submit(
             api or self.api, self.kind, self.version, stamped, self.owner(number), first,
-            reattach=reattach, patience=patience, deletion_patience=deletion_patience, log=self.log,
+            reattach=reattach, patience=patience, quota_patience=quota_patience, deletion_patience=deletion_patience,
+            log=self.log,
         )  # fmt: skip
 
     async def follow(

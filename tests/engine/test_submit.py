@@ -309,6 +309,46 @@ async def test_submit_retries_on_an_overloaded_api_server(task: Task, cluster: T
     assert str(task.log).count("Trying again") == 2
 
 
+QUOTA_EXCEEDED = ApiStatusError(
+    403, "Forbidden", 'pytorchjobs.kubeflow.org "train" is forbidden: exceeded quota: jobs, requested: '
+    "count/pytorchjobs.kubeflow.org=1, used: count/pytorchjobs.kubeflow.org=4, limited: "
+    "count/pytorchjobs.kubeflow.org=4",
+)  # fmt: skip
+
+
+class FullApi(MeddledApi):
+    """A ResourceQuota rejects the first `rejections` creates of a job."""
+
+    rejections = 2
+
+    async def before(self, method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/pytorchjobs") and self.rejections:
+            self.rejections -= 1
+            raise QUOTA_EXCEEDED
+
+
+async def test_submit_waits_for_a_resource_quota(task: Task, cluster: TestCluster) -> None:
+    async with api_of(cluster, FullApi) as full:
+        submitted = await task.submit(api=full, quota_patience=60)
+        assert (submitted.created, full.rejections) == (True, 0)
+    waits = [line for line in task.log.said if "ResourceQuota" in line]
+    assert waits == [
+        f"PyTorchJob {task.namespace}/{task.name} exceeds a ResourceQuota. Trying for up to 60 s (schedule_timeout)."
+    ]
+
+
+async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: Task, cluster: TestCluster) -> None:
+    async with api_of(cluster, FullApi) as full:
+        full.rejections = 9
+        with pytest.raises(ClusterError, match=r"the quota 'jobs' of namespace .* is exceeded"):
+            await task.submit(api=full, quota_patience=0.5)
+        assert full.rejections == 8
+        with pytest.raises(ClusterError, match=r"the quota 'jobs' of namespace .* is exceeded"):
+            await task.submit(api=full)
+        assert full.rejections == 7
+    assert sum("is still exceeded after" in line for line in task.log.said) == 1
+
+
 @pytest.mark.embedded
 async def test_submit_stops_retrying_at_its_limit(task: Task, cluster: TestCluster) -> None:
     cluster.admin("status", status=500, verb="create", path=f"/namespaces/{task.namespace}/pytorchjobs", seconds=60)

@@ -96,11 +96,14 @@ def clocks(
         yield from _pod_clocks(pod, limits)
     if limits.partial_start is not None and (partial := find_partial_start(job, known)):
         yield Clock(Limit.PARTIAL_START, partial.since + limits.partial_start, limits.partial_start)
-    reconciled = known or had_pods or (job.get("status") or {}).get("conditions")
-    if not reconciled and not wants_suspension(job):
-        limit, seconds = (Limit.SCHEDULE, limits.schedule) if has_events else (Limit.STARTUP, limits.startup)
-        if seconds is not None and created is not None:
-            yield Clock(limit, created + seconds, seconds)
+    resumed = _resumed_at(job)
+    reconciled = known or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
+    if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
+        since = resumed or created
+        rejected = has_events or resumed is not None
+        limit, seconds = (Limit.SCHEDULE, limits.schedule) if rejected else (Limit.STARTUP, limits.startup)
+        if seconds is not None and since is not None:
+            yield Clock(limit, since + seconds, seconds)
 
 
 def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
@@ -125,6 +128,13 @@ def count_restarts(pods: Iterable[Object]) -> int:
         for key in ("initContainerStatuses", "containerStatuses")
         for c in (pod.get("status") or {}).get(key) or ()
     )
+
+
+def _resumed_at(job: Object) -> float | None:
+    """When a queue last let the job run; None if it was never suspended."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    ended = (c for c in conditions if c.get("type") == "Suspended" and str(c.get("status")) == "False")
+    return max((epoch_seconds(c.get("lastTransitionTime")) or 0.0 for c in ended), default=0.0) or None
 
 
 def _queued_since(job: Object) -> float | None:
