@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import workload_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
@@ -21,6 +21,11 @@ VERSIONS = ("v1beta2", "v1beta1")  #: in which this provider reads Workloads, th
 def queue_of(job: Mapping[str, Any]) -> str:
     """The LocalQueue that the job names; "" if it names none."""
     return str(((job.get("metadata") or {}).get("labels") or {}).get(QUEUE_LABEL) or "")
+
+
+def priority_class_of(job: Mapping[str, Any]) -> str:
+    """The WorkloadPriorityClass that the job names; "" if it names none."""
+    return str(((job.get("metadata") or {}).get("labels") or {}).get(PRIORITY_LABEL) or "")
 
 
 def workloads_path(version: str, namespace: str, name: str = "") -> str:

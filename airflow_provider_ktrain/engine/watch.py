@@ -466,9 +466,11 @@ def _strip(obj: Object) -> Object:
     """Remove large fields that nothing here reads."""
     obj["metadata"].pop("managedFields", None)
     spec = obj.get("spec") or {}
-    for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
-        for name in DROPPED_SPEC_FIELDS & part.keys():
-            del part[name]
+    pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
+    for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
+        for part in (pod, *(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+            for name in DROPPED_SPEC_FIELDS & part.keys():
+                del part[name]
     return obj
 
 

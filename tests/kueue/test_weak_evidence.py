@@ -93,7 +93,7 @@ async def test_the_workload_of_a_job_that_left_its_queue_is_ignored(queued: Task
         assert state.job is not None
         state.job["metadata"]["labels"].pop("kueue.x-k8s.io/queue-name")
         await follower.update()
-        assert (follower.status, follower.due) == (None, None)
+        assert (follower.status, follower.due, follower.wakes_at) == (None, None, None)
         assert follower.phase(Phase.SUSPENDED) is Phase.SUSPENDED
 
 

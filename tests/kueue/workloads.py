@@ -11,12 +11,16 @@ from airflow_provider_ktrain.engine.api import Api
 from tests.engine.tasks import MERGE_PATCH
 
 
-async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True) -> None:
-    """Create a Workload for the job as Kueue does."""
+async def write_workload(
+    api: Api, job: dict[str, Any], conditions: list[Any], *, active: bool = True,
+    resources: dict[str, Any] | None = None, count: int = 1,
+) -> None:  # fmt: skip
+    """Create a Workload for the job as Kueue does, with one pod set."""
     meta, namespace = job["metadata"], job["metadata"]["namespace"]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
-    template = {"spec": {"containers": [{"name": "main", "image": "scratch"}]}}
-    spec = {"queueName": "team-a", "podSets": [{"name": "main", "count": 1, "template": template}], "active": active}
+    template = {"spec": {"containers": [{"name": "main", "image": "scratch", "resources": resources or {}}]}}
+    pod_sets = [{"name": "main", "count": count, "template": template}]
+    spec = {"queueName": "team-a", "podSets": pod_sets, "active": active}
     name = f"pytorchjob-{meta['name']}-12345"
     body = {
         "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": spec,
@@ -27,9 +31,15 @@ async def write_workload(api: Api, job: dict[str, Any], conditions: list[Any], *
     await api.request("PATCH", f"{path}/status", body={"status": {"conditions": conditions}}, content_type=MERGE_PATCH)
 
 
-async def account(api: Api, namespace: str, *, kueue: bool = False) -> str:
+async def allow(api: Api, namespace: str, name: str) -> None:
+    """Give an account the rights for Kueue."""
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/{name}"
+    await api.request("PATCH", path, body={"rules": rules(kueue=True)}, content_type=MERGE_PATCH)
+
+
+async def account(api: Api, namespace: str, *, name: str = "", kueue: bool = False) -> str:
     """The token of a new service account with the rights of the Role, by default without those for Kueue."""
-    name = f"account-{secrets.token_hex(4)}"
+    name = name or f"account-{secrets.token_hex(4)}"
     base, rbac = f"/api/v1/namespaces/{namespace}", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     await api.request("POST", f"{base}/serviceaccounts", body={"metadata": {"name": name}})
     await api.request("POST", f"{rbac}/roles", body={"metadata": {"name": name}, "rules": rules(kueue=kueue)})

@@ -18,9 +18,16 @@ def gpus_of(source: object) -> int:
     :param source: a manifest: a mapping, YAML text, or the path of a YAML or JSON file.
     :raises ManifestError: if it isn't the manifest of a training job.
     """
-    manifest = load(source)
-    kind = kind_of(manifest.get("kind"))
-    return sum(kind.count(manifest, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(manifest).items())
+    return gpus_of_job(load(source))
+
+
+def gpus_of_job(job: Mapping[str, Any]) -> int:
+    """The GPUs that all replicas of a job request together, without those that only its runtime requests.
+
+    :param job: a manifest, or a job as read from the API server.
+    """
+    kind = kind_of(job.get("kind"))
+    return sum(kind.count(job, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(job).items())
 
 
 def is_gpu(resource: str) -> bool:

@@ -79,9 +79,13 @@ class PodHistory:
         """Restarts of containers, plus pods that were recreated after a failure."""
         return self._dropped_restarts + self._count(self.all)
 
-    def usage(self, now: datetime, job_ended: datetime | None) -> Usage:
-        """GPU time of all pods: see `usage.usage`."""
-        return _plus(usage(self.all, now, job_ended=job_ended, evicted=self._evicted), self._dropped_usage)
+    def usage(self, now: datetime, job_ended: datetime | None, in_queue: float = 0.0) -> Usage:
+        """GPU time of all pods: see `usage.usage`.
+
+        :param in_queue: GPU-seconds in which the job was suspended by a queue and had no pods. Default: 0.
+        """
+        spent = _plus(usage(self.all, now, job_ended=job_ended, evicted=self._evicted), self._dropped_usage)
+        return replace(spent, requested=spent.requested + in_queue, queued=spent.queued + in_queue)
 
     def handover(self, now: datetime) -> dict[str, float]:
         """For the next process: restarts and GPU-seconds of the pods that no longer exist."""

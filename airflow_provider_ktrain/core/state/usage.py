@@ -19,9 +19,8 @@ Json = Mapping[str, Any]
 class Usage:
     """GPU-seconds of one try. `requested` = `queued` + `held`; `wasted` is a part of `held`.
 
-    :param requested: from the creation of each pod to its end. Default: 0.
-    :param queued: the part before the pod had a node. A job that a queue keeps suspended has no pods, so its time
-        in the queue is not included. Default: 0.
+    :param requested: from the creation of each pod to its end, and while the job was queued. Default: 0.
+    :param queued: while a queue kept the job suspended, and before its pods had a node. Default: 0.
     :param held: the part on a node, in which no one else could use the GPUs. Default: 0.
     :param wasted: the part of `held` before the first container ran (image, volumes, init containers) and after the job
         ended (Workers that still run). Default: 0.

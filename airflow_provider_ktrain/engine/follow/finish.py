@@ -18,6 +18,7 @@ from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.queueing import requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.report import DrainReport
@@ -72,6 +73,7 @@ class Finisher:
             metrics=self._state.metrics,
             result_line=self._output.result_line,
             pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
+            queue=self._state.queue,
             handed_over_at=time.time(),
         )
 
@@ -198,7 +200,8 @@ class Finisher:
         if self._options.release and self._state.ref.uid:
             released, error, kept = await self._request_release(cause is None, verify, timeout)
         state, job, now = self._state, self._state.job or {}, utc_now()
-        spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")))
+        in_queue = requested_gpus(state) * state.seconds_in(Phase.QUEUED)
+        spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")), in_queue)
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
         self._log.info(str(spent))

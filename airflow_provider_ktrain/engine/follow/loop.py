@@ -72,7 +72,7 @@ async def follow(
         stop.attach(stopped)
         async with (
             subscriptions(api, ref, shared=host.shared) as (jobs, pods),
-            QueueFollower(api, state, log) as queue,
+            QueueFollower(api, state, log, may_fail=options.release) as queue,
         ):
             fail_fast = host.fail_fast_on_forbidden
             observer = Observer(api, state, output, jobs, pods, queue=queue, fail_fast_on_forbidden=fail_fast, log=log)
@@ -187,7 +187,7 @@ class _Loop:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
             seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
-        for due in (until, self._startup.due, self._partial.due, self._queue.due, self._output.restarts.due):
+        for due in (until, self._startup.due, self._partial.due, self._queue.wakes_at, self._output.restarts.due):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds

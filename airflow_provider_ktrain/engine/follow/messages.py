@@ -196,6 +196,7 @@ class Handover:
     :param metrics: as in `Outcome`, so far. Default: empty.
     :param result_line: last result line of the primary. Default: "", there is none.
     :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
+    :param queue: what Kueue did with the job so far: see `engine.follow.queueing.QueueMemory`. Default: empty.
     :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
     """
 
@@ -203,6 +204,7 @@ class Handover:
     metrics: dict[str, float] = field(default_factory=dict)
     result_line: str = ""
     pod_history: dict[str, Any] = field(default_factory=dict)
+    queue: dict[str, Any] = field(default_factory=dict)
     handed_over_at: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:

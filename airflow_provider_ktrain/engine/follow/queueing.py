@@ -1,7 +1,8 @@
 """Follows what Kueue does with a job: why it waits, when it is admitted, how often it is preempted.
 
 All jobs of a namespace share one watch of Workloads. Without the right to list them, the job is followed as without
-this, and the log names the missing right once. The reasons are read from a Workload in `core/state/kueue_status.py`.
+this, the log names the missing right once, and the watch is tried again later. The reasons are read from a Workload in
+`core/state/kueue_status.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import asyncio
 import contextlib
 import re
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.formats import known_fields
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+from airflow_provider_ktrain.core.state import kueue_status
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, QueueStatus, queue_status, workload_of
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text import counted
@@ -24,33 +30,78 @@ from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_ow
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
+NO_WORKLOAD_SECONDS = 60.0  #: in which Kueue should have created a Workload; it takes less than a second
+FORBIDDEN_RETRY_SECONDS = 600.0  #: until Workloads are watched again after the API server rejected that (403)
 _AMOUNT = re.compile(r"\b\d+\w*")
 _WARNINGS = (QueuePhase.MISCONFIGURED, QueuePhase.NEVER_FITS, QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP)
 _RESOLUTIONS = {
     QueuePhase.NEVER_FITS: "Request less, use another queue, or ask an administrator to raise the quota.",
     QueuePhase.GIVEN_UP: "See the events of its Workload. A retry queues the job again.",
 }
+_USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check of MultiKueue, and set no `managedBy`."
+
+
+@dataclass(frozen=True)
+class QueueMemory:
+    """What the next process that follows the job needs to know; travels in the handover. Each field may be missing.
+
+    :param phase: the phase that the queue's clock measures. Default: "", none.
+    :param since: when that phase was first seen, in epoch seconds. Default: 0.
+    :param eviction: reason and time of the last eviction that was logged. Default: "", none.
+    :param warned: whether the missing right was logged. Default: False.
+    :param gpus: the GPUs that the Workload asks for; None if no Workload was seen. Default: None.
+    """
+
+    phase: str = ""
+    since: float = 0.0
+    eviction: str = ""
+    warned: bool = False
+    gpus: int | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QueueMemory:
+        """Read what another process wrote. A value of another type counts as missing."""
+        types: dict[str, Any] = {"phase": str, "since": int | float, "eviction": str, "warned": bool, "gpus": int}
+        read = {name: value for name, value in known_fields(cls, data).items() if isinstance(value, types[name])}
+        return cls(**read)
+
+
+def requested_gpus(state: JobState) -> int:
+    """The GPUs that the job asks for: by its Workload, which knows those of a runtime, or by its manifest."""
+    return max(QueueMemory.from_dict(state.queue).gpus or 0, gpus_of_job(state.known_job))
 
 
 class QueueFollower:
     """What the queue does with one job; a context manager that ends the watch.
 
     :param api: client for the cluster.
-    :param state: the job. Its metrics get the numbers of evictions and preemptions.
+    :param state: the job. Its metrics get the numbers of evictions and preemptions, and `queue` what to hand over.
     :param log: where the queue's state is logged.
+    :param forbidden_retry_seconds: until the watch is tried again after the API server rejected it. Default: 600.
+    :param may_fail: whether a job that never runs fails the task. False for a job that isn't the task's, such as a
+        sensor's: somebody may activate it, or raise the quota. Default: True.
     """
 
-    def __init__(self, api: Api, state: JobState, log: Log) -> None:
-        self._api, self._state, self._log = api, state, log
+    def __init__(
+        self,
+        api: Api,
+        state: JobState,
+        log: Log,
+        *,
+        may_fail: bool = True,
+        forbidden_retry_seconds: float = FORBIDDEN_RETRY_SECONDS,
+    ) -> None:
+        self._api, self._state, self._log, self._may_fail = api, state, log, may_fail
+        self._forbidden_retry_seconds = forbidden_retry_seconds
         self._stack = contextlib.AsyncExitStack()
         self._workloads: Subscription | None = None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
-        self._phase_since = 0.0
         self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
-        self._evictions: set[tuple[str, str]] = set()  # that were logged
-        self._handed_over = state.metrics.get("queue.evictions", 0)  # that the previous process has logged
+        self._in_queue = False  # whether the job names a queue
+        self._no_workload_logged = False
+        self._memory = QueueMemory.from_dict(state.queue)
 
     async def __aenter__(self) -> QueueFollower:
         return self
@@ -66,28 +117,39 @@ class QueueFollower:
         return await self._workloads.changed()
 
     async def note(self, error: BaseException) -> None:
-        """The watch was rejected: without the right to it, go on without it."""
+        """The watch was rejected. Without the right to it, go on without it and try again later.
+
+        The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
+        """
         if isinstance(error, ApiStatusError) and error.status == 403:
             self._workloads = None
             await self._stack.aclose()
+            self._look_at = time.monotonic() + self._forbidden_retry_seconds
             self._log_missing_right(error)
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
         job, workload = self._state.job, None
-        if job is not None and self._state.ref.uid and kueue.queue_of(job):
+        self._in_queue = bool(job is not None and self._state.ref.uid and kueue.queue_of(job))
+        if self._in_queue:
             await self._subscribe()
             if self._workloads is not None:
                 workload = workload_of(self._workloads.objects.values(), self._state.ref.uid)
         if workload is None:
             self.status = None  # what an earlier Workload showed proves nothing about the job now
+            self._log_missing_workload()
             return
-        status = queue_status(workload)
-        if self.status is None or status.phase is not self.status.phase:
-            self._phase_since = time.monotonic()
-        self.status = status
-        self._count()
+        self.status = status = queue_status(workload)
+        gpus = kueue_status.requested_gpus(workload)
+        if status.phase != self._memory.phase:
+            self._remember(phase=str(status.phase), since=time.time(), gpus=gpus)
+        self._log_eviction(status)
         self._log_changes(status)
+
+    def _remember(self, **changes: Any) -> None:
+        """Change what is handed over to the next process."""
+        self._memory = replace(self._memory, **changes)
+        self._state.queue = asdict(self._memory)
 
     async def _subscribe(self) -> None:
         if self._workloads is not None or self._look_at is None or time.monotonic() < self._look_at:
@@ -105,32 +167,65 @@ class QueueFollower:
 
     def _log_missing_right(self, error: ApiStatusError) -> None:
         """The job is followed without its Workload, which the task has no right to watch."""
+        if self._memory.warned:
+            return
+        self._remember(warned=True)
         namespace = self._state.ref.namespace
         self._log.warning(
             f"Can't read Kueue's Workloads in {namespace}, so the log won't show why the job waits. "
             f"`ktrain rbac --kueue` prints the Role.\n{error}"
         )
 
-    def _count(self) -> None:
-        """Store Kueue's counters, which never go back; older releases show only the last eviction."""
-        status, metrics = self.status, self._state.metrics
-        if status is None or not status.evictions:
+    @property
+    def _no_workload_at(self) -> float | None:
+        """When a Workload should be known, by `time.monotonic`; None if there is one, or it can't be known."""
+        watched = self._in_queue and self._workloads is not None and self._workloads.synced
+        if self.status is not None or not watched or self._state.phase is not Phase.QUEUED or self._no_workload_logged:
+            return None
+        return self._state.phase_since + NO_WORKLOAD_SECONDS
+
+    def _log_missing_workload(self) -> None:
+        """Kueue has not created a Workload for a queued job, so it will never admit the job."""
+        if self._no_workload_at is None or time.monotonic() < self._no_workload_at:
             return
-        for name, number in (("evictions", status.evictions), ("preemptions", status.preemptions)):
-            metrics[f"queue.{name}"] = max(metrics.get(f"queue.{name}", 0), number)
+        self._no_workload_logged = True
+        kind, priority = self._state.kind.name, kueue.priority_class_of(self._state.known_job)
+        reasons = [f"is Kueue's integration for {kind}s enabled"]
+        reasons += [f"does WorkloadPriorityClass {priority} exist"] if priority else []
+        self._log.warning(
+            f"{self._state.ref} stays suspended: Kueue has created no Workload for it in {NO_WORKLOAD_SECONDS:.0f} s.\n"
+            f"Ask an administrator: {' and '.join(reasons)}? The log of Kueue's controller contains the reason."
+        )
+
+    def _log_eviction(self, status: QueueStatus) -> None:
+        """Count and log each eviction once, also if another process has seen it before."""
+        eviction = status.last_eviction
+        seen = eviction is None or f"{eviction.reason} {eviction.at}" == self._memory.eviction
+        self._count(status, more=0 if seen else 1)
+        if eviction is not None:
+            self._state.pods.mark_evicted()
+        if eviction is None or seen:
+            return
+        self._remember(eviction=f"{eviction.reason} {eviction.at}")
+        if status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
+            times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
+            self._log.warning(
+                f"{self._state.ref} lost its admission and is queued again ({times} so far)\n{eviction.why}"
+            )
+
+    def _count(self, status: QueueStatus, more: int) -> None:
+        """Store Kueue's counters, which never go back. Older releases have none, so new evictions are counted here."""
+        if not status.evictions:
+            return
+        metrics, eviction = self._state.metrics, status.last_eviction
+        preempted = more if eviction is not None and eviction.preempted else 0
+        for name, number, one in (
+            ("evictions", status.evictions, more), ("preemptions", status.preemptions, preempted),
+        ):  # fmt: skip
+            metrics[f"queue.{name}"] = max(metrics.get(f"queue.{name}", 0) + one, number)
 
     def _log_changes(self, status: QueueStatus) -> None:
-        """Log what the queue does with the job when it changes, and each eviction once."""
-        eviction = status.last_eviction
-        if eviction is not None and (eviction.reason, eviction.at) not in self._evictions:
-            self._evictions.add((eviction.reason, eviction.at))
-            self._state.pods.mark_evicted()
-            logged = len(self._evictions) == 1 and status.evictions <= self._handed_over
-            if not logged and status.phase not in (QueuePhase.DEACTIVATED, QueuePhase.GIVEN_UP):
-                times = counted(int(self._state.metrics.get("queue.evictions", 1)), "time")
-                self._log.warning(
-                    f"{self._state.ref} lost its admission and is queued again ({times} so far)\n{eviction.why}"
-                )
+        """Log what the queue does with the job when it changes."""
         line, at = self._logged
         soon = time.monotonic() - at < REPEAT_SECONDS and _AMOUNT.sub("", line) == _AMOUNT.sub("", status.line)
         if status.phase is QueuePhase.EVICTING or line == status.line or soon:
@@ -149,23 +244,40 @@ class QueueFollower:
         return Phase.QUEUED if phase is Phase.SUSPENDED and waits else phase
 
     @property
+    def wakes_at(self) -> float | None:
+        """When to look at the queue again if nothing changes, by `time.monotonic`; None if there is no such time."""
+        look_at = self._look_at if self._in_queue else None
+        return min((at for at in (self.due, self._no_workload_at, look_at) if at is not None), default=None)
+
+    @property
     def due(self) -> float | None:
         """When the task may fail if the queue's state doesn't change, by `time.monotonic`; None if it doesn't."""
-        seconds = self.status.fails_after_seconds if self.status is not None else None
-        if seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+        status = self.status
+        seconds = status.fails_after_seconds if status is not None and self._may_fail else None
+        if status is None or seconds is None or self._state.phase not in (Phase.QUEUED, Phase.SUSPENDED):
             return None
-        if self.status is not None and self.status.phase is QueuePhase.NEVER_FITS and self._state.pods.all:
-            return None  # it was admitted, by a Workload that was replaced since
-        return max(self._phase_since + seconds, self._confirm_at)
+        if status.phase is QueuePhase.NEVER_FITS and self._ran_before:
+            return None
+        waited = time.time() - self._memory.since
+        return max(time.monotonic() + seconds - waited, self._confirm_at)
+
+    @property
+    def _ran_before(self) -> bool:
+        """Whether the job was admitted, perhaps by a Workload that was replaced since."""
+        return bool(self._state.pods.all or (self._state.known_job.get("status") or {}).get("startTime"))
 
     def explain(self, cause: Cause) -> Cause:
         """The cause of a job that was queued for too long, with what it waited for."""
-        if self.status is None or not self.status.why:
-            return cause
-        return replace(cause, summary=f"{cause.summary}: {self.status.why}").with_short_summary()
+        why = self.status.why if self.status is not None else ""
+        if self._no_workload_logged and self.status is None:
+            why = "Kueue has created no Workload for it"
+        return replace(cause, summary=f"{cause.summary}: {why}").with_short_summary() if why else cause
 
     async def find_failure(self) -> Cause | None:
         """Why the job will never be admitted, confirmed by the API server; None if it may be."""
+        if self._may_fail and kueue_status.runs_elsewhere(self._state.known_job):
+            summary = f"{self._state.ref} can't be followed: MultiKueue runs it in another cluster"
+            return Cause(Category.QUEUE, summary, resolution=_USE_ONE_CLUSTER)
         if self.status is None or self.due is None or time.monotonic() < self.due:
             return None
         status = await self._read_status()
@@ -173,7 +285,8 @@ class QueueFollower:
             self._confirm_at = time.monotonic() + RETRY_SECONDS  # the watch is behind, or the API server unreachable
             return None
         summary = f"{self._state.ref} can't run: {status.why}"
-        return Cause(Category.QUEUE, summary, status.line, _RESOLUTIONS[status.phase])
+        detail = "\n".join(filter(None, (status.line, status.message)))
+        return Cause(Category.QUEUE, summary, detail, _RESOLUTIONS[status.phase]).with_short_summary()
 
     async def _read_status(self) -> QueueStatus | None:
         """What the API server knows; None if there is no Workload, or it can't be read."""

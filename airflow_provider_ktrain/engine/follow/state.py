@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
@@ -43,6 +44,7 @@ class JobState:
         self.phase: Phase | None = None  #: None until the job and its pods are known
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
+        self.queue: dict[str, Any] = dict(mapping(handover.queue))  #: a `QueueMemory` as JSON types
 
     @property
     def known_job(self) -> Object:
@@ -83,6 +85,11 @@ class JobState:
         if self.phase is not None:
             name = f"seconds.{self.phase.lower()}"
             self.metrics[name] = round(self.metrics.get(name, 0) + time.monotonic() - self.phase_since, 3)
+
+    def seconds_in(self, phase: Phase) -> float:
+        """The time in a phase so far, over all processes that followed the job."""
+        current = time.monotonic() - self.phase_since if self.phase is phase else 0.0
+        return self.metrics.get(f"seconds.{phase.lower()}", 0.0) + current
 
     def describe(self, phase: Phase) -> str:
         """A log line about the job in `phase`, with the condition's message unless it only repeats the phase."""

@@ -1,0 +1,232 @@
+"""What the follower of a queue hands over to the next process: its clock, the evictions, and what was logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.state.kueue_status import QueuePhase
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine import kueue as requests
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
+from airflow_provider_ktrain.engine.follow.state import JobState
+from tests.clusters import TestCluster
+from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of, until
+
+from .test_follow import EVICTED_FOR_GOOD
+from .test_weak_evidence import NEVER_FITS
+from .workloads import account, allow, write_workload
+
+pytestmark = pytest.mark.embedded
+PREEMPTED = {
+    "type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted to accommodate a workload",
+    "lastTransitionTime": "2026-11-22T02:00:00Z",
+}  # fmt: skip
+RESERVED = {
+    "type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "",
+    "lastTransitionTime": "2026-11-22T01:00:00Z",
+}  # fmt: skip
+
+
+async def state_of(task: Task, handover: Handover | None = None, **overlay: Any) -> JobState:
+    """The state of a job that waits in a queue."""
+    state = JobState((await task.submit(1, TRAINS, queue="team-a", **overlay)).ref, handover or Handover())
+    state.job = await task.job()
+    state.enter(Phase.QUEUED)
+    return state
+
+
+@contextlib.asynccontextmanager
+async def following(task: Task, state: JobState, phase: QueuePhase, **options: Any) -> AsyncIterator[QueueFollower]:
+    """A follower that has seen the phase."""
+    async with QueueFollower(task.api, state, task.log, **options) as follower:
+        await until(lambda: _reaches(follower, phase))
+        yield follower
+
+
+async def _reaches(follower: QueueFollower, phase: QueuePhase) -> bool:
+    await follower.update()
+    return follower.status is not None and follower.status.phase is phase
+
+
+async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
+    path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{task.name}-12345")
+    body = {"status": {"conditions": list(conditions)}}
+    await task.api.request("PATCH", f"{path}/status", body=body, content_type=MERGE_PATCH)
+
+
+async def test_the_clock_of_a_job_that_never_fits_goes_on_in_the_next_process(task: Task) -> None:
+    state = await state_of(task)
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+        assert await follower.find_failure() is None
+    assert time.time() - state.queue["since"] < 60
+    handed_over = {**state.queue, "since": time.time() - 601}
+    async with following(task, await state_of(task, Handover(queue=handed_over)), QueuePhase.NEVER_FITS) as follower:
+        cause = await follower.find_failure()
+    assert cause is not None
+    assert "asks for more than the whole quota" in cause.summary
+
+
+async def test_another_phase_starts_the_clock_again(task: Task) -> None:
+    state = await state_of(task, Handover(queue={"phase": "waiting", "since": time.time() - 601}))
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+        assert await follower.find_failure() is None
+
+
+@pytest.mark.parametrize("unreadable", [{"phase": 1, "since": "soon", "eviction": None}, "text", None])
+async def test_unreadable_memory_is_ignored(task: Task, unreadable: Any) -> None:
+    state = await state_of(task, Handover.from_dict({"queue": unreadable}))
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+        assert await follower.find_failure() is None
+
+
+async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task) -> None:
+    """Kueue before 0.13 doesn't count them, and a Workload shows only the last one."""
+    state = await state_of(task)
+    await write_workload(task.api, state.known_job, [RESERVED, PREEMPTED])
+    async with following(task, state, QueuePhase.EVICTING):
+        pass
+    later = await state_of(task, Handover(metrics=state.metrics, queue=state.queue))
+    async with following(task, later, QueuePhase.EVICTING) as follower:
+        assert (later.metrics["queue.evictions"], later.metrics["queue.preemptions"]) == (1, 1)
+        again = {**PREEMPTED, "reason": "PodsReadyTimeout", "lastTransitionTime": "2026-11-22T03:00:00Z"}
+        await set_conditions(task, RESERVED, again)
+        await until(lambda: _evictions(follower, later, 2))
+        assert later.metrics["queue.preemptions"] == 1
+    assert [line.partition("\n")[0].partition("(")[2] for line in task.log.said if "lost its admission" in line] == [
+        "1 time so far)", "2 times so far)",
+    ]  # fmt: skip
+
+
+async def _evictions(follower: QueueFollower, state: JobState, number: int) -> bool:
+    await follower.update()
+    return state.metrics["queue.evictions"] == number
+
+
+async def test_workloads_are_watched_as_soon_as_the_right_is_granted(kueue: TestCluster, task: Task) -> None:
+    state = await state_of(task)
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    token = await account(task.api, task.namespace, name="later")
+    async with api_of(kueue, token=token) as limited:
+        follower = QueueFollower(limited, state, task.log, forbidden_retry_seconds=0.2)
+        async with follower:
+            await until(lambda: _refused(follower, task))
+            assert follower.status is None
+            assert follower.wakes_at is not None
+            await allow(task.api, task.namespace, "later")
+            await until(lambda: _sees(follower))
+    assert sum("Can't read Kueue's Workloads" in line for line in task.log.said) == 1
+    assert state.queue["warned"] is True
+
+
+async def _refused(follower: QueueFollower, task: Task) -> bool:
+    await _step(follower)
+    return any("Can't read Kueue's Workloads" in line for line in task.log.said)
+
+
+async def _sees(follower: QueueFollower) -> bool:
+    await _step(follower)
+    return follower.status is not None
+
+
+async def _step(follower: QueueFollower) -> None:
+    """What the observer does: wait for a change, and note an error."""
+    await follower.update()
+    try:
+        async with asyncio.timeout(0.1):
+            await follower.changed()
+    except TimeoutError:
+        pass
+    except Exception as error:
+        await follower.note(error)
+
+
+async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:
+    """The job isn't the sensor's: somebody may activate its Workload."""
+    ref = (await task.submit(1, TRAINS, queue="team-a")).ref
+    await write_workload(task.api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
+    waiting = asyncio.create_task(task.follow(ref, release=False, conditions=("Running",)))
+    await until(lambda: _logged(task, "Kueue gave up on the job"))
+    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+    outcome = await waiting
+    assert isinstance(outcome, Outcome)
+    assert outcome.succeeded
+
+
+async def _logged(task: Task, text: str) -> bool:
+    return any(text in line for line in task.log.said)
+
+
+async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> None:
+    """Kueue's webhook sets `managedBy` if an admission check of the ClusterQueue is MultiKueue's."""
+    multikueue = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    ref = (await task.submit(1, TRAINS, queue="team-a", run_policy=multikueue)).ref
+    outcome = await task.ended(ref)
+    assert outcome.cause is not None
+    assert outcome.cause["summary"] == f"{ref} can't be followed: MultiKueue runs it in another cluster"
+    assert (outcome.cause["category"], outcome.cause["retryable"]) == ("queue", True)
+    assert await task.job() is None
+
+
+async def test_the_time_in_the_queue_counts_as_queued_gpu_time(task: Task) -> None:
+    ref = (await task.submit(1, "echo done", queue="team-a", gpus=2)).ref
+    waiting = asyncio.create_task(task.ended(ref))
+    await until(lambda: _logged(task, "is Queued"))
+    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+    outcome = await waiting
+    queued = 2 * outcome.metrics["seconds.queued"]
+    assert queued > 0
+    assert outcome.usage["queued"] >= queued - 0.01
+    assert outcome.usage["requested"] == pytest.approx(outcome.usage["queued"] + outcome.usage["held"], abs=0.01)
+
+
+async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: Task) -> None:
+    state = await state_of(task)
+    assert requested_gpus(state) == 1
+    gpus = {"limits": {"nvidia.com/gpu": "4"}}
+    await write_workload(api, state.known_job, [NEVER_FITS], resources=gpus, count=3)
+    async with following(task, state, QueuePhase.NEVER_FITS):
+        assert requested_gpus(state) == 12
+
+
+async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
+    """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
+    state = await state_of(task, workload_priority_class="urgent")
+    async with QueueFollower(task.api, state, task.log) as follower:
+        await until(lambda: _is_due(follower))
+        assert not any("no Workload" in line for line in task.log.said)
+        state.phase_since -= 60
+        await follower.update()
+        await follower.update()
+        late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
+    assert [line for line in task.log.said if "no Workload" in line] == [
+        f"{state.ref} stays suspended: Kueue has created no Workload for it in 60 s.\n"
+        "Ask an administrator: is Kueue's integration for PyTorchJobs enabled and does WorkloadPriorityClass urgent "
+        "exist? The log of Kueue's controller contains the reason."
+    ]
+    assert late.summary == "it was queued for 60 s (queue_timeout): Kueue has created no Workload for it"
+
+
+async def _is_due(follower: QueueFollower) -> bool:
+    """Whether the list of Workloads is complete."""
+    await follower.update()
+    return follower.wakes_at is not None
+
+
+async def test_a_retry_names_the_label_that_the_adopted_job_keeps(task: Task) -> None:
+    """Kueue refuses another queue while the job runs (recording 74c)."""
+    await task.submit(1, TRAINS, queue="team-a", workload_priority_class="low")
+    await task.submit(2, TRAINS, queue="team-b", workload_priority_class="low")
+    (warning,) = [line for line in task.log.said if "keeps the old one" in line]
+    assert "Changed: $.metadata.labels['kueue.x-k8s.io/queue-name']." in warning
