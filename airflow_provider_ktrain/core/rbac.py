@@ -32,16 +32,20 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-#: in addition where jobs are queued by Kueue: why a job waits, and pausing it by its Workload
+#: in addition where jobs are queued by Kueue: why a job waits, pausing it by its Workload, and checks of its queue
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
+    ("kueue.x-k8s.io", ("localqueues",), ("get",)),
 )
+_KUEUE_CLUSTER_RULE = {
+    "apiGroups": ["kueue.x-k8s.io"], "resources": ["clusterqueues", "workloadpriorityclasses"], "verbs": ["get"],
+}  # fmt: skip
 
 
 def rules(*, kueue: bool = False) -> list[dict[str, Any]]:
     """The rules of a Role.
 
-    :param kueue: with the rights on Workloads. Default: False.
+    :param kueue: with the rights on Workloads and LocalQueues. Default: False.
     """
     known = (*RULES, *(KUEUE_RULES if kueue else ()))
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
@@ -61,12 +65,15 @@ def objects(
     :param name: name of the Role.
     :param service_account: `NAMESPACE:NAME`, or a name in `namespace`: adds bindings. Default: none.
     :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
-    :param kueue: with the rights on Kueue's Workloads. Default: False.
+    :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
+        WorkloadPriorityClasses, which only `ktrain check --server` needs. Default: False.
     """
     made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue))]
     if cluster_runtimes:
         readable = {"apiGroups": [_TRAINER], "resources": ["clustertrainingruntimes"], "verbs": ["get"]}
         made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, [readable]))
+    if kueue:
+        made.append(_role("ClusterRole", {"name": f"{name}-kueue-{namespace}"}, [_KUEUE_CLUSTER_RULE]))
     if not service_account:
         return made
     where, _, account = service_account.rpartition(":")

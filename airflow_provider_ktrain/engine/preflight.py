@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.checks import ERROR, Problem, check
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
-from airflow_provider_ktrain.core.checks.server_rules import Answer, Answers, Right, judge, queue_of
+from airflow_provider_ktrain.core.checks.server_rules import (
+    Answer,
+    Answers,
+    Right,
+    cluster_queue_of,
+    judge,
+    priority_class_of,
+    queue_of,
+)
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
+from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
@@ -31,10 +41,9 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
-    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, the Kueue
-    LocalQueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the create, which also
-    runs the operator's webhook.
-    Nothing is created.
+    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, the queues and
+    the priority class of Kueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the
+    create, which also runs the operator's webhook. Nothing is created.
 
     :param manifest: of the job.
     :param namespace: where it would be created.
@@ -83,16 +92,24 @@ async def _on_runtime(
 
 
 async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], namespace: str) -> Answers:
-    there, denied = await asyncio.gather(_get(api, f"/api/v1/namespaces/{namespace}"), _denied(api, kind, namespace))
     queue = queue_of(manifest).text
-    if not queue:
-        return Answers((namespace, there), denied)
-    kueue = await _get(api, f"/apis/{KUEUE_GROUP}")
-    version = (kueue.body.get("preferredVersion") or {}).get("version")
-    if kueue.status != 200 or not version:
-        return Answers((namespace, there), denied, kueue)
-    path = f"/apis/{KUEUE_GROUP}/{version}/namespaces/{namespace}/localqueues/{queue}"
-    return Answers((namespace, there), denied, kueue, await _get(api, path))
+    kueue = await _get(api, f"/apis/{KUEUE_GROUP}") if queue else None
+    version = (kueue.body.get("preferredVersion") or {}).get("version") if kueue else None
+    there, denied = await asyncio.gather(
+        _get(api, f"/api/v1/namespaces/{namespace}"), _denied(api, kind, namespace, kueue=bool(version))
+    )
+    answers = Answers((namespace, there), denied, kueue)
+    if not version:
+        return answers
+    base = f"/apis/{KUEUE_GROUP}/{version}"
+    local = await _get(api, f"{base}/namespaces/{namespace}/localqueues/{queue}")
+    cluster, priority = cluster_queue_of(local), priority_class_of(manifest).text
+    return replace(
+        answers,
+        queue=local,
+        cluster_queue=await _get(api, f"{base}/clusterqueues/{cluster}") if cluster else None,
+        priority_class=await _get(api, f"{base}/workloadpriorityclasses/{priority}") if priority else None,
+    )
 
 
 async def _get(api: Api, path: str) -> Answer:
@@ -107,14 +124,14 @@ async def _get(api: Api, path: str) -> Answer:
         return Answer(e.status, {})
 
 
-async def _denied(api: Api, kind: Kind, namespace: str) -> tuple[Right, ...] | None:
+async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool) -> tuple[Right, ...] | None:
     """The rights that the provider needs and this connection lacks. None: it may not check its rights."""
     needed = [
         Right(verb, resource, group)
-        for group, resources, verbs in rbac.RULES
+        for group, resources, verbs in (*rbac.RULES, *(rbac.KUEUE_RULES if kueue else ()))
         for resource in resources
         for verb in verbs
-        if not group or resource == kind.plural
+        if not group or group == KUEUE_GROUP or resource == kind.plural
     ]
     try:
         allowed = await asyncio.gather(*(_may(api, right, namespace) for right in needed))
@@ -140,9 +157,10 @@ async def _may(api: Api, right: Right, namespace: str) -> bool:
 
 
 async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str) -> list[Problem]:
+    """The problems of a create that changes nothing. Kueue's webhook sets `managedBy` for a queue of MultiKueue."""
     name = (manifest.get("metadata") or {}).get("name") or PLACEHOLDER_NAME
     try:
-        await api.request(
+        created = await api.request(
             "POST",
             api_paths.jobs(kind, version, namespace),
             body=stamp(manifest, name, namespace),
@@ -157,4 +175,8 @@ async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, An
         if isinstance(error, ManifestError) or e.status == 403:
             return [Problem(ERROR, "refused", "$", str(error))]
         raise error from None
+    if runs_elsewhere(created):
+        at = queue_of(manifest)
+        message = "MultiKueue would run the job in another cluster: its pods can't be followed or released from here"
+        return [Problem(ERROR, "multikueue", at.path, message, at.text, "a queue of this cluster", "use another queue")]
     return []

@@ -16,7 +16,7 @@ from kubernetes import client, config
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
 from tests.clusters import TestCluster
 from tests.core.manifests import DATA, mpijob, pytorchjob
@@ -266,6 +266,65 @@ def test_queue_problems_are_reported(
     assert codes(problems) == ([(reported[0], "queue")] if reported else [])
     assert all(reported and reported[1] in p["message"] for p in problems)
     assert written == ([] if refused else [f"{JOBS}?fieldValidation=Strict&dryRun=All"])
+
+
+CLUSTER_QUEUE = f"{KUEUE}/v1beta2/clusterqueues/gpus"
+PRIORITY = f"{KUEUE}/v1beta2/workloadpriorityclasses/high"
+LOCAL: Object = {"spec": {"clusterQueue": "gpus"}, "status": {"conditions": [{"type": "Active", "status": "False"}]}}
+OPEN: Object = {"spec": {"namespaceSelector": {}, "resourceGroups": []}}
+
+
+@pytest.mark.parametrize(
+    ("served", "reported"),
+    [
+        ({CLUSTER_QUEUE: OPEN}, []),
+        ({CLUSTER_QUEUE: 403, PRIORITY: 403}, []),
+        ({CLUSTER_QUEUE: 404}, ["error: ClusterQueue gpus of the LocalQueue does not exist"]),
+        (
+            {CLUSTER_QUEUE: {"spec": {**OPEN["spec"], "stopPolicy": "HoldAndDrain"}}},
+            ["warning: ClusterQueue gpus is stopped"],
+        ),
+        (
+            {CLUSTER_QUEUE: {"spec": {"namespaceSelector": {"matchLabels": {"team": "a"}}}}},
+            ["error: ClusterQueue gpus admits no jobs of this namespace"],
+        ),
+        ({CLUSTER_QUEUE: OPEN, PRIORITY: 404}, ["error: the cluster has no such WorkloadPriorityClass"]),
+    ],
+)
+def test_problems_of_the_cluster_queue_and_the_priority_class_are_reported(
+    check: Check, tmp_path: pathlib.Path, served: Mapping[str, Object | int], reported: list[str]
+) -> None:
+    manifest = queued(pytorchjob())
+    manifest["metadata"]["labels"][PRIORITY_LABEL] = "high"
+    local = {"spec": LOCAL["spec"]}
+    with serving(tmp_path, {**SERVED, PRIORITY: {}, QUEUE: local, **served}) as (kubeconfig, _):
+        _, problems = check(manifest, kubeconfig)
+    found = [f"{p['level']}: {p['message']}" for p in problems if "has no quota for" not in p["message"]]
+    assert len(found) == len(reported)
+    assert all(one.startswith(other) for one, other in zip(found, reported, strict=True))
+
+
+def test_a_missing_cluster_queue_is_reported_once(check: Check, tmp_path: pathlib.Path) -> None:
+    with serving(tmp_path, {**SERVED, QUEUE: LOCAL, CLUSTER_QUEUE: 404}) as (kubeconfig, _):
+        status, problems = check(queued(pytorchjob()), kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "queue")])
+
+
+def test_a_queue_of_multikueue_is_reported(check: Check, tmp_path: pathlib.Path) -> None:
+    """Kueue's webhook sets `managedBy` of a job whose ClusterQueue has an admission check of MultiKueue."""
+    mutated = {"spec": {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}}}
+    with serving(tmp_path, {**SERVED, QUEUE: {}, JOBS: mutated}) as (kubeconfig, _):
+        status, problems = check(queued(pytorchjob()), kubeconfig)
+    assert (status, codes(problems)) == (1, [("error", "multikueue")])
+
+
+def test_missing_rights_for_kueue_are_warnings(check: Check, tmp_path: pathlib.Path) -> None:
+    reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    with serving(tmp_path, {**SERVED, QUEUE: {}, reviews: {"status": {"allowed": False}}}) as (kubeconfig, _):
+        _, problems = check(queued(pytorchjob()), kubeconfig)
+    warnings = [p["message"] for p in problems if p["level"] == "warning"]
+    assert "no right to get, list, watch, patch workloads.kueue.x-k8s.io in namespace default" in warnings
+    assert "no right to get localqueues.kueue.x-k8s.io in namespace default" in warnings
 
 
 def test_schema_of_the_server_is_checked_strictly(check: Check, tmp_path: pathlib.Path) -> None:

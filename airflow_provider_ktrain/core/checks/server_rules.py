@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue
 from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Field, Level, Problem
-from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
-_OPTIONAL_RESOURCES = {"events"}  #: without them a job runs; only some causes of failures are missing
+#: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
+_OPTIONAL_RESOURCES = {"events", "workloads.kueue.x-k8s.io", "localqueues.kueue.x-k8s.io"}
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,31 @@ class Answers:
     :param denied: the rights that the connection lacks; None if the cluster doesn't tell.
     :param kueue: the API group of Kueue; None if the job names no queue.
     :param queue: the job's LocalQueue; None if it was not requested.
+    :param cluster_queue: the LocalQueue's ClusterQueue; None if it was not requested.
+    :param priority_class: the job's WorkloadPriorityClass; None if it names none.
     """
 
     namespace: tuple[str, Answer]
     denied: tuple[Right, ...] | None = ()
     kueue: Answer | None = None
     queue: Answer | None = None
+    cluster_queue: Answer | None = None
+    priority_class: Answer | None = None
 
 
 def queue_of(manifest: Mapping[str, Any]) -> Field:
     """The label that names the job's Kueue LocalQueue."""
     return Field(manifest)["metadata"]["labels"][QUEUE_LABEL]
+
+
+def priority_class_of(manifest: Mapping[str, Any]) -> Field:
+    """The label that names the job's WorkloadPriorityClass."""
+    return Field(manifest)["metadata"]["labels"][PRIORITY_LABEL]
+
+
+def cluster_queue_of(queue: Answer) -> str:
+    """The name of the ClusterQueue of a LocalQueue; "" if the LocalQueue can't be read."""
+    return str((queue.body.get("spec") or {}).get("clusterQueue") or "")
 
 
 def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
@@ -59,6 +75,8 @@ def judge(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
     if namespace.status != 404:
         yield from _rights(name, answers.denied)
         yield from _queue(queue_of(manifest), name, answers)
+        yield from _cluster_queue(manifest, answers)
+        yield from _priority_class(priority_class_of(manifest), answers.priority_class)
 
 
 def _namespace(at: Field, name: str, answer: Answer) -> Iterator[Problem]:
@@ -101,8 +119,30 @@ def _queue(at: Field, namespace: str, answers: Answers) -> Iterator[Problem]:
         message = f"namespace {namespace} has no such LocalQueue: Kueue would never admit the job"
         hint = f"kubectl get localqueues -n {namespace} lists them"
         yield Problem(ERROR, "queue", at.path, message, at.text, "a LocalQueue", hint)
-    elif answers.queue.status == 200:
+    elif answers.queue.status == 200 and (answers.cluster_queue is None or answers.cluster_queue.status != 404):
         yield from _inactive(at, answers.queue.body)
+
+
+def _cluster_queue(manifest: Mapping[str, Any], answers: Answers) -> Iterator[Problem]:
+    """The ClusterQueue exists and can admit the job."""
+    at, found = queue_of(manifest), answers.cluster_queue
+    if answers.queue is None or found is None:
+        return
+    name = cluster_queue_of(answers.queue)
+    if found.status == 404:
+        message = f"ClusterQueue {name} of the LocalQueue does not exist: Kueue would never admit the job"
+        yield Problem(ERROR, "queue", at.path, message, at.text, "a queue with a ClusterQueue", "use another queue")
+    elif found.status == 200:
+        labels = (answers.namespace[1].body.get("metadata") or {}).get("labels") or {}
+        yield from judge_cluster_queue(at, name, found.body, manifest, labels)
+
+
+def _priority_class(at: Field, found: Answer | None) -> Iterator[Problem]:
+    """The WorkloadPriorityClass exists. Without it, Kueue creates no Workload, and the job stays suspended."""
+    if found is not None and found.status == 404:
+        message = "the cluster has no such WorkloadPriorityClass: Kueue would never admit the job"
+        hint = "kubectl get workloadpriorityclasses lists them"
+        yield Problem(ERROR, "queue", at.path, message, at.text, "a WorkloadPriorityClass", hint)
 
 
 def _inactive(at: Field, queue: Mapping[str, Any]) -> Iterator[Problem]:
