@@ -15,7 +15,7 @@ from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.kueue_status import QueuePhase, queue_status
-from airflow_provider_ktrain.core.state.status import Phase, phase_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
@@ -70,6 +70,11 @@ async def scale(api: Api, ref: JobRef, workers: int, *, timeout: float) -> str:
             expected = f"at least {low}" if high is None else f"{low} to {high}, the elastic bounds of {ref}"
             raise ManifestError("outside the bounds of the job", where="workers", found=str(workers), expected=expected)
         before = kind.count(job, "Worker")
+        if before != workers and not wants_suspension(job) and await _is_queued(api, job):
+            raise KtrainError(
+                f"{ref} can't be scaled while it runs: Kueue would stop it and queue it again with the new size.\n"
+                "Suspend it, scale it, and resume it"
+            )
         if before != workers:
             await _patch(api, ref, job, {"spec": {kind.replica_specs: {"Worker": {"replicas": workers}}}})
         if phase_of(job) in (Phase.QUEUED, Phase.SUSPENDED):
@@ -101,7 +106,7 @@ async def suspend(api: Api, ref: JobRef, *, timeout: float) -> str:
 
     async def write(job: Object) -> str:
         _require_unended(ref, job, "suspended")
-        if kueue.queue_of(job) and await kueue.served_version(api):
+        if await _is_queued(api, job):
             await _pause(api, ref, job)
             return "paused by its Workload"
         await set_suspended(api, ref, job, True)
@@ -145,6 +150,11 @@ async def resume(api: Api, ref: JobRef, *, timeout: float) -> str:
 
     await _wait_until(taken_up, end, f"{ref} was resumed, but it has no pods after {timeout:.0f} s")
     return f"{ref} is resumed"
+
+
+async def _is_queued(api: Api, job: Object) -> bool:
+    """Whether the job names a queue, on a cluster with Kueue."""
+    return bool(kueue.queue_of(job) and await kueue.served_version(api))
 
 
 async def _pause(api: Api, ref: JobRef, job: Object) -> None:

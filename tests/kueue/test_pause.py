@@ -70,6 +70,16 @@ async def test_a_job_that_waits_for_quota_cannot_be_resumed(api: Api, task: Task
 
 
 @pytest.mark.embedded
+async def test_a_job_of_a_queue_is_not_scaled_while_it_runs(api: Api, task: Task) -> None:
+    """Kueue stops a job whose pods differ from its Workload, and queues it again."""
+    ref = (await task.submit(1, TRAINS, queue="team-a", workers=1)).ref
+    assert "scaled from 1 to 2 Workers" in await operations.scale(api, ref, 2, timeout=30)
+    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+    with pytest.raises(KtrainError, match="Kueue would stop it and queue it again with the new size"):
+        await operations.scale(api, ref, 3, timeout=30)
+
+
+@pytest.mark.embedded
 async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted(
     kueue: TestCluster, api: Api, task: Task
 ) -> None:
