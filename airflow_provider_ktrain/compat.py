@@ -70,16 +70,15 @@ def worker_seconds() -> float:
 
 
 def default_deferrable() -> bool:
-    """`[operators] default_deferrable` where the user has set it, else True. Airflow's own default is False.
+    """`[operators] default_deferrable` where the environment sets it, else True. Airflow's own default is False.
 
-    `conf.as_dict(display_source=True)` shows the source of an option, too, but it runs the commands of all others.
+    A value in airflow.cfg proves nothing: Airflow writes this default into the file when it creates it.
     """
     from airflow.sdk.configuration import conf
 
     section, option = "operators", "default_deferrable"
-    in_file = conf.has_section(section) and option in conf.options(section)  # both ignore Airflow's defaults
     in_environment = f"AIRFLOW__{section}__{option}".upper() in os.environ
-    return bool(conf.getboolean(section, option)) if in_file or in_environment else True
+    return bool(conf.getboolean(section, option)) if in_environment else True
 
 
 def job_url() -> str:

@@ -54,7 +54,7 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
@@ -148,7 +148,7 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
@@ -247,7 +247,7 @@ class TrainJobOperator(TrainingJobOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
         finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without

@@ -314,7 +314,7 @@ class PyTorchJobSensor(TrainingJobSensor):
         Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
     :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
@@ -336,7 +336,7 @@ class MPIJobSensor(TrainingJobSensor):
         Suspended, Succeeded, Failed. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
     :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
@@ -359,7 +359,7 @@ class TrainJobSensor(TrainingJobSensor):
         derived from its status and pods. It fails if the job ends otherwise or is deleted. Default: Succeeded.
     :param logs: whose logs to follow: `auto`, `all`, `primary`, `none`, or replica indexes by role. Default: `none`.
     :param deferrable: wait in the triggerer, without a worker slot. Default: None, `[operators]
-        default_deferrable` where Airflow's configuration sets it, else True.
+        default_deferrable` where an environment variable sets it, else True.
     :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
