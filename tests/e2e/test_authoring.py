@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
 
 
 @pytest.mark.embedded
@@ -64,7 +64,7 @@ def test_new_data_triggers_training_and_publication(airflow: Airflow) -> None:
 
 @pytest.mark.timeout(1200)
 def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
-    """20 intervals, two GPUs each, a pool of four. Deferred tasks, such as the first two, count (include_deferred)."""
+    """Eight intervals, two GPUs each, a pool of four. Deferred tasks count (include_deferred), as the first two do."""
     pool = {"name": "four_gpus", "slots": 4, "include_deferred": True}
     airflow.call("POST", "/api/v2/pools", pool)
     wait_for("the DAG is known", lambda: airflow.known("intervals"))
@@ -78,14 +78,14 @@ def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
 
     watcher = threading.Thread(target=watch_pods, daemon=True)
     watcher.start()
-    airflow.backfill("intervals", "2026-02-01", "2026-02-20", max_active_runs=20)
+    airflow.backfill("intervals", "2026-02-01", "2026-02-08", max_active_runs=8)
 
     def done() -> bool:
         runs = [r for r in airflow.runs("intervals") if r["run_type"] == "backfill"]
         assert not [r for r in runs if r["state"] == "failed"]
-        return len(runs) == 20 and all(r["state"] == "success" for r in runs)
+        return len(runs) == 8 and all(r["state"] == "success" for r in runs)
 
-    wait_for("20 intervals are trained", done, 900)
+    wait_for("eight intervals are trained", done, 900)
     over.set()
     assert most[0] == 4
     (first,) = [r for r in airflow.runs("intervals") if r["logical_date"].startswith("2026-02-01")]

@@ -15,7 +15,7 @@ from kubernetes import watch
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-2")]
 ROLE = "training.kubeflow.org/replica-type"
 
 
