@@ -6,8 +6,11 @@ has a test for each internal that this module uses: if Airflow changes it, the t
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import sys
+import termios
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -139,6 +142,20 @@ def supervisor_connection() -> object | None:
     from airflow.sdk.execution_time import task_runner
 
     return getattr(task_runner, "SUPERVISOR_COMMS", None)
+
+
+def unread_log() -> int:
+    """Bytes that this process of a triggerer has logged and its supervisor hasn't read yet; 0 if that is unknown.
+
+    The supervisor reads the lines from a socket and writes them to the logs of the tasks. When a trigger ends, it
+    closes that trigger's log, although its last lines may still be unread: they go to the triggerer's own log.
+    """
+    output: Any = getattr(structlog.get_config()["logger_factory"], "io", None)
+    try:
+        unread = fcntl.ioctl(output.fileno(), termios.TIOCOUTQ, bytes(4))  # of a socket: Linux's SIOCOUTQ
+    except (AttributeError, OSError, ValueError):  # no triggerer, or a system that doesn't count it
+        return 0
+    return int.from_bytes(unread, sys.byteorder)
 
 
 def explicit_deployment_id() -> str:

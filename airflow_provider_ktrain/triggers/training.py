@@ -30,6 +30,7 @@ KILL_RELEASE_SECONDS = 300.0
 INTERRUPT_RELEASE_SECONDS = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
 STATE_TIMEOUT = 60.0  #: seconds to wait for the task's state from Airflow
 STATE_INTERVAL = 5.0  #: seconds between two reads of the task's state
+LOG_INTERVAL = 0.05  #: seconds between two checks whether the supervisor has read the log
 
 
 class TrainingJobTrigger(StorableLog, BaseTrigger):
@@ -55,6 +56,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     #: seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
     #: task's log, and lines that it hasn't read yet go to the triggerer's own log
     seconds_after_last_line: ClassVar[float] = 2.0
+    log_patience: ClassVar[float] = 10.0  #: seconds to wait at the end until the supervisor has read the log
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             self.log.exception("Following %s failed. A worker continues.", self.job.get("name", "a job without a name"))
             event = event_of(f"{type(e).__name__}: {e}")
         await asyncio.sleep(EARLIEST_EVENT - (time.monotonic() - started))
+        await self._log_read()
         return dict(clean(event))
 
     async def _follow(self, ref: JobRef, began_at: float) -> Outcome:
@@ -185,6 +188,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.log.info("The task is %s. Releasing %s.", state, ref)
         await self._release(ref, timeout=KILL_RELEASE_SECONDS)
         await asyncio.sleep(self.seconds_after_last_line)
+        await self._log_read()
+
+    async def _log_read(self) -> None:
+        """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
+        end = time.monotonic() + self.log_patience
+        while compat.unread_log() and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(LOG_INTERVAL)
 
     async def _kill_action(self) -> tuple[str, KillAction]:
         """The task's state and what happens to the job; the state is read again while it doesn't decide that."""

@@ -1,0 +1,90 @@
+"""A trigger ends only when Airflow's supervisor has read its lines: later ones would not be in the task's log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+import structlog
+from airflow.sdk import TaskInstanceState
+
+from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
+from tests.engine.tasks import until
+from tests.operators.instance import Instance, Supervisor, supervised
+from tests.operators.test_trigger import ImpatientTrigger, trigger_of
+
+LINE = "a line that the supervisor has not read\n"
+AIRFLOWS_CHANNEL = """
+import os, socket, structlog
+from airflow.sdk.execution_time.supervisor import _configure_logs_over_json_channel
+from airflow_provider_ktrain.compat import unread_log
+
+supervisor, runner = socket.socketpair()
+_configure_logs_over_json_channel(runner.detach())
+structlog.get_logger("a trigger").info("a line")
+assert unread_log() > 0
+supervisor.recv(65536)
+os._exit(unread_log())
+"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what is unread")
+
+
+class LoggerFactory:
+    """As Airflow's: it has the stream to which its loggers write."""
+
+    def __init__(self, io: TextIO) -> None:
+        self.io = io
+
+    def __call__(self, *_: object) -> structlog.WriteLogger:
+        return structlog.WriteLogger(self.io)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[socket.socket]:
+    """The supervisor's end of the socket to which a triggerer's process logs. One line in it is unread."""
+    end, runner = socket.socketpair()
+    before = structlog.get_config()["logger_factory"]
+    with end, os.fdopen(runner.detach(), "w", buffering=1) as output:
+        structlog.configure(logger_factory=LoggerFactory(output))
+        output.write(LINE)
+        yield end
+        structlog.configure(logger_factory=before)
+
+
+def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
+    done = subprocess.run([sys.executable, "-c", AIRFLOWS_CHANNEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, supervisor: socket.socket) -> None:
+    with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 1"]), instance)
+
+        async def unread_until_after_the_earliest_event() -> bool:
+            began, following = time.monotonic(), asyncio.ensure_future(anext(aiter(trigger.run())))
+
+            async def late() -> bool:
+                return following.done() or time.monotonic() - began > EARLIEST_EVENT + 2
+
+            await until(late)
+            assert not following.done()
+            supervisor.recv(65536)
+            return bool((await following).payload["outcome"]["succeeded"])
+
+        assert asyncio.run(unread_until_after_the_earliest_event())
+
+
+def test_kill_ends_although_the_log_is_never_read(instance: Instance, supervisor: socket.socket) -> None:
+    with supervised(Supervisor(TaskInstanceState.FAILED)):
+        trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
+        trigger.log_patience = 1.0  # type: ignore[misc]
+        asyncio.run(trigger.on_kill())
+    assert unread_log()
+    assert not instance.jobs()
