@@ -71,8 +71,6 @@ def test_missing_namespace_is_an_error(cluster: TestCluster, check: Check) -> No
     assert status == 1
     assert (problem["code"], problem["found"]) == ("namespace", "nowhere")
     assert problem["hint"] == "create it: kubectl create namespace nowhere"
-    status, (problem,) = check(pytorchjob(), cluster.kubeconfig, "--namespace", "Not A NS")
-    assert (problem["expected"], problem["hint"]) == ("up to 63 lower-case letters, digits and -", "correct it")
     elsewhere = pytorchjob()
     elsewhere["metadata"]["namespace"] = "elsewhere"
     (problem,) = check(elsewhere, cluster.kubeconfig)[1]
