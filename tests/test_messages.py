@@ -188,7 +188,7 @@ def orphans() -> Iterator[str]:
         annotations = {OWNER_ANNOTATION: Owner(KEY, 1, "x").annotation()}
         job = {"metadata": {"annotations": annotations}, "status": {"conditions": [condition]}}
         verdict = judge(job, KEY.deployment, state, held)
-        yield f"{JOB} {'is left over' if verdict.orphan else 'stays'}: {verdict.reason}."
+        yield f"{JOB} {'is left over' if verdict.orphan else 'is kept'}: {verdict.reason}."
 
 
 def limits() -> Iterator[str]:

@@ -123,13 +123,13 @@ async def configuration(
         raise
     except TimeoutError as error:
         raise AccessError(
-            f"The connection {conn_id!r} gives no client: its exec plugin did not end within {timeout:.0f} s and "
+            f"No client for the connection {conn_id!r}: its exec plugin did not end within {timeout:.0f} s and "
             "was killed. Run the command in `users` of its kubeconfig by hand"
         ) from error
     except Exception as error:  # kubeconfigs are read and plugins run by libraries that raise whatever they meet
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
-            f"The connection {conn_id!r} gives no client. Check its kubeconfig ({where}) and cluster_context "
+            f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
             f"({cluster_context or extras.get('cluster_context') or 'not set'}).\n{clean(str(error))}"
         ) from error
 

@@ -347,7 +347,7 @@ class TrainingJobOperator(JobParameters):
             return outcome
         result, warnings = storable_outputs(outcome.result)
         for warning in warnings:
-            self.log.warning("The training succeeded. Of its result, %s.", warning)
+            self.log.warning("The training succeeded, but in its result, %s.", warning)
         return replace(outcome, result=result)
 
     def _delete_or_release(

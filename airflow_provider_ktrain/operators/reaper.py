@@ -106,7 +106,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                     continue
                 state = _task_state(owner)  # it may have changed while other jobs were released
                 if state not in ENDED_TASK_STATES:
-                    self.log.info("%s stays: its task is %s now.", ref, state)
+                    self.log.info("%s is kept: its task is %s now.", ref, state)
                     continue
                 try:
                     self.log.info(host.call(functools.partial(_release, ref)))
@@ -140,7 +140,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
                 if owner is None:
                     continue
                 verdict = judge(job, deployment, _task_state(owner), held)
-                self.log.info("%s %s: %s.", ref, "is left over" if verdict.orphan else "stays", verdict.reason)
+                self.log.info("%s %s: %s.", ref, "is left over" if verdict.orphan else "is kept", verdict.reason)
                 if verdict.orphan:
                     orphans[ref] = owner
             jobs = counted(len(found), "job")

@@ -225,7 +225,8 @@ async def test_trigger_reads_its_own_connection(home: Path, monkeypatch: pytest.
 async def test_two_kubeconfig_sources_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     define({"kube_config_path": PATH, "in_cluster": True}, home, monkeypatch)
     with pytest.raises(
-        AccessError, match=r"gives no client\.(?s:.)*\nInvalid connection configuration.*mutually exclusive"
+        AccessError,
+        match=r"No client for the connection '[^']*'\.(?s:.)*\nInvalid connection configuration.*mutually exclusive",
     ):
         await ours()
 
@@ -257,7 +258,7 @@ async def test_error_of_an_exec_plugin_quotes_its_output(home: Path, monkeypatch
     plugin(home, r"printf 'no role today\000' >&2; exit 4")
     define({"kube_config_path": PATH, "cluster_context": "plugin"}, home, monkeypatch)
     with pytest.raises(
-        AccessError, match=r"gives no client\.(?s:.)*\nexec: process returned 4. no role today"
+        AccessError, match=r"No client for the connection '[^']*'\.(?s:.)*\nexec: process returned 4. no role today"
     ) as error:
         await ours()
     assert "\0" not in str(error.value), "PostgreSQL refuses it"

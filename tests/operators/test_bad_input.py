@@ -97,7 +97,9 @@ def connect(monkeypatch: pytest.MonkeyPatch, instance: Instance, server: str = "
 def test_missing_kubeconfig_is_a_cluster_error(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"kube_config_path": "/nowhere/kubeconfig"}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
-    with pytest.raises(TrainingClusterError, match=r"gives no client\. .*/nowhere/kubeconfig"):
+    with pytest.raises(
+        TrainingClusterError, match=r"No client for the connection 'kubernetes_default'\. .*/nowhere/kubeconfig"
+    ):
         instance.execute()
 
 

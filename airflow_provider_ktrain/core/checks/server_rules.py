@@ -95,7 +95,7 @@ def _rights(namespace: str, denied: tuple[Right, ...] | None) -> Iterator[Proble
     """The connection has the rights that the provider needs."""
     remedy = f"`ktrain rbac --namespace {namespace}` prints the Role that is needed"
     if denied is None:
-        yield Problem(WARNING, "rights", "$", "the connection may not check its own rights", hint=remedy)
+        yield Problem(WARNING, "rights", "$", "the connection's user has no right to check its own rights", hint=remedy)
         return
     lacking: dict[str, list[str]] = {}
     for right in denied:
