@@ -85,9 +85,14 @@ def start(config: Config) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
-    if line := process.stdout.readline() if ready else b"":
-        return process, json.loads(line)
+    try:
+        ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
+        if line := process.stdout.readline() if ready else b"":
+            return process, json.loads(line)
+    except BaseException:  # interrupted: nothing runs in the cluster yet
+        process.kill()
+        process.wait()
+        raise
     process.kill()
     why = f"it ended with exit code {process.wait()}" if ready else f"not ready after {TIMEOUT:.0f} s"
     tail = (directory / "server.log").read_text(errors="replace")[-2000:]
@@ -160,7 +165,11 @@ class EmbeddedCluster:
 
     def __enter__(self) -> EmbeddedCluster:
         self.state_dir = Path(tempfile.mkdtemp(prefix="ktrain-"))
-        self._process, self._state = start(replace(self._config, state_dir=str(self.state_dir)))
+        try:
+            self._process, self._state = start(replace(self._config, state_dir=str(self.state_dir)))
+        except (KeyboardInterrupt, SystemExit):  # other errors refer to the log in this directory
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+            raise
         self.pid, self.url, self.token = (self._state[key] for key in ("pid", "url", "token"))
         self.ca_file, self.kubeconfig = (Path(self._state[key]) for key in ("ca_file", "kubeconfig"))
         return self

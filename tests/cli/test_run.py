@@ -54,6 +54,11 @@ def left(cluster: TestCluster, name: str, plural: str = "pytorchjobs") -> list[O
     return list(found["items"])
 
 
+def delete(cluster: TestCluster, name: str) -> None:
+    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    api.delete_namespaced_custom_object("kubeflow.org", "v1", cluster.namespace, "pytorchjobs", name)
+
+
 def pods_left(cluster: TestCluster, name: str) -> list[str]:
     api = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
     selector = f"{PREFIX}/task-id={name}"
@@ -103,6 +108,34 @@ def test_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) 
     assert command.end() == 130, command.output
     (error,) = [line for line in command.lines if " error: " in line]
     assert "is being deleted: 1 pod with 1 GPU not gone yet" in error or "was not deleted: 1 pod with 1 GPU" in error
+
+
+@pytest.mark.embedded
+def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_says_so(run: Start, cluster: TestCluster) -> None:
+    command = run(job(WAIT, name="cut-off"))
+    command.wait_for("[Master 0] ready")
+    (submitted,) = left(cluster, "cut-off")
+    name = submitted["metadata"]["name"]
+    cluster.admin("status", status=503, path=name)
+    command.interrupt()
+    command.wait_for("SIGINT: deleting the job")
+    command.interrupt()
+    assert command.end() == 130, command.output
+    cluster.admin("clear")
+    assert f"{name} may still hold GPUs: the API server doesn't respond." in command.output
+    assert f"run `kubectl delete -n {cluster.namespace} pytorchjobs {name}`" in command.output
+    assert left(cluster, "cut-off")
+    delete(cluster, name)
+
+
+@pytest.mark.embedded
+def test_a_missing_right_to_watch_deletes_the_new_job(run: Start, cluster: TestCluster) -> None:
+    cluster.admin("status", status=403, verb="watch", path="/pytorchjobs")
+    command = run(job(WAIT, name="unwatched"))
+    assert command.end() == 4, command.output
+    cluster.admin("clear")
+    assert "error: no right to watch" in command.output
+    assert not left(cluster, "unwatched")
 
 
 def test_a_signal_before_the_job_exists_leaves_none(run: Start, cluster: TestCluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,18 @@ def fake_gpus(tmp_path: Path) -> dict[str, str]:
     (tools / "nvidia-smi").write_text(NVIDIA_SMI)
     (tools / "nvidia-smi").chmod(0o755)
     return {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_cluster_starts_leaves_nothing(
+    ktrain: Start, tmp_path: Path, temporary: Path, number: signal.Signals, status: int
+) -> None:
+    write(tmp_path, WAIT)
+    command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})
+    command.wait_for("Starting an embedded cluster")
+    command.interrupt(number)
+    assert command.end() == status, command.output
+    assert not list(temporary.glob("ktrain-*"))
 
 
 def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake_gpus: dict[str, str]) -> None:
