@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any, TextIO
@@ -13,7 +14,8 @@ _RESET, _DIM, _YELLOW, _RED = "\033[0m", "\033[2m", "\033[33m", "\033[31m"
 class Console:
     """Prints what the engine logs: `engine.job_requests.Log`.
 
-    Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org).
+    Colors are used on a terminal only, and not if NO_COLOR is set (https://no-color.org). If nobody reads the output
+    any more (`ktrain run job.yaml | head`), the process gets SIGTERM, and what is printed after that is dropped.
 
     :param out: where info and warnings are printed. Default: standard output.
     :param err: where errors are printed. Default: standard error.
@@ -21,6 +23,7 @@ class Console:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
+        self._broken = False
 
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
         """Progress."""
@@ -41,4 +44,10 @@ class Console:
         clock = time.strftime("%H:%M:%S")
         head = f"{_DIM}{clock}{_RESET} {color}{prefix}{first}{_RESET}" if colored else f"{clock} {prefix}{first}"
         indent = " " * (len(clock) + 1)
-        print("\n".join([head, *(f"{indent}{line}" for line in rest)]), file=stream, flush=True)
+        try:
+            if not self._broken:
+                print("\n".join([head, *(f"{indent}{line}" for line in rest)]), file=stream, flush=True)
+        except BrokenPipeError:
+            self._broken = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python flushes the stream at its exit
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> None:
         help="run a training job and follow it to its end, without Airflow",
         description="Submits the job under a new name, prints the log of its replicas, and deletes it at the end. "
         "Ctrl-C deletes it, too. Exit status: 0: succeeded, 1: the training failed, 2: invalid arguments or manifest, "
-        "3: the cluster couldn't run the job, 4: the cluster can't be reached or refuses, 124: --timeout, 130 and 143: "
-        "interrupted.",
+        "3: the cluster couldn't run the job, 4: the cluster can't be reached or refuses, 124: --timeout, 129, 130 and "
+        "143: interrupted.",
     )
     parser.add_argument(
         "file", metavar="FILE", help="YAML or JSON of a PyTorchJob, MPIJob or TrainJob; - for standard input"
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     if wrong := _conflict(args):
         console.error(wrong)
         return ExitCode.INVALID
-    signal.signal(signal.SIGTERM, _terminate)  # until the event loop handles signals
+    before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
         manifest = _manifest(args.file, console)
         with _local_cluster(args, manifest, console) if args.local else _remote_cluster(args) as target:
@@ -93,10 +93,18 @@ def _run(args: argparse.Namespace) -> int:
         console.error(e)
         return exit_codes.of_error(e)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """The signals that would end the process without cleaning up; SIGINT raises KeyboardInterrupt."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
 
 
 def _terminate(number: int, frame: object) -> None:
+    """Handle a signal while no event loop does."""
     sys.exit(exit_codes.of_signal(number))
 
 

@@ -41,7 +41,8 @@ from airflow_provider_ktrain.engine.release import Mode, ReleaseError, release
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 
-LIMITS = Limits(startup=3600, crash_loop=6)  #: those of an operator without parameters
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: that delete the job
+LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: those of an operator without parameters
 CREATE_SECONDS = 5.0  #: for a create request that is in flight when a signal arrives
 DISCOVERY_SECONDS = 15.0  #: to repeat the first requests to an unreachable API server
 RETRY_SECONDS = 5.0  #: between two attempts to follow a job
@@ -93,8 +94,9 @@ class RunHost:
         :raises InterruptedTwice: a second signal.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._interrupt, number)
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(number, self._interrupt, number)
         self._running = asyncio.ensure_future(self._run())
         try:
             return await self._running

@@ -101,4 +101,4 @@ def ktrain(tmp_path: Path) -> Iterator[Start]:
     for command in started:
         if command.process.poll() is None:
             command.process.kill()
-        command.process.communicate()
+        command.process.wait()

@@ -13,7 +13,7 @@ from kubernetes import client, config
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, PREFIX
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.reaping import judge
-from tests.cli.conftest import Start
+from tests.cli.conftest import SECONDS, Start
 from tests.clusters import IMAGE, TestCluster
 from tests.core.manifests import trainjob
 
@@ -85,7 +85,7 @@ def test_failure_prints_the_cause_and_exits_1(run: Start, cluster: TestCluster) 
     assert not left(cluster, "failure")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_deletes_the_job_and_waits_for_its_pods(
     run: Start, cluster: TestCluster, number: signal.Signals
 ) -> None:
@@ -108,6 +108,16 @@ def test_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) 
     assert command.end() == 130, command.output
     (error,) = [line for line in command.lines if " error: " in line]
     assert "is being deleted: 1 pod with 1 GPU not gone yet" in error or "was not deleted: 1 pod with 1 GPU" in error
+
+
+def test_closed_output_deletes_the_job(run: Start, cluster: TestCluster) -> None:
+    command = run(job("echo ready; while true; do sleep 0.1; echo again; done", name="piped"))
+    command.wait_for("[Master 0] ready")
+    assert command.process.stdout is not None
+    command.process.stdout.close()
+    assert command.process.wait(SECONDS) == 143
+    assert not left(cluster, "piped")
+    assert not pods_left(cluster, "piped")
 
 
 @pytest.mark.embedded
