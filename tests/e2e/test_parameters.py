@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.kube import Kube
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 
 
 def jobs_of(kube: Kube, dag: str) -> list[dict[str, Any]]:
