@@ -17,7 +17,7 @@ from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
 from tests.engine.tasks import until
-from tests.operators.instance import Instance, Supervisor, supervised
+from tests.operators.task_instance import Instance, Supervisor, supervised
 from tests.operators.test_trigger import ImpatientTrigger, trigger_of
 
 LINE = "a line that the supervisor has not read\n"
