@@ -37,6 +37,7 @@ class Driver:
     :param ours: recorded names of the jobs that the test submits and writes to, each with its name on the cluster, or
         None for the first job of its kind that the driver has not created itself.
     :param by_others: titles of the client's steps that the driver repeats although they write to such a job.
+    :param held: steps before which the driver stops until `let_go`: the client's by title, others as `create high`.
     :param prepare: changes a recorded job before the driver creates it, for example its image.
     :param real: wait for a real Kueue instead of writing what the recorded one wrote.
     :param timeout: seconds for each step.
@@ -44,13 +45,14 @@ class Driver:
 
     def __init__(
         self, kubeconfig: Path, recording: Recording, *, ours: Mapping[str, str | None] | None = None,
-        by_others: Collection[str] = (), prepare: Callable[[Obj], Obj] = copy.deepcopy, real: bool = False,
-        timeout: float = 120,
+        by_others: Collection[str] = (), held: Collection[str] = (), prepare: Callable[[Obj], Obj] = copy.deepcopy,
+        real: bool = False, timeout: float = 120,
     ) -> None:  # fmt: skip
         self._api = Api(kubeconfig)
         self._recording = recording
         self._ours = dict(ours or {})
         self._by_others = by_others
+        self._held = set(held)
         self._prepare = prepare
         self._real = real
         self._timeout = timeout
@@ -68,7 +70,7 @@ class Driver:
         meta = {"name": self.namespace, "labels": self._recording.namespace_labels}
         self._api.request("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
         for obj in self._recording.setup:
-            self._api.request("POST", path_of(PLURALS[obj["kind"]], self.namespace), obj)
+            self._create_setup(obj)
         self._history = JobHistory(self._api, self._recording.jobs, self.namespace)
         self._thread.start()
         return self
@@ -85,6 +87,14 @@ class Driver:
             self._history.close()
             self._clean_up()
 
+    def _create_setup(self, obj: Obj) -> None:
+        """Create an object of the administrator. A replay does without those that the cluster doesn't serve."""
+        try:
+            self._api.request("POST", path_of(PLURALS[obj["kind"]], self.namespace), obj)
+        except Refused as error:
+            if error.status != 404 or self._real:
+                raise
+
     def finish(self) -> None:
         """Wait until all steps have happened. Raises ReplayError if one doesn't."""
         while self._thread.is_alive() and not self._error:
@@ -95,6 +105,10 @@ class Driver:
     def wait_for(self, title: str) -> None:
         """Wait until the client's step with this title has happened. Raises ReplayError if it doesn't."""
         self.until(lambda: any(step.title == title for step in self.done))
+
+    def let_go(self, title: str) -> None:
+        """Continue with a step of `held`."""
+        self._held.discard(title)
 
     def until(self, right: Callable[[], bool]) -> None:
         """Wait until a condition is true. Raises ReplayError if the replay fails, or if the timeout expires."""
@@ -109,6 +123,7 @@ class Driver:
     def _run(self) -> None:
         try:
             for step in self._recording.steps:
+                self._until(step, lambda: not self._held & {step.title, _short(step)})  # noqa: B023
                 self._act(step)
                 self.done.append(step)
         except _Stopped:
@@ -298,6 +313,11 @@ class Driver:
             if time.monotonic() > end:
                 raise ReplayError(f"not within {self._timeout:.0f} s: {step}")
             time.sleep(POLL)
+
+
+def _short(step: Step) -> str:
+    """A step without a title of its own: `create high`."""
+    return f"{step.verb} {step.about[1]}"
 
 
 class _Stopped(Exception):

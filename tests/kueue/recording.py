@@ -22,6 +22,7 @@ KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 #: the API of each resource, and whether its objects are namespaced
 RESOURCES = {
     "workloads": (KUEUE, True), "localqueues": (KUEUE, True), "clusterqueues": (KUEUE, False),
+    "cohorts": (KUEUE, False), "admissionchecks": (KUEUE, False), "topologies": (KUEUE, False),
     "resourceflavors": (KUEUE, False), "workloadpriorityclasses": (KUEUE, False), "events": ("/api/v1", True),
     "pytorchjobs": ("/apis/kubeflow.org/v1", True), "mpijobs": ("/apis/kubeflow.org/v2beta1", True),
     "trainjobs": ("/apis/trainer.kubeflow.org/v1alpha1", True),
@@ -32,7 +33,8 @@ JOB_LABELS = ("training.kubeflow.org/job-name", "jobset.sigs.k8s.io/jobset-name"
 QUEUES = ("localqueues", "clusterqueues")
 PLURALS = {
     "ResourceFlavor": "resourceflavors", "ClusterQueue": "clusterqueues", "LocalQueue": "localqueues",
-    "WorkloadPriorityClass": "workloadpriorityclasses",
+    "WorkloadPriorityClass": "workloadpriorityclasses", "Cohort": "cohorts", "AdmissionCheck": "admissionchecks",
+    "Topology": "topologies",
 }  # fmt: skip
 #: conditions of jobs that the operators must reach before the replay continues; a replay may miss other conditions
 AWAITED = {
