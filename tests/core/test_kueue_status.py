@@ -343,13 +343,13 @@ def test_each_reason_of_an_eviction_in_plain_words(
     assert (queued.phase, queued.why, queued.ever_admitted) == (phase, why, True)
 
 
-def test_a_job_that_kueue_queues_again_later_shows_when() -> None:
+def test_job_that_kueue_queues_again_later_waits() -> None:
     message = "Exceeded the PodsReady timeout team/pytorchjob-train-12345"
     evicted = condition("Evicted", "True", "PodsReadyTimeout", message)
     later = condition("Requeued", "False", "PodsReadyTimeout", message)
     state = {"count": 1, "requeueAt": "2026-11-22T02:05:00Z"}
     status = queue_status(workload(pending(message), evicted, later, requeueState=state))
-    assert status.why == "its pods were not ready in time; Kueue queues it again at 2026-11-22T02:05:00Z"
+    assert status.why == "its pods were not ready in time. Kueue queues it again after a pause"
     again = condition("Requeued", "True", "BackoffFinished", "The workload backoff was finished")
     assert queue_status(workload(pending(message), evicted, again)).why == "its pods were not ready in time"
 

@@ -276,10 +276,10 @@ def _deactivated(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[QueuePhas
 
 
 def _backoff(workload: Workload, conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    """When Kueue queues an evicted job again, if it waits before that."""
+    """Whether Kueue waits before it queues an evicted job again."""
     at = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
     waits = at and str(conditions.get("Requeued", {}).get("status")) == "False"
-    return f"; Kueue queues it again at {at}" if waits else ""
+    return ". Kueue queues it again after a pause" if waits else ""
 
 
 def _waiting(reason: str, message: str, ever_admitted: bool) -> tuple[QueuePhase, str]:
