@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.cli import exit_codes, kubeconfig
+from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects
 from airflow_provider_ktrain.cli.arguments import duration
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
+from airflow_provider_ktrain.cli.job_file import JobFile
 from airflow_provider_ktrain.cli.kubeconfig import Target
-from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError
+from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.text import counted
 
 DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
@@ -81,12 +82,12 @@ def _run(args: argparse.Namespace) -> int:
         return ExitCode.INVALID
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
-        manifest = _manifest(args.file, console)
-        with _local_cluster(args, manifest, console) if args.local else _remote_cluster(args) as target:
-            return asyncio.run(_follow(target, args, manifest, console))
+        loaded = job_file.load(args.file, console)
+        with _local_cluster(args, loaded.manifest, console) if args.local else _remote_cluster(args) as target:
+            return asyncio.run(_follow(target, args, loaded, console))
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
-    except _Invalid as e:
+    except job_file.InvalidManifest as e:
         print(e, file=sys.stderr)
         return ExitCode.INVALID
     except KtrainError as e:
@@ -115,56 +116,6 @@ def _conflict(args: argparse.Namespace) -> str:
     if not args.local and (args.image or args.gpus_per_node is not None):
         return "--image and --gpus-per-node need --local: they configure the embedded cluster"
     return ""
-
-
-# the manifest
-
-
-class _Invalid(Exception):
-    """The manifest has errors. The text names them as `ktrain check` does."""
-
-
-def _manifest(file: str, console: Console) -> dict[str, Any]:
-    """The job of a file, checked.
-
-    :raises _Invalid: it has errors, or contains templates.
-    :raises ManifestError: it can't be read.
-    """
-    from airflow_provider_ktrain.core.checks import ERROR, check
-    from airflow_provider_ktrain.core.manifest import transform
-    from airflow_provider_ktrain.core.manifest.loader import parse, templates, the_job
-
-    name, text = _text(file)
-    for line, expression in templates(text):
-        raise _Invalid(
-            f"{name}:{line}: error template: `ktrain run` doesn't render templates; found {expression}; expected a "
-            "value; replace it, or run the manifest in a task"
-        )
-    document = the_job(parse(text, name))
-    manifest, moved = transform.modernize(document.content)
-    for note in (*document.left_out, *moved):
-        console.warning(note)
-    problems = check(manifest)
-    errors = [f"{name}:{document.line_of(p.path)}: {p}" for p in problems if p.level is ERROR]
-    if errors:
-        raise _Invalid("\n".join(errors))
-    for problem in problems:
-        console.warning(f"{name}:{document.line_of(problem.path)}: {problem.text}")
-    return dict(manifest)
-
-
-def _text(file: str) -> tuple[str, str]:
-    """The name of a file as messages show it, and its content.
-
-    :raises ManifestError: it can't be read.
-    """
-    if file == "-":
-        return "<stdin>", sys.stdin.read()
-    try:
-        return file, Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
-        raise ManifestError(f"{file} can't be read: {why}") from None
 
 
 # the cluster
@@ -209,17 +160,20 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
 # the job
 
 
-async def _follow(target: Target, args: argparse.Namespace, manifest: dict[str, Any], console: Console) -> int:
+async def _follow(target: Target, args: argparse.Namespace, loaded: JobFile, console: Console) -> int:
     """Submit the job and follow it; returns the exit code."""
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
     from airflow_provider_ktrain.engine.api import Api
 
-    namespace = target.namespace_of(manifest)
+    namespace = target.namespace_of(loaded.manifest)
     api = Api(target.make_client)
     try:
         if args.local:
-            await _create_namespace(api, namespace)
-        host = RunHost(api, _request(manifest, args.file, args.timeout), namespace, console)
+            await local_objects.create(api, namespace, loaded.others, console)
+        else:
+            for warning in loaded.left_out:
+                console.warning(warning)
+        host = RunHost(api, _request(loaded.manifest, args.file, args.timeout), namespace, console)
         try:
             ended = await host.run()
         except InterruptedTwice as e:
@@ -256,17 +210,6 @@ def _report(outcome: Any, unreleased: bool, console: Console) -> int:
     lines = (cause.get("summary"), cause.get("detail"), cause.get("resolution"))
     console.error("\n".join(line for line in lines if line) or "The training did not succeed.")
     return exit_codes.of_cause(cause)
-
-
-async def _create_namespace(api: Any, namespace: str) -> None:
-    """Create the job's namespace in the embedded cluster, which has only `default`."""
-    from airflow_provider_ktrain.engine.api import ApiStatusError
-
-    try:
-        await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
-    except ApiStatusError as e:
-        if not e.conflict:
-            raise
 
 
 def _request(manifest: dict[str, Any], file: str, timeout: float | None) -> Any:

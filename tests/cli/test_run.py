@@ -191,6 +191,13 @@ def test_the_manifest_may_come_from_standard_input(ktrain: Start, cluster: TestC
     assert "[Master 0] from stdin" in command.output
 
 
+def test_other_documents_are_not_submitted(run: Start) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
+    command = run(yaml.safe_dump_all([other, job("echo ran", name="beside")]))
+    assert command.end() == 0, command.output
+    assert "warning: ConfigMap settings is not submitted, only the training job is" in command.output
+
+
 @pytest.mark.embedded  # MPIJob v1
 def test_mpijob(run: Start) -> None:
     options = JobOptions(image=IMAGE, command=["sh", "-c", "echo launched"], replicas={"Launcher": 1, "Worker": 1})
@@ -218,7 +225,7 @@ def test_templates_are_refused_with_their_line(run: Start, tmp_path: Path) -> No
     command = run(text)
     assert command.end() == 2
     number = next(n for n, line in enumerate(text.splitlines(), 1) if "params.image" in line)
-    assert f"{tmp_path / 'job.yaml'}:{number}: error template: `ktrain run` doesn't render templates" in command.output
+    assert f"{tmp_path / 'job.yaml'}:{number}: `ktrain run` doesn't render templates" in command.output
     assert "found {{ params.image }}" in command.output
 
 

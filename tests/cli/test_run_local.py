@@ -104,6 +104,33 @@ def test_make_test_gpu_runs_one_rank_for_each_gpu(fake_gpus: dict[str, str]) -> 
     assert "passed: 3 ranks with gloo" in done.stdout
 
 
+def test_the_other_documents_of_the_file_are_created_first(ktrain: Start, tmp_path: Path) -> None:
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"EPOCHS": "7"}}
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    manifest = job("touch /data/file && echo $EPOCHS epochs with $(ls /data)")
+    pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+    pod["containers"][0] |= {
+        "envFrom": [{"configMapRef": {"name": "settings"}}], "volumeMounts": [{"name": "v", "mountPath": "/data"}],
+    }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([settings, claim, manifest]))
+    command = ktrain("run", "--local", "job.yaml")
+    assert command.end() == 0, command.output
+    assert "ConfigMap settings created." in command.output
+    assert "7 epochs with file" in command.output
+
+
+def test_an_object_that_is_not_served_is_an_error(ktrain: Start, tmp_path: Path) -> None:
+    other = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([other, job("true")]))
+    command = ktrain("run", "--local", "job.yaml")
+    assert command.end() == 4, command.output
+    assert "the embedded cluster doesn't serve Deployment of apps/v1: remove it from the file" in command.output
+
+
 def test_the_namespace_of_the_manifest_is_created(ktrain: Start, tmp_path: Path) -> None:
     manifest = job("echo done")
     manifest["metadata"]["namespace"] = "training"

@@ -233,7 +233,19 @@ def test_discovery_lists_resources_versions_and_nodes(kubectl: Kubectl) -> None:
     assert "nvidia.com/gpu" in kubectl("describe", "node", "ktrain-node-0")
     assert "Established" in kubectl("get", "crd", "pytorchjobs.kubeflow.org", "-o", "yaml")
     assert "kubectl" in kubectl("get", "namespaces")
-    for plural in ("all", "events", "services", "secrets", "serviceaccounts", "roles", "leases", "jobs"):
+    for plural in (
+        "all",
+        "events",
+        "services",
+        "secrets",
+        "serviceaccounts",
+        "roles",
+        "leases",
+        "jobs",
+        "pvc",
+        "pv",
+        "priorityclasses",
+    ):
         kubectl("get", plural)
     assert kubectl("get", "--raw", "/healthz") == "ok"
 
