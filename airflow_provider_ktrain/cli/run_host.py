@@ -51,7 +51,7 @@ LOOK_SECONDS = 2.0  #: to find out what is left after a second signal
 
 
 class InterruptedTwice(KtrainError):
-    """A second signal canceled the release. The message says what is left."""
+    """A second signal canceled the release. The message names what is left."""
 
 
 @dataclass(frozen=True)

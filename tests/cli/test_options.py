@@ -45,7 +45,7 @@ def test_a_suggestion_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert " at $.kind: did you mean PyTorchJob? unsupported kind; found 'PytorchJob'" in capsys.readouterr().out
 
 
-def test_a_directory_stands_for_its_files_with_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_is_expanded_to_its_files_with_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {
         "a.yaml": GOOD,
         "sub/b.json": json.dumps(pytorchjob()),

@@ -148,7 +148,7 @@ def test_a_missing_right_to_watch_deletes_the_new_job(run: Start, cluster: TestC
     assert not left(cluster, "unwatched")
 
 
-def test_a_signal_before_the_job_exists_leaves_none(run: Start, cluster: TestCluster) -> None:
+def test_signal_before_the_create_leaves_no_job(run: Start, cluster: TestCluster) -> None:
     command = run(job(WAIT, name="early"))
     command.interrupt(signal.SIGTERM)
     assert command.end() in (128 + signal.SIGTERM, -signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: Tes
     assert not left(cluster, "late")
 
 
-def test_no_reaper_touches_the_job(run: Start, cluster: TestCluster) -> None:
+def test_reaper_ignores_the_job(run: Start, cluster: TestCluster) -> None:
     command = run(job(WAIT, name="unknown-to-airflow"))
     command.wait_for("[Master 0] ready")
     (submitted,) = left(cluster, "unknown-to-airflow")

@@ -82,7 +82,7 @@ def test_node_of_a_program_that_reports_its_gpu(error: str, gpus: int, reason: s
     assert cause.as_dict()["failed_nodes"] == cause.failed_nodes
 
 
-def test_log_of_a_later_failure_blames_no_node() -> None:
+def test_log_of_a_later_failure_names_no_node() -> None:
     pods = [on("n0", pod("Master", 0, code=1, at=5)), on("n1", pod("Worker", 0, code=1, at=9))]
     assert diagnose(failed(), pods, log_tails=traceback(ECC)).failed_nodes == {}
 
@@ -115,7 +115,7 @@ def test_node_of_a_crash_loop() -> None:
 # the task's state
 
 
-def test_latest_nodes_are_stored_and_a_clear_forgets_them() -> None:
+def test_latest_nodes_are_stored_until_a_clear() -> None:
     stored = None
     for number in range(10):
         stored = with_failed_nodes(stored, 3, {f"n{number}": "Worker 0 lost its node"})

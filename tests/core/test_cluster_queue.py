@@ -67,11 +67,11 @@ def test_a_resource_without_quota_is_a_warning() -> None:
     assert reported(flavor("a100", gpu="8")) == ["ClusterQueue gpus has no quota for cpu: it may never admit the job"]
 
 
-def test_an_unreadable_quota_proves_nothing() -> None:
+def test_unreadable_quota_is_no_evidence() -> None:
     assert reported(flavor("a100", gpu="many", cpu="32")) == []
 
 
-def test_what_pods_ask_for_is_summed_by_role() -> None:
+def test_requests_of_pods_are_summed_by_role() -> None:
     manifest = mpijob("v2beta1")
     worker = manifest["spec"]["mpiReplicaSpecs"]["Worker"]
     worker["replicas"] = 2

@@ -165,7 +165,7 @@ def test_a_job_that_was_admitted_once_may_fit_again(
     assert found.ever_admitted is (phase is QueuePhase.WAITING)
 
 
-def test_the_reason_exceeds_max_quota_alone_proves_nothing() -> None:
+def test_reason_exceeds_max_quota_alone_is_no_evidence() -> None:
     """Newer releases give it if one resource of one pod set exceeds the quota."""
     short = f"{PREFIX}insufficient quota for cpu in flavor a100"
     assert queue_status(workload(pending(short, "ExceedsMaxQuota"))).phase is QueuePhase.NEVER_FITS
@@ -383,7 +383,7 @@ def test_a_partial_admission_shows_how_many_pods_are_admitted() -> None:
         (None, False),
     ],
 )
-def test_a_job_of_multikueue_runs_elsewhere(spec: dict[str, Any] | None, elsewhere: bool) -> None:
+def test_job_of_multikueue_is_recognized(spec: dict[str, Any] | None, elsewhere: bool) -> None:
     assert runs_elsewhere({"spec": spec}) is elsewhere
 
 

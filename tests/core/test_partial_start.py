@@ -51,17 +51,17 @@ def found(*pods: dict[str, Any], **spec: Any) -> PartialStart:
     return partial
 
 
-def test_it_begins_when_one_pod_has_a_node_and_another_one_waits() -> None:
+def test_partial_start_begins_when_one_pod_has_a_node_and_another_waits() -> None:
     assert found(pod("Master", node=True), pod("Worker", node=False)).since == T0 + 10
     assert found(pod("Master", node=True, phase="Running"), pod("Worker", node=False, at=600)).since == T0 + 600
 
 
-def test_it_goes_on_while_more_pods_get_nodes() -> None:
+def test_partial_start_continues_while_more_pods_get_nodes() -> None:
     pods = pod("Master", node=True), pod("Worker", 0, node=True, at=300), pod("Worker", 1, node=False)
     assert found(*pods).since == T0 + 10
 
 
-def test_it_names_who_holds_and_who_waits() -> None:
+def test_partial_start_names_holding_and_waiting_pods() -> None:
     partial = found(*(pod("Worker", i, node=i < 14, gpus=1) for i in range(16)), pod("Master", node=True, gpus=0))
     assert (partial.gpus, partial.holding, partial.waiting) == (14, 14, ("Worker 14", "Worker 15"))
     first, reason, limit = partial.describe_partial_start("PyTorchJob ns/train", 3600).splitlines()

@@ -97,7 +97,7 @@ def test_the_jobs_of_the_runtime_are_noted(fields: frozenset[str]) -> None:
 
 
 @pytest.mark.parametrize(("as_node", "nodes"), [(True, 4), (False, 3)])
-def test_the_number_of_an_mpi_runtime_is_that_of_its_job_node(as_node: bool, nodes: int) -> None:
+def test_number_of_nodes_of_an_mpi_runtime_is_that_of_its_job_node(as_node: bool, nodes: int) -> None:
     """With runLauncherAsNode the launcher is one more node."""
     of = runtime(replicated("node"), replicated("launcher"), mpi={"runLauncherAsNode": as_node})
     of["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] = 3

@@ -221,16 +221,16 @@ async def test_a_job_that_has_only_a_part_of_its_nodes_is_released_after_a_warni
     assert outcome.cause["category"] == "scheduling"
     assert outcome.cause["retryable"]
     assert "partial_start_timeout" in outcome.cause["summary"]
-    (warned,) = [line for line in task.log.said if "holds 40 GPUs in 1 pod, but" in line]
+    (warned,) = [line for line in task.log.messages if "holds 40 GPUs in 1 pod, but" in line]
     assert "has no node" in warned
-    assert task.log.said.index(warned) < task.log.said.index(outcome.released)
+    assert task.log.messages.index(warned) < task.log.messages.index(outcome.released)
     assert await task.job() is None
 
 
-async def test_partial_allocation_of_a_job_of_others_is_no_matter_of_a_sensor(task: Task) -> None:
+async def test_sensor_ignores_a_partial_allocation(task: Task) -> None:
     ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
     await task.follow(ref, limits=Limits(partial_start=2), release=False, until=soon(1.5))
-    assert not [line for line in task.log.said if "GPUs in 1 pod, but" in line]
+    assert not [line for line in task.log.messages if "GPUs in 1 pod, but" in line]
 
 
 class SlowLines(Lines):

@@ -331,7 +331,7 @@ async def test_submit_waits_for_a_resource_quota(task: Task, cluster: TestCluste
     async with api_of(cluster, FullApi) as full:
         submitted = await task.submit(api=full, quota_patience=60)
         assert (submitted.created, full.rejections) == (True, 0)
-    waits = [line for line in task.log.said if "ResourceQuota" in line]
+    waits = [line for line in task.log.messages if "ResourceQuota" in line]
     assert waits == [
         f"PyTorchJob {task.namespace}/{task.name} exceeds a ResourceQuota. Trying for up to 60 s (schedule_timeout)."
     ]
@@ -346,7 +346,7 @@ async def test_submit_waits_for_a_resource_quota_no_longer_than_its_limit(task: 
         with pytest.raises(ClusterError, match=r"the quota 'jobs' of namespace .* is exceeded"):
             await task.submit(api=full)
         assert full.rejections == 7
-    assert sum("is still exceeded after" in line for line in task.log.said) == 1
+    assert sum("is still exceeded after" in line for line in task.log.messages) == 1
 
 
 @pytest.mark.embedded

@@ -299,7 +299,7 @@ async def test_a_job_that_was_created_beside_pods_of_another_try_is_created_agai
     await task.running(submitted.ref)
 
 
-async def test_nothing_is_left_of_a_job_that_is_released_right_after_its_creation(task: TrainTask) -> None:
+async def test_job_released_right_after_its_creation_leaves_nothing(task: TrainTask) -> None:
     """The JobSet and its pods may appear while the TrainJob is being deleted."""
     for number in range(1, 11):
         ref = (await task.submit(number, first=number)).ref

@@ -78,7 +78,7 @@ async def test_logs_of_initializers_come_before_those_of_the_nodes(task: TrainTa
     ref = (await task.submit(1, "echo trains; echo KTRAIN_RESULT 3")).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.result) == (True, 3)
-    lines = [line for line in task.log.said if line.endswith((" loads data", " loads model", " trains"))]
+    lines = [line for line in task.log.messages if line.endswith((" loads data", " loads model", " trains"))]
     assert sorted(lines[:2]) == ["[dataset-initializer 0] loads data", "[model-initializer 0] loads model"]
     assert lines[2:] == ["[node 0] trains"]
 
@@ -88,8 +88,8 @@ async def test_an_initializer_that_fails_is_the_cause(task: TrainTask) -> None:
     outcome = await task.ended((await task.submit(1, "echo trains")).ref)
     assert outcome.phase is Phase.FAILED
     assert "model-initializer" in (outcome.cause or {})["summary"]
-    assert "[model-initializer 0] no token for the model" in task.log.said
-    assert "[node 0] trains" not in task.log.said
+    assert "[model-initializer 0] no token for the model" in task.log.messages
+    assert "[node 0] trains" not in task.log.messages
 
 
 async def test_the_launcher_of_an_mpi_runtime_is_the_primary(task: TrainTask) -> None:
@@ -104,6 +104,6 @@ async def test_the_launcher_of_an_mpi_runtime_is_the_primary(task: TrainTask) ->
     ref = (await task.submit(1, "sleep 2; echo starts mpirun; echo KTRAIN_RESULT 7", workers=1)).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.result) == (True, 7)
-    assert {"[launcher 0] starts mpirun", "[node 0] waits for the launcher"} <= set(task.log.said)
-    assert any("with 2 replicas." in line for line in task.log.said)
+    assert {"[launcher 0] starts mpirun", "[node 0] waits for the launcher"} <= set(task.log.messages)
+    assert any("with 2 replicas." in line for line in task.log.messages)
     assert not await task.pods(ref)

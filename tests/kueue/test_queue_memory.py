@@ -63,7 +63,7 @@ async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
     await task.api.request("PATCH", f"{path}/status", body=body, content_type=MERGE_PATCH)
 
 
-async def test_the_clock_of_a_job_that_never_fits_goes_on_in_the_next_process(task: Task) -> None:
+async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task: Task) -> None:
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
     async with following(task, state, QueuePhase.NEVER_FITS) as follower:
@@ -104,7 +104,8 @@ async def test_evictions_are_counted_and_logged_once_in_all_processes(task: Task
         await set_conditions(task, RESERVED, again)
         await until(lambda: _evictions(follower, later, 2))
         assert later.metrics["queue.preemptions"] == 1
-    assert [line.partition("\n")[0].partition("(")[2] for line in task.log.said if "lost its admission" in line] == [
+    evictions = [line for line in task.log.messages if "lost its admission" in line]
+    assert [line.partition("\n")[0].partition("(")[2] for line in evictions] == [
         "1 time so far)", "2 times so far)",
     ]  # fmt: skip
 
@@ -126,13 +127,13 @@ async def test_workloads_are_watched_as_soon_as_the_right_is_granted(kueue: Test
             assert follower.wakes_at is not None
             await allow(task.api, task.namespace, "later")
             await until(lambda: _sees(follower))
-    assert sum("Can't read Kueue's Workloads" in line for line in task.log.said) == 1
+    assert sum("Can't read Kueue's Workloads" in line for line in task.log.messages) == 1
     assert state.queue["warned"] is True
 
 
 async def _refused(follower: QueueFollower, task: Task) -> bool:
     await _step(follower)
-    return any("Can't read Kueue's Workloads" in line for line in task.log.said)
+    return any("Can't read Kueue's Workloads" in line for line in task.log.messages)
 
 
 async def _sees(follower: QueueFollower) -> bool:
@@ -165,7 +166,7 @@ async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> Non
 
 
 async def _logged(task: Task, text: str) -> bool:
-    return any(text in line for line in task.log.said)
+    return any(text in line for line in task.log.messages)
 
 
 async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> None:
@@ -205,12 +206,12 @@ async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
     state = await state_of(task, workload_priority_class="urgent")
     async with QueueFollower(task.api, state, task.log) as follower:
         await until(lambda: _is_due(follower))
-        assert not any("no Workload" in line for line in task.log.said)
+        assert not any("no Workload" in line for line in task.log.messages)
         state.phase_since -= 60
         await follower.update()
         await follower.update()
         late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
-    assert [line for line in task.log.said if "no Workload" in line] == [
+    assert [line for line in task.log.messages if "no Workload" in line] == [
         f"{state.ref} stays suspended: Kueue has created no Workload for it in 60 s.\n"
         "Ask an administrator: is Kueue's integration for PyTorchJobs enabled and does WorkloadPriorityClass urgent "
         "exist? The log of Kueue's controller contains the reason."
@@ -228,5 +229,5 @@ async def test_a_retry_names_the_label_that_the_adopted_job_keeps(task: Task) ->
     """Kueue refuses another queue while the job runs (recording 74c)."""
     await task.submit(1, TRAINS, queue="team-a", workload_priority_class="low")
     await task.submit(2, TRAINS, queue="team-b", workload_priority_class="low")
-    (warning,) = [line for line in task.log.said if "keeps the old one" in line]
+    (warning,) = [line for line in task.log.messages if "keeps the old one" in line]
     assert "Changed: $.metadata.labels['kueue.x-k8s.io/queue-name']." in warning

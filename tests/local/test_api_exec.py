@@ -205,7 +205,7 @@ def test_kubectl_exec_with_a_terminal(cluster: EmbeddedCluster, pod: str) -> Non
         (["explain", "pods"], "doesn't describe the fields of built-in types"),
     ],
 )
-def test_what_is_not_served_has_a_clear_error(
+def test_unsupported_requests_have_a_clear_error(
     kubectl: Any, pod: str, tmp_path: Any, args: list[str], message: str
 ) -> None:
     done = kubectl(*(arg.replace("POD", pod).replace("DIR", str(tmp_path)) for arg in args))

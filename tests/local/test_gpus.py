@@ -58,7 +58,7 @@ def seen(gpus: Gpus, uid: str, count: int) -> str:
     return gpus.take(uid, count)["CUDA_VISIBLE_DEVICES"]
 
 
-def test_real_gpus_are_given_one_by_one() -> None:
+def test_real_gpus_are_assigned_individually() -> None:
     gpus = Gpus(["0", "1", "2", "3"])
     assert seen(gpus, "a", 2) == "0,1"
     assert seen(gpus, "b", 1) == "2"
@@ -67,6 +67,6 @@ def test_real_gpus_are_given_one_by_one() -> None:
     assert seen(gpus, "c", 3) == "0,1,3"
 
 
-def test_pretended_gpus_are_not_visible() -> None:
+def test_simulated_gpus_are_not_visible() -> None:
     assert seen(Gpus([]), "a", 8) == ""
     assert seen(Gpus(["0"]), "a", 0) == ""

@@ -28,7 +28,7 @@ cmd ["--epochs", "5"]
         ({"command": ["echo"], "args": ["a"]}, ["echo", "a"]),
     ],
 )
-def test_the_manifest_wins_over_the_dockerfile(tmp_path: Path, given: dict[str, list[str]], runs: list[str]) -> None:
+def test_manifest_overrides_the_dockerfile(tmp_path: Path, given: dict[str, list[str]], runs: list[str]) -> None:
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
     container = Images.entrypoint({"name": "c", "image": "mnist:1", **given}, tmp_path)
     assert [*container.get("command", ()), *container.get("args", ())] == runs

@@ -39,7 +39,7 @@ def test_later_try_avoids_the_node_and_an_adopted_job_is_not_changed(instance: I
     assert [j["metadata"]["uid"] for j in instance.jobs()] == [job["metadata"]["uid"]]
 
 
-def test_clear_forgets_the_nodes(instance: Instance) -> None:
+def test_clear_removes_the_stored_nodes(instance: Instance) -> None:
     fail(instance, avoid_failed_nodes=True)
     instance.execute(number=2, max_tries=3, retries=2, avoid_failed_nodes=True)
     assert avoided(instance) == []
@@ -56,7 +56,9 @@ def test_failure_of_the_program_avoids_no_node(instance: Instance) -> None:
     assert STATE not in instance.store
 
 
-def test_below_airflow_3_3_it_has_no_effect(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+def test_avoid_failed_nodes_has_no_effect_below_airflow_3_3(
+    instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
     instance.has_state = False
     fail(instance, avoid_failed_nodes=True)
     instance.execute(number=2, retries=2, avoid_failed_nodes=True)

@@ -83,7 +83,7 @@ def diagnose_limit(
     if limit is Limit.STARTUP and not pods and not evidence.conditions and not obstacle:
         description = "was not reconciled by any operator within {seconds} s ({limit})"
         resolution = f"Check that {evidence.operators} runs."
-        if not evidence.kind.reports_phases:  # its operator may have tried, and tells that only by events
+        if not evidence.kind.reports_phases:  # its operator may have tried, which only events show
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""

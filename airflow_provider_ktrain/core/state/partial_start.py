@@ -1,6 +1,6 @@
 """Partial allocation: some pods of a job hold GPUs while others have no node, so the GPUs wait for nothing.
 
-Without a gang scheduler or a queue, this can last for ever: two jobs may each hold what the other one needs. Its time
+Without a gang scheduler or a queue, this can last forever: two jobs may each hold what the other one needs. Its time
 is measured by the cluster's timestamps.
 """
 

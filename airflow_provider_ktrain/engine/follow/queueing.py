@@ -110,14 +110,14 @@ class QueueFollower:
         await self._stack.aclose()
 
     async def changed(self) -> list[WatchEvent]:
-        """Wait for a change of the job's Workload; for ever if there is no watch."""
+        """Wait for a change of the job's Workload; forever if there is no watch."""
         if self._workloads is None:
             await asyncio.Event().wait()
         assert self._workloads is not None
         return await self._workloads.changed()
 
     async def note(self, error: BaseException) -> None:
-        """The watch was rejected. Without the right to it, go on without it and try again later.
+        """The watch was rejected. Without the right to watch, continue without it and try again later.
 
         The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
         """
