@@ -218,9 +218,14 @@ class RunHost:
     # release
 
     async def _release(self, ref: JobRef, outcome: Outcome) -> str:
-        """Delete the job, unless following it has done that. Returns why that failed, or an empty string."""
-        killed = (outcome.cause or {}).get("category") == Category.KILLED
-        if outcome.superseded or not (killed or outcome.kept or outcome.release_error):
+        """Delete the job, unless following it has done that. Returns why that failed, or an empty string.
+
+        At its deadline, following a job only requests its deletion, as Airflow's timeout would interrupt a worker that
+        waits for the pods.
+        """
+        category = (outcome.cause or {}).get("category")
+        killed, late = category == Category.KILLED, category == Category.TIMEOUT
+        if outcome.superseded or not (killed or late or outcome.kept or outcome.release_error):
             return ""
         if not killed:
             return await self._delete(ref)
