@@ -260,21 +260,3 @@ def test_job_deleted_under_us_with_a_retry(begin: Begin, kind: Kind) -> None:
     stage.kube.delete(stage.wait_created()["metadata"]["name"])
     check_end(stage, "success", jobs=2, try_number=2)
     stage.check_lines(10, try_number=2)
-
-
-def test_fifty_jobs_end_a_second_after_the_deferral(begin: Begin, airflow: Airflow) -> None:
-    """A very fast event fails a task of Airflow 3.3; none of these may fail."""
-    stage = begin("chaos_many", seconds=3, wait=0)
-
-    def states() -> list[str]:
-        return [t["state"] for t in airflow.tasks("chaos_many", stage.run)]
-
-    def done() -> bool:
-        now = states()
-        assert "failed" not in now
-        return len(now) == 50 and set(now) == {"success"}
-
-    wait_for("all have succeeded", done, 600)
-    assert {t["try_number"] for t in airflow.tasks("chaos_many", stage.run)} == {1}
-    stage.check_freed()
-    stage.check_created(50)
