@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.diagnosis.pod_failures import log_key
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import Kind
-from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.logs.cursor import Cursor, normal_time
+from airflow_provider_ktrain.core.logs.selection import is_followed
 from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clipped
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
+from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
@@ -50,6 +52,7 @@ class EvidenceCollector:
 
     def __init__(self, api: Api, kind: Kind, cursor: Cursor, log: Log) -> None:
         self._api, self._kind, self._cursor, self._log = api, kind, cursor, log
+        self._log_line = LineLogger(log, kind)
         self._tails: dict[str, deque[TailLine]] = {}  # by log_key
         self.has_events = True  #: whether the job has events; True until they are read
 
@@ -94,7 +97,7 @@ class EvidenceCollector:
         events: list[Object] = []
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                await asyncio.gather(self._read_events(ref, job, uids, events), self._read_tails(ref, pods))
+                await asyncio.gather(self._read_events(ref, job, uids, events), self._read_tails(ref, job, pods))
         except TimeoutError:
             limit = f"{READ_TIMEOUT_SECONDS:.0f} s"
             self._log.warning(
@@ -129,7 +132,7 @@ class EvidenceCollector:
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
         self.has_events = bool(found)
 
-    async def _read_tails(self, ref: JobRef, pods: Sequence[Pod]) -> None:
+    async def _read_tails(self, ref: JobRef, job: Object, pods: Sequence[Pod]) -> None:
         """Read the last lines of containers that failed and were not followed."""
         missing = [
             (ended_at, pod, status)
@@ -138,13 +141,13 @@ class EvidenceCollector:
             if (ended_at := _failed_at(status)) and log_key(pod["metadata"]["name"], status["name"]) not in self._tails
         ]
         first = sorted(missing, key=itemgetter(0))[:MAX_UNFOLLOWED_CONTAINERS]
-        await asyncio.gather(*(self._read_tail(ref, pod, status) for _, pod, status in first))
+        await asyncio.gather(*(self._read_tail(ref, job, pod, status) for _, pod, status in first))
 
-    async def _read_tail(self, ref: JobRef, pod: Pod, status: Mapping[str, Any]) -> None:
-        """Read the last lines of a container. Log them if it wasn't followed: the task's log doesn't have them yet."""
+    async def _read_tail(self, ref: JobRef, job: Object, pod: Pod, status: Mapping[str, Any]) -> None:
+        """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{api_paths.core(ref.namespace, 'pods', name)}/log"
-        query, end = {"container": container, "tailLines": str(TAIL_LINES)}, bytearray()
+        query, end = {"container": container, "tailLines": str(TAIL_LINES), "timestamps": "true"}, bytearray()
         if (status.get("state") or {}).get("running"):  # the container was restarted: the previous run failed
             query["previous"] = "true"
         try:
@@ -154,13 +157,22 @@ class EvidenceCollector:
                     del end[:-MAX_TAIL_BYTES]
         except (ApiStatusError, ApiUnavailable):
             return
-        lines = end.decode(errors="replace").splitlines()
+        lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
         self._tails[log_key(name, container)] = deque(
-            (TailLine(0, "", clipped(line)) for line in lines), maxlen=TAIL_LINES
+            (TailLine(0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
         )
+        if self._cursor.has(uid, container) or not is_followed(self._kind, job, pod, container):
+            return
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
-        for line in () if self._cursor.has(uid, container) else lines:  # logged already
-            self._log.info(format_line(line, self._kind, role, index), role=role, index=index, pod=name)
+        for time, text in lines:
+            self._log_line(LogLine(name, container, role, index, 0, time, text))
+
+
+def _parted(line: str) -> tuple[str, str]:
+    """Time and text of a line; the first one may be cut, so that it has no time."""
+    stamp, _, text = line.partition(" ")
+    time = normal_time(stamp)
+    return (time, text) if time else ("", line)
 
 
 def _time_of(event: Mapping[str, Any]) -> float:

@@ -45,6 +45,16 @@ def test_result_line_wins_over_the_termination_message() -> None:
     assert result(pod("[1, 2]")) == ([1, 2], "")
 
 
+def test_termination_message_of_a_sidecar_is_no_result() -> None:
+    containers = [{"name": "metrics"}, {"name": "pytorch"}]
+    found = pod('{"loss": 1}')
+    (main,) = found["status"]["containerStatuses"]
+    sidecar = {"name": "metrics", "state": {"terminated": {"exitCode": 0, "message": '{"loss": 9}'}}}
+    beside = {**found, "spec": {"containers": containers}}
+    beside["status"] = {"containerStatuses": [sidecar, {**main, "name": "pytorch"}]}
+    assert result(beside) == ({"loss": 1}, "")
+
+
 def test_job_without_result() -> None:
     assert result() == (None, "")
     assert result(pod("finished after 3 epochs")) == (None, ""), "a message for people"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, Kind
-from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice, chooser
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice, chooser, is_followed
 
 
 def job(kind: Kind, **replicas: int) -> dict[str, Any]:
@@ -57,3 +57,44 @@ def test_primary_without_a_master_and_of_an_mpijob() -> None:
 def test_invalid_choice_is_rejected(choice: LogChoice) -> None:
     with pytest.raises(KtrainError, match=r"logs: found .*expected"):
         check_choice(choice, PYTORCHJOB)
+
+
+def pod(role: str, *containers: str, init: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    """A pod of an operator's or of a JobSet's."""
+    labels = {"training.kubeflow.org/replica-type": role.lower(), "jobset.sigs.k8s.io/replicatedjob-name": role}
+    return {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": name} for name in containers], "initContainers": list(init)},
+    }
+
+
+MPI_TEMPLATE = {"template": {"spec": {"containers": [{"name": "mpi"}, {"name": "metrics"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "role", "containers", "expected"),
+    [
+        (PYTORCHJOB, {}, "Master", ("metrics", "pytorch"), "pytorch"),
+        (PYTORCHJOB, {}, "Master", ("renamed", "metrics"), "renamed"),
+        (MPIJOB, {"mpiReplicaSpecs": {"Launcher": MPI_TEMPLATE}}, "Launcher", ("istio-proxy", "mpi", "metrics"), "mpi"),
+        (MPIJOB, {"mpiReplicaSpecs": {}}, "Worker", ("sshd", "metrics"), "sshd"),
+        (MPIJOB, {"mainContainer": "metrics"}, "Launcher", ("mpi", "metrics"), "metrics"),
+        (TRAINJOB, {}, "node", ("metrics", "node"), "node"),
+        (TRAINJOB, {}, "launcher", ("metrics", "node"), "node"),
+        (TRAINJOB, {}, "dataset-initializer", ("metrics", "dataset-initializer"), "dataset-initializer"),
+        (TRAINJOB, {}, "evaluation", ("evaluate", "metrics"), "evaluate"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_sidecars_are_not_followed(
+    kind: Kind, made: dict[str, Any], role: str, containers: tuple[str, ...], expected: str
+) -> None:
+    followed = [c for c in containers if is_followed(kind, {"spec": made}, pod(role, *containers), c)]
+    assert followed == [expected]
+
+
+def test_init_containers_are_followed_unless_they_run_beside_the_main_container() -> None:
+    init = ({"name": "init-pytorch"}, {"name": "proxy", "restartPolicy": "Always"})
+    found = pod("Worker", "pytorch", init=init)
+    assert is_followed(PYTORCHJOB, {}, found, "init-pytorch")
+    assert not is_followed(PYTORCHJOB, {}, found, "proxy")

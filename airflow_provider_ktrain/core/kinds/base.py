@@ -165,6 +165,24 @@ class Kind:
         known = self.main_containers or ((self.container,) if self.container else ())
         return not known or name in known
 
+    def main_container_name(self, job: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
+        """The container of a pod that trains or initializes; the others are sidecars.
+
+        It has a name that the operator knows, or that the manifest's `mainContainer` gives. Otherwise it is the first
+        of the manifest, or of the pod if the manifest has no template: a webhook may have put a sidecar before it.
+
+        :param job: the pod's job; only its kind and name may be known.
+        :param pod: with its spec.
+        :return: empty if the pod has no containers.
+        """
+        role, _ = self.pod_role((pod.get("metadata") or {}).get("labels") or {})
+        template = ((self.replicas(job).get(role) or {}).get("template") or {}).get("spec") or {}
+        names = [str(c.get("name")) for c in (pod.get("spec") or {}).get("containers") or ()]
+        known = self.main_containers or ((self.container,) if self.container else ())
+        named = (job.get("spec") or {}).get("mainContainer")
+        wanted = [*known, named, *(c.get("name") for c in template.get("containers") or ())]
+        return next((name for name in [*wanted, *names] if name in names), "")
+
     def runs_program(self, role: str) -> bool:
         """Whether the command of this role's pods is the training program or its launcher."""
         return True

@@ -1,8 +1,8 @@
 """The result of a training: JSON that the primary replica writes to its log or its termination message.
 
 The last line with `KTRAIN_RESULT {"accuracy": 0.97}` in the log of the primary (index 0) counts. If there is none, the
-termination message of its container counts: what the program writes to /dev/termination-log, of which the kubelet keeps
-4,096 bytes. This needs no sidecar and no exec.
+termination message counts: what the program writes to /dev/termination-log, of which the kubelet keeps 4,096 bytes.
+Only the main container counts, no sidecar and no init container.
 
 mpirun forwards output in pieces, so lines of several ranks can be mixed or cut. A function under mpirun therefore
 prints its return value in short numbered lines with checksums, twice: see `core/manifest/program.py`.
@@ -171,7 +171,10 @@ def _termination_message(kind: Kind, job: Mapping[str, Any], pods: Iterable[Mapp
     for pod in pods:
         if kind.pod_role((pod.get("metadata") or {}).get("labels") or {}) != (primary, 0):
             continue
+        main = kind.main_container_name(job, pod)
         for status in (pod.get("status") or {}).get("containerStatuses") or ():
+            if status.get("name", "") != main:
+                continue
             ended = (status.get("state") or {}).get("terminated") or {}
             if ended.get("exitCode") == 0 and ended.get("message"):
                 return str(ended["message"])

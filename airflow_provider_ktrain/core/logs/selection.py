@@ -1,4 +1,4 @@
-"""Which replicas' logs a task follows."""
+"""Which logs a task follows: of which replicas, and of which of their containers."""
 
 from __future__ import annotations
 
@@ -46,3 +46,19 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
         return index in selected.get(role, ())
 
     return chosen
+
+
+def is_followed(kind: Kind, job: Mapping[str, Any], pod: Mapping[str, Any], container: str) -> bool:
+    """Whether a container is the main one of its pod, or an init container. Sidecars are not followed.
+
+    Kubernetes calls an init container with `restartPolicy: Always` a sidecar: it runs beside the main container.
+    """
+    return container == kind.main_container_name(job, pod) or is_init_container(pod, container)
+
+
+def is_init_container(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether the pod's main container starts after this one has ended."""
+    return any(
+        init.get("name") == container and init.get("restartPolicy") != "Always"
+        for init in (pod.get("spec") or {}).get("initContainers") or ()
+    )

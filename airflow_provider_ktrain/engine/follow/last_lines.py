@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from functools import partial
+from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
+from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.output import log_line
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
+Object = dict[str, Any]
 DRAIN_SECONDS = 5.0  #: for the logs after the release: the pods are gone by then
 RETRY_SECONDS = 300.0  #: in which requests to an unreachable API server are repeated, as in a release
 
@@ -37,17 +38,23 @@ async def last_lines(api: Api, ref: JobRef, logs: LogChoice, cursor: Cursor, log
     """
     kind = kind_of(ref.kind)
     chosen = chooser("none", kind, {})
+    known: Object = {}
     follower = LogFollower(
-        api, partial(log_line, log, kind), kind=kind, cursor=cursor, chosen=lambda pod, _: chosen(pod)
+        api,
+        LineLogger(log, kind),
+        kind=kind,
+        cursor=cursor,
+        chosen=lambda pod, container: chosen(pod) and is_followed(kind, known, pod, container),
     )
 
     async def observe() -> None:
-        nonlocal chosen
+        nonlocal chosen, known
         end = time.monotonic() + RETRY_SECONDS
         job, pods = await asyncio.gather(
             retry_transient(lambda: read_job(api, ref), end), retry_transient(lambda: job_pods(api, ref), end)
         )
-        chosen = chooser(logs, kind, job or {})
+        known = job or {}
+        chosen = chooser(logs, kind, known)
         for pod in pods:
             follower.observe(pod)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
-from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser
+from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
@@ -19,8 +17,9 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, format_line
+from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 
 Object = dict[str, Any]
 #: After this time since the handover, a trigger assumes that another triggerer followed the job in between. A trigger
@@ -53,12 +52,18 @@ class JobOutput:
         self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
         self.follower = LogFollower(
             api,
-            partial(log_line, log, state.kind),
+            LineLogger(log, state.kind),
             kind=state.kind,
             cursor=cursor,
-            chosen=lambda pod, _: self._chosen is not None and self._chosen(pod),
+            chosen=self._is_chosen,
             inspector=self._inspector,
         )
+
+    def _is_chosen(self, pod: Mapping[str, Any], container: str) -> bool:
+        state = self._state
+        if self._chosen is None or not self._chosen(pod):
+            return False
+        return is_followed(state.kind, state.known_job, pod, container)
 
     async def close(self) -> None:
         """Stop reading logs and keep their positions."""
@@ -118,7 +123,9 @@ class JobOutput:
         Result lines, and lines that show why a replica failed, must not be lost when a container floods its log.
         """
         keep = self.evidence.recorder(source)
-        primary = source.index == 0 and source.role == self._state.kind.primary(self._state.job or {})
+        primary = (
+            not source.init and source.index == 0 and source.role == self._state.kind.primary(self._state.known_job)
+        )
 
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = time.time()
@@ -127,14 +134,3 @@ class JobOutput:
                 self.result_line = keep_result_line(self.result_line, text)
 
         return inspect
-
-
-def log_line(log: Log, kind: Kind, line: LogLine) -> None:
-    """Log one line of a container with its replica as prefix. Notes of the follower itself are warnings."""
-    say = log.warning if line.note else log.info
-    say(
-        format_line(line.text, kind, line.role, line.index, line.container),
-        role=line.role,
-        index=line.index,
-        pod=line.pod,
-    )

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
+from airflow_provider_ktrain.core.logs.selection import is_init_container
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of
@@ -93,7 +94,7 @@ class ContainerFollower:
         self._news = asyncio.Event()
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
-        source = LogLine(self.pod, name, role, index, 0, "", "")
+        source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name))
         self._emitter = RateLimitedEmitter(job.sink, job.budget, job.rate_limit, source, job.inspector(source))
         self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
         self._failures = 0
@@ -170,7 +171,7 @@ class ContainerFollower:
         try:
             await self._read_runs()
         finally:
-            self._emitter.report_dropped(self._position)
+            self._emitter.finish(self._position)
         if self._observed.deletion_reported:
             self._job.forget(self)
 

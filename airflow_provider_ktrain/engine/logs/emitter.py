@@ -4,6 +4,8 @@ The order matters. Every new line is inspected first: results and the causes of 
 lines. Then the rate limit decides whether it is logged. It is a token bucket of bytes: a container may write a burst,
 and regains its allowance over time. Once it has used it up, all lines are dropped until it has regained five seconds'
 worth. So a flood causes few long gaps, each with one note that counts its lines, and not a note after every line.
+
+Of an init container, lines that only repeat earlier ones are collapsed before that: see `core.logs.repeats`.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
+from airflow_provider_ktrain.core.logs.repeats import Repeated, Repeats
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
+#: seconds for which repeated lines of an init container are held back: at first, and at most. The time doubles.
+MIN_HOLD_SECONDS, MAX_HOLD_SECONDS = 15.0, 600.0
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long, and one is made for every line
@@ -28,6 +32,7 @@ class LogLine:
 
     `time` is the kubelet's, in UTC with nine digits; "" if there is none. `text` has no line end; bytes that aren't
     UTF-8 are replaced. `note` marks a message of the follower about that place in the log: a gap, or dropped lines.
+    `init` marks lines of an init container.
     """
 
     pod: str
@@ -38,15 +43,7 @@ class LogLine:
     time: str
     text: str
     note: bool = False
-
-
-def format_line(text: str, kind: Kind, role: str, index: int, container: str | None = None) -> str:
-    """A line as it is logged: `[Role index] text`, with the container's name unless it runs the training.
-
-    :param container: None for the training container.
-    """
-    name = "" if container is None or kind.is_main_container(container) else f" {container}"
-    return f"[{role} {index}{name}] {text}"
+    init: bool = False
 
 
 Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run
@@ -117,7 +114,7 @@ class RateLimitedEmitter:
         source: LogLine,
         inspect: Inspect = ignore,
     ) -> None:
-        self.lines = 0
+        self.lines = 0  #: including those that were collapsed
         self.bytes = 0
         self.dropped = 0
         self.dropped_bytes = 0
@@ -131,6 +128,9 @@ class RateLimitedEmitter:
         self._limit = rate_limit
         self._source = source
         self._replica = (source.pod, source.container, source.role, source.index)
+        self._repeats, self._position = Repeats(), Position(restart=-1)  # of the run of an init container
+        self._hold_seconds = MIN_HOLD_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
         self._allowance = float(rate_limit.burst_bytes)
         self._allowed_at = clock.monotonic()
         self._flooded = False
@@ -190,19 +190,61 @@ class RateLimitedEmitter:
         if self.count_only:
             self.late += 1
             return
+        if not self._source.init:
+            self._log(position, time, text)
+            return
+        for line in self._collapsed(position, time, text):
+            self._log(position, line.time, line.text, line.count)
+
+    def _log(self, position: Position, time: str, text: str, count: int = 1) -> None:
+        """Emit one line, which stands for `count` lines, unless the rate limit drops it."""
         size = len(text) + 1
         if self._flooded or size > self._allowance:
             self._flooded = True
-            self._unreported += 1
+            self._unreported += count
             self._unreported_bytes += size
             return
         if self._unreported:
             self.report_dropped(position)
         self._allowance -= size
-        self.lines += 1
+        self.lines += count
         self.bytes += size
         pod, container, role, index = self._replica
-        self._sink(LogLine(pod, container, role, index, position.restart, time, text))
+        self._sink(LogLine(pod, container, role, index, position.restart, time, text, False, self._source.init))
+
+    # repeated lines of an init container
+
+    def _collapsed(self, position: Position, time: str, text: str) -> list[Repeated]:
+        """What to emit after one more line of an init container: nothing if it only repeats earlier lines."""
+        if position.restart != self._position.restart:
+            self._flush()
+            self._repeats, self._position = Repeats(), position
+        if out := self._repeats.add(time, text):
+            self._hold_seconds = MIN_HOLD_SECONDS
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._hold_seconds, self._flush_in_time)
+        return out
+
+    def _flush_in_time(self) -> None:
+        self._hold_seconds = min(2 * self._hold_seconds, MAX_HOLD_SECONDS)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Emit the repeated lines that are held back."""
+        self._stop_timer()
+        for line in self._repeats.flush():
+            self._log(self._position, line.time, line.text, line.count)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def finish(self, position: Position) -> None:
+        """Emit what is held back: no more lines will come in this process."""
+        self._flush()
+        self.report_dropped(position)
 
     def _refill(self, now: float) -> None:
         """Regain allowance for the time that has passed; a flood is over with the allowance of five seconds."""

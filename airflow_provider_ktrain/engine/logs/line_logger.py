@@ -1,0 +1,66 @@
+"""Logs the lines of containers: with their replica as source, and with the time at which the kubelet received them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+
+MICROSECONDS = len("2026-11-21T10:00:00.000000")  #: characters of a timestamp up to microseconds, Airflow's resolution
+
+
+class _Logged(NamedTuple):
+    """The last line of a container: its text, the kubelet's time, and the time with which it was logged."""
+
+    text: str
+    written: str
+    logged: str
+
+
+class LineLogger:
+    """Logs lines as they come; a sink of `LogFollower`.
+
+    Airflow shows consecutive records once if they are equal (`airflow.utils.log.file_task_handler`). Equal lines that a
+    container writes within a microsecond therefore get times one microsecond apart.
+
+    :param log: where the lines are logged, with the replica as the logger's name: Airflow's UI filters by it.
+    :param kind: of the job.
+    """
+
+    def __init__(self, log: Log, kind: Kind) -> None:
+        self._log, self._kind = log, kind
+        self._last: dict[tuple[str, int, str], _Logged] = {}  # by role, index and container
+
+    def __call__(self, line: LogLine) -> None:
+        """Log one line. Notes of the follower itself are warnings."""
+        say = self._log.warning if line.note else self._log.info
+        text = format_line(line.text, line.role, line.index, line.container if line.init else "")
+        source = self._kind.replica_name(line.role, line.index)
+        if line.time:
+            say(text, logger=source, timestamp=f"{self._time(line)}Z")
+        else:
+            say(text, logger=source)
+
+    def _time(self, line: LogLine) -> str:
+        written = logged = line.time[:MICROSECONDS]
+        key = line.role, line.index, line.container
+        last = self._last.get(key)
+        if last is not None and last.text == line.text and last.written <= written <= last.logged:
+            logged = _microsecond_after(last.logged)
+        self._last[key] = _Logged(line.text, written, logged)
+        return logged
+
+
+def format_line(text: str, role: str, index: int, init_container: str = "") -> str:
+    """A line as it is logged: `[Role index] text`, or `[Role index container] text`.
+
+    :param init_container: name of the init container that wrote it. Default: none, the main container wrote it.
+    """
+    return f"[{role} {index}{init_container and f' {init_container}'}] {text}"
+
+
+def _microsecond_after(time: str) -> str:
+    return (datetime.fromisoformat(time) + timedelta(microseconds=1)).isoformat(timespec="microseconds")
