@@ -1,0 +1,50 @@
+"""docs/how-to/reading-a-failure.md: each first line in it is one that the diagnosis produces, in that category."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.kill_decision import decision_for_worker
+
+from .test_diagnosis import RECORDINGS, cause_of, recording
+from .test_failures import CASES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/reading-a-failure.md").read_text()
+SECTION = re.compile(r"^## (.+?)$.*?```text\n(.*?)```", re.M | re.S)
+QUOTED = {title: block.strip().splitlines() for title, block in SECTION.findall(PAGE)}
+
+
+def produced() -> Iterator[tuple[str, str]]:
+    """Category and first line of each recorded failure, of those of the tests, of limits and of kills."""
+    for path in RECORDINGS.glob("[0-9]*.json"):
+        cause = cause_of(recording(path.stem))
+        yield cause.category, cause.summary
+    for case in CASES.values():
+        yield case["category"], case["first"]
+    held = recording("14-pt-suspend-create-at-3s")
+    for limit, seconds, job in ((Limit.QUEUE, 60, held["job"]), (Limit.LOG_STALL, 600, job_named("train"))):
+        cause = diagnose_limit(limit, seconds, job, [])
+        yield cause.category, cause.summary
+    cause = diagnose(job_named("train"), [])
+    yield cause.category, cause.summary
+    for state in ("failed", "running"):
+        yield Category.KILLED, decision_for_worker(state, retry_left=False).reason
+
+
+def job_named(name: str) -> dict[str, object]:
+    return {"kind": "PyTorchJob", "metadata": {"name": name}}
+
+
+PRODUCED = set(produced())
+
+
+@pytest.mark.parametrize("category", Category, ids=str)
+def test_each_first_line_of_the_guide_is_produced_in_its_category(category: Category) -> None:
+    assert QUOTED[category]
+    assert [line for line in QUOTED[category] if (category, line) not in PRODUCED] == []
