@@ -12,7 +12,7 @@ import os
 import sys
 import termios
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -36,6 +36,7 @@ RESUME_STATE = (JOB_STATE, DEFERRAL_STATE)  #: below 3.3; keys of the XComs that
 #: seconds after its start before which a trigger fires no event: Airflow 3.3 fails a task whose event arrives while its
 #: worker still reports the deferral (measured: 2 of 20 tasks within 5 s)
 EARLIEST_EVENT = 10.0
+JOB_SOURCE = "job"  #: the logger's name of what concerns a whole job; lines of a replica have the replica's name
 SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, to SIGKILL
 #: remote log storage to which Airflow uploads a log file when its process or trigger ends
 UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
@@ -218,20 +219,42 @@ class StorableLog:
     In Airflow 3.3, half of a surrogate pair in a traceback ends the triggerer or worker: its log is JSON in UTF-8.
     """
 
+    log_source: ClassVar[str] = ""  #: the logger's name in the task's log. Default: that of Airflow, with the class
+
     @property
     def log(self) -> Any:
         """Airflow's logger of this task or trigger, behind the filter."""
-        return storable_log(cast("Any", super()).log)
+        return storable_log(cast("Any", super()).log, self.log_source)
 
 
-def storable_log(log: Any) -> Any:
+def hides(name: str) -> bool:
+    """Whether Airflow hides the value of a variable of this name: `[core] sensitive_var_conn_names`, and defaults."""
+    from airflow.sdk._shared.secrets_masker import _secrets_masker
+
+    masker: Any = _secrets_masker()
+    return bool(masker.should_hide_value_for_key(name))
+
+
+def masked(text: str) -> str:
+    """The text without the secrets that this process has read from Airflow's connections and variables."""
+    from airflow.sdk._shared.secrets_masker import redact
+
+    return str(redact(text))
+
+
+def storable_log(log: Any, source: str = "") -> Any:
     """A logger that writes to `log` without such characters. A traceback becomes part of the text.
 
-    It is a structlog wrapper, so that a line's location is still the code that logged it and not this module.
+    It is a structlog wrapper, so that a line's location is still the code that logged it and not this module. Airflow
+    takes `logger` and `timestamp` of a record from its keywords, if they are given, in a worker and in a triggerer.
+
+    :param log: Airflow's logger.
+    :param source: the logger's name in the task's log. Default: that of `log`.
     """
     everything = structlog.make_filtering_bound_logger(0)
     processors: list[Any] = [structlog.processors.format_exc_info, _storable_event]
-    return structlog.wrap_logger(log, processors=processors, wrapper_class=everything).bind()
+    wrapped = structlog.wrap_logger(log, processors=processors, wrapper_class=everything)
+    return wrapped.bind(logger=source) if source else wrapped.bind()
 
 
 def _storable_event(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

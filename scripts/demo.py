@@ -39,8 +39,9 @@ DEMOS = {
     "mpijob": Demo("ktrain_mpi_function", "2 Workers", "KTRAIN_MPI_IMAGE", "examples/mpi/Dockerfile", False),
     "trainjob": Demo("ktrain_trainjob", "2 nodes", "KTRAIN_DEMO_IMAGE", "examples/demo/Dockerfile", True),
 }
-#: a line of Airflow's log that the provider wrote: its operator in the worker, its trigger in the triggerer
-OURS = re.compile(r"\S+T(\d\d:\d\d:\d\d\.\d{3})\S* \[(\w+) *\] (.*\S) +\[[\w.]*airflow_provider_ktrain\.[\w.]+\]")
+#: a line of Airflow's log that the provider wrote, about the job or from one of its replicas
+SOURCE = r"job|(?:Master|Worker|node) \d+|[Ll]auncher|\w+-initializer"
+OURS = re.compile(rf"\S+T(\d\d:\d\d:\d\d\.\d{{3}})\S* \[(\w+) *\] (?!::)(.*\S) +\[(?:{SOURCE})\]")
 begun = time.monotonic()
 
 

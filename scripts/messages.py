@@ -53,6 +53,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("core/state/crash_loop", "describe"): "warning",
     ("engine/follow/state", "describe"): "info",
     ("core/state/usage", "__str__"): "info",
+    ("core/state/replica_status", "_line"): "info",
     ("core/logs/result", "_joined"): "part",
     ("core/logs/result", "_parsed"): "part",
     ("core/xcom_values", "storable_outputs"): "part",

@@ -28,7 +28,6 @@ from airflow_provider_ktrain.operators.job_control import (
 from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator
 from airflow_provider_ktrain.sensors.training import MPIJobSensor, PyTorchJobSensor
-from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from airflow_provider_ktrain.volumes import ClaimVolume, HostPath, SharedMemory
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -218,15 +217,13 @@ def _hook() -> Any:
     return script(DOCS / "generate.py")
 
 
-@pytest.mark.parametrize("cls", [PyTorchJobOperator, TrainingJobTrigger], ids=["worker", "triggerer"])
 @pytest.mark.parametrize(
-    ("level", "message"), [("info   ", "[Master 0] [1] lesson one"), ("warning", "Manifest: doubtful")]
+    ("source", "level", "message"),
+    [("Master 0", "info   ", "[Master 0] [1] lesson one"), ("job", "warning", "Manifest: doubtful")],
 )
-def test_the_demo_shows_log_lines_of_worker_and_triggerer(cls: type, level: str, message: str) -> None:
+def test_the_demo_shows_log_lines_of_the_job_and_its_replicas(source: str, level: str, message: str) -> None:
     shown = script(ROOT / "scripts" / "demo.py").shown
-    before = "" if cls is TrainingJobTrigger else "airflow.task.operators."
-    source = f"{before}{cls.__module__}.{cls.__name__}"
-    line = f"2026-11-21T18:47:58.141537Z [{level}  ] {message} [{source}] index=0 loc=x.py:1\n"
+    line = f"2026-11-21T18:47:58.141537Z [{level}  ] {message} [{source}] loc=x.py:1\n"
     assert shown(line) == f"  18:47:58.141 {'' if 'info' in level else 'warning: '}{message}"
     assert (
         shown("2026-11-21T18:48:02.815848Z [info     ] [DAG TEST] end task     [airflow.sdk.dag] loc=dag.py:1\n")

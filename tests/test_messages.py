@@ -70,6 +70,7 @@ UNWANTED = re.compile(
     r"\b(says?|said|tells?|told|anew|borne|thereof|wherefrom|whence|gone through|"
     r"(?<![Tt]here )is no (?!longer)[a-z]+|finds? no [a-z]+)\b"
 )
+FOLD_MARK = re.compile(r"^::(end)?group::")  # begins or ends lines that Airflow's UI folds
 #: Wrong plurals and punctuation, and unfilled placeholders
 MALFORMED = re.compile(
     r"\b(?<![.,])1 (?!allows|has|is|minus)\w\w+s\b|  | [,;.:]|[,;.]{2}|\(\)|: *\.|[,:;]$|^\s|\s$|%[sdr]\b"
@@ -105,7 +106,8 @@ def problems(message: Message) -> Iterator[str]:
             # causes and errors, which quote programs, are clipped when the task raises them
             if len(first) > MAX_FIRST_LINE_CHARS and (size == 0 or message.kind in LEVELS):
                 yield f"the first line has {len(first)} characters: {first}"
-            for found in (*UNWANTED.finditer(text), *MALFORMED.finditer(text.replace("...", ""))):
+            plain = FOLD_MARK.sub("", text.replace("...", ""))
+            for found in (*UNWANTED.finditer(text), *MALFORMED.finditer(plain)):
                 yield f"contains {found[0]!r}: {text}"
 
 
@@ -127,7 +129,7 @@ PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
-    "{replica} {description}: {message}",
+    "{replica} {description}: {message}", "{line}", "{sent}",
 }  # fmt: skip
 
 

@@ -23,13 +23,20 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 class Log(Protocol):
-    """Where the engine logs: structlog's and Airflow's loggers implement this."""
+    """Where the engine logs: structlog's and Airflow's loggers implement this.
+
+    Lines of containers come with two keywords that replace what a logger would set itself: `logger`, the name of the
+    source, and `timestamp`, a time in UTC with microseconds.
+    """
 
     def info(self, event: Any, *args: Any, **kw: Any) -> Any:
         """Progress that a user wants to see."""
 
     def warning(self, event: Any, *args: Any, **kw: Any) -> Any:
-        """A problem that doesn't end the task."""
+        """A problem that doesn't end the task, and that somebody may have to solve."""
+
+    def error(self, event: Any, *args: Any, **kw: Any) -> Any:
+        """Why the job failed."""
 
 
 async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:

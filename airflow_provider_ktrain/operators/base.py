@@ -36,6 +36,7 @@ class TrainingJobOperator(JobParameters):
     The parameters are documented in each operator.
     """
 
+    log_source = compat.JOB_SOURCE
     defer_padding: ClassVar[float] = 900.0  #: seconds from the task's deadline to the timeout of the deferral
     #: seconds that the worker follows the job after the 1st, 2nd and 3rd failed trigger of a try; then to its end
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)
@@ -75,6 +76,7 @@ class TrainingJobOperator(JobParameters):
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
         """Store and push the job's identity. A failure is only logged: the job is also found by its name."""
+        submission.announce(submitted, self.log)
         try:
             submission.remember(context, submitted)
             self._push_job(context, submitted.ref)

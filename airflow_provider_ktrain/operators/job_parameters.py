@@ -215,20 +215,21 @@ class JobParameters(compat.StorableLog, BaseOperator):
         :param source: the rendered manifest; None builds one from the options.
         :raises ManifestError: listing all errors.
         """
+        warnings: list[str] = []
         if source is None:
             built = build(self.kind.name, self._job_options())
         else:
             document = the_job(load_documents(source, file=self._manifest_file))
             loaded, moved = transform.modernize(document.content)
-            for text in (*document.left_out, *moved):
-                self.log.warning("Manifest: %s", text)
+            warnings = list(document.left_out)
+            for text in moved:
+                self.log.info("Manifest: %s", text)
             built = overlay(loaded, self._job_options())
         if isinstance(metadata := built.get("metadata"), dict):
             metadata.pop("name", None)  # the job's name is derived from the task's identity
         problems = check(built, self.kind.name)
-        for problem in problems:
-            if problem.level == "warning":
-                self.log.warning("Manifest: %s", problem.text)
+        if warnings := [*warnings, *(problem.text for problem in problems if problem.level == "warning")]:
+            self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
         if errors := [str(p) for p in problems if p.level == "error"]:
             raise ManifestError("the manifest is invalid: " + "\n".join(errors))
         return built

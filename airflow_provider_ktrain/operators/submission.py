@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.announcement import describe_job, manifest_text
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
@@ -16,6 +18,7 @@ from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owne
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
+from airflow_provider_ktrain.core.redaction import redacted
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DISCOVERY_PATIENCE = 15.0  #: seconds to retry discovery; short, so that an unreachable cluster is reported soon
 
 
@@ -52,13 +56,8 @@ class Submission:
     """
 
     def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, log: Log) -> None:
-        if compat.is_common_deployment_id():
-            log.warning(
-                "Set [ktrain] deployment_id: another Airflow that runs this DAG on this cluster would use the same job "
-                "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "
-                "AIRFLOW__KTRAIN__DEPLOYMENT_ID to the same value in all components of each Airflow."
-            )
         self.version: str | None = None
+        self._sent: Manifest = {}  # the manifest of the job that this try creates
         self._submission = ""  # value of the submission label of the job that this try creates
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == request.owner.max_tries
@@ -75,9 +74,9 @@ class Submission:
         self._request = request
         self._previous = int(state.get("attempt", 0)) if same_life or request.resume_on_clear else 0
         if not request.dry_run:
-            self._settle(context, before, hook)
+            self._settle(context, before, hook, log)
 
-    def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook) -> None:
+    def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook, log: Log) -> None:
         """Store the job's place in the task's state.
 
         :param before: the place of the previous try; empty if there was none.
@@ -92,6 +91,14 @@ class Submission:
         _same_place(before, place)
         job = task_state.read_job(context) if before else None
         place["cluster"] = asyncio.run(_cluster(hook, job))
+        if compat.is_common_deployment_id():
+            # a cluster on this machine is rarely shared
+            say = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
+            say(
+                "Set [ktrain] deployment_id: another Airflow that runs this DAG on this cluster would use the same job "
+                "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "
+                "AIRFLOW__KTRAIN__DEPLOYMENT_ID to the same value in all components of each Airflow."
+            )
         if not job:  # else the hook has already compared the clusters
             _same_place(before, place)
         life = {"max_tries": request.owner.max_tries, "first_try": request.first_try}
@@ -152,9 +159,10 @@ class Submission:
         :param served: what the cluster serves for it.
         """
         self._submission = submission
-        return self._request.stamped(
+        self._sent = self._request.stamped(
             fitted, self.namespace, submission, attempt=self.attempt, now=time.time(), served=served
         )
+        return self._sent
 
     async def try_out(self, api: Api, log: Log) -> str:
         """Run all checks that create nothing; returns a line for the log.
@@ -172,6 +180,16 @@ class Submission:
             if problem.code not in logged:  # when the manifest was built
                 log.warning(f"Manifest: {problem.text}")
         return f"Dry run: no errors found in {kind.name} {self.namespace}/{self.name}; nothing was created."
+
+    def announce(self, submitted: Submitted, log: Log) -> None:
+        """Log what this try follows, how to look at it, and the manifest if this try has sent it, without secrets."""
+        kind = self._request.kind
+        log.info(describe_job(submitted.ref, kind, submitted.job, created=submitted.created))
+        if submitted.created:
+            # the UI folds what is between these two lines
+            log.info("::group::Submitted manifest, without secrets")
+            log.info(compat.masked(manifest_text(redacted(self._sent, hides=compat.hides))))
+            log.info("::endgroup::")
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Store the job in the task's state. An adopted job doesn't count as another attempt."""

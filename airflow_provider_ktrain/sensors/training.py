@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.compat import StorableLog
+from airflow_provider_ktrain.compat import JOB_SOURCE, StorableLog
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
@@ -67,6 +67,7 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
     error that proves nothing about the job, such as refused credentials, is retried first while retries are left.
     """
 
+    log_source = JOB_SOURCE
     kind: ClassVar[Kind]
     #: seconds that the worker waits after the 1st, 2nd and 3rd failed trigger of a try; then until the timeout
     seconds_in_worker: ClassVar[Sequence[float]] = (60.0, 300.0, 900.0)

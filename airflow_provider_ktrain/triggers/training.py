@@ -52,6 +52,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     :param unknown: arguments of newer releases; ignored.
     """
 
+    log_source = compat.JOB_SOURCE
     state_patience: ClassVar[float] = 300.0  #: seconds to wait for a scheduled or queued task to change its state
     #: seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
     #: task's log, and lines that it hasn't read yet go to the triggerer's own log

@@ -352,12 +352,20 @@ class Airflow:
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The lines of the task's log, as the UI shows it."""
-        path = f"{self._ti(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
         try:
-            content = self.call("GET", path)["content"]
+            content = self._log_content(dag_id, run_id, task_id, try_number)
         except AssertionError as e:
             return str(e)
         return "\n".join(line for entry in content for line in _texts(entry))
+
+    def records(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> list[dict[str, Any]]:
+        """The records of the task's log with their fields: event, timestamp, level, logger."""
+        content = self._log_content(dag_id, run_id, task_id, try_number)
+        return [entry for entry in content if isinstance(entry, dict) and "level" in entry]
+
+    def _log_content(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[Any]:
+        path = f"{self._ti(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
+        return list(self.call("GET", path)["content"])
 
     def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
         """The buttons that the UI shows."""

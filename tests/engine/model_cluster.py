@@ -294,6 +294,8 @@ class Quiet:
 
     def warning(self, event: Any, *args: Any, **kw: Any) -> None: ...
 
+    def error(self, event: Any, *args: Any, **kw: Any) -> None: ...
+
 
 def client(cluster: Cluster, actor: str) -> Api:
     return cast(Api, Client(cluster, actor))

@@ -53,7 +53,7 @@ class Lines:
     def info(self, event: Any, *args: Any, **kw: Any) -> None:
         self.messages.append(str(event))
 
-    warning = info
+    warning = error = info
 
     @property
     def said(self) -> list[str]:  # the former name of `messages`, for tests on other branches

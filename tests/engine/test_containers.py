@@ -47,7 +47,7 @@ async def test_a_sidecar_neither_fills_the_log_nor_supplies_the_result(task: Tas
     ref = (await task.submit(1, """echo trained; echo 'KTRAIN_RESULT {"loss": 1}'""")).ref
     outcome = await task.ended(ref)
     assert outcome.result == {"loss": 1}
-    lines = [line for line in task.log.said if line.startswith("[Master 0")]
+    lines = [line for line in task.log.messages if line.startswith("[Master 0")]
     assert lines == ["[Master 0 fetch] fetched", "[Master 0] trained", """[Master 0] KTRAIN_RESULT {"loss": 1}"""]
 
 

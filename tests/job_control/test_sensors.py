@@ -38,6 +38,11 @@ class Heard:
             self._heard.set()
         self._log.warning(event, *arguments, **more)
 
+    def error(self, event: Any, *arguments: Any, **more: Any) -> None:
+        if self._text in str(event):
+            self._heard.set()
+        self._log.error(event, *arguments, **more)
+
 
 FAILS = ["sh", "-c", "echo no data >&2; exit 3"]
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
+import json
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import airflow
 import pytest
+import structlog
 from airflow.configuration import retrieve_configuration_description
 from airflow.models import taskinstance
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
@@ -22,6 +25,7 @@ from airflow.sdk.exceptions import AirflowException, TaskDeferralError, TaskDefe
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.supervisor import WatchedSubprocess
 from airflow.sdk.execution_time.xcom import XCom
+from airflow.sdk.log import logging_processors, mask_secret
 from airflow.sdk.observability.stats import Stats
 from airflow.triggers.base import BaseTrigger
 from airflow.utils.log.file_task_handler import FileTaskHandler
@@ -238,3 +242,31 @@ def test_async_client_is_built_from_the_extras_of_a_connection() -> None:
     assert accepts(KubernetesHook.__init__, "conn_id", "cluster_context"), breaks
     assert accepts(AsyncKubernetesHook.__init__, "connection_extras"), breaks
     assert inspect.iscoroutinefunction(AsyncKubernetesHook.get_conn_extras), breaks
+
+
+# the task's log
+
+
+def written(source: str, text: str, **fields: str) -> dict[str, Any]:
+    """The record that a triggerer writes to a task's log."""
+    file = io.BytesIO()
+    log = structlog.wrap_logger(
+        structlog.BytesLogger(cast("Any", file)), processors=logging_processors(json_output=True)
+    )
+    compat.storable_log(log, source).info(text, **fields)
+    record: dict[str, Any] = json.loads(file.getvalue())
+    return record
+
+
+def test_a_record_keeps_its_source_and_time() -> None:
+    stamp = "2026-11-21T10:00:00.123456Z"
+    record = written("job", "step 1", logger="Worker 1", timestamp=stamp)
+    assert (record["logger"], record["timestamp"]) == ("Worker 1", stamp), "the UI can't filter lines by replica"
+    assert written("job", "submitted")["logger"] == "job"
+
+
+def test_secrets_of_connections_are_masked() -> None:
+    mask_secret("s3cret-of-a-connection")
+    assert compat.masked("args: s3cret-of-a-connection") == "args: ***", "the log shows secrets of the manifest"
+    assert compat.hides("my_password"), "the log shows variables that Airflow hides"
+    assert not compat.hides("epochs")

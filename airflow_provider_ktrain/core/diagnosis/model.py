@@ -46,6 +46,7 @@ class Cause:
     :param retryable: whether the same job may succeed if it is submitted again. False only if the API server, the
         kubelet or the operator rejected what the manifest says. Default: True.
     :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
+    :param last_lines: the end of the replica's log, which the detail quotes as well. It doesn't travel. Default: none.
     """
 
     category: Category
@@ -55,6 +56,7 @@ class Cause:
     replica: str = ""
     retryable: bool = True
     failed_nodes: Mapping[str, str] = field(default_factory=dict)
+    last_lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", clean(clipped(self.summary)))

@@ -38,6 +38,7 @@ def diagnose_replica(evidence: Evidence) -> Cause | None:
         cause,
         summary=" ".join(cause.summary.split()),
         replica=cause.replica or failure.replica,
+        last_lines=failure.tail.quoted_lines,
         detail="\n".join(text for text in (cause.detail, *_context(evidence, failure)) if text),
     )
 

@@ -111,12 +111,15 @@ class Finisher:
             self._log.warning(f"{self._state.ref} has failed, but could not be suspended and may train again.\n{e}")
 
     async def failed(self, cause: Cause) -> Outcome:
-        """Log the cause and release the job.
+        """Log the cause with the end of the failed replica's log, and release the job.
 
-        The cause is logged before the release because a deferred task must wait for a worker before it can log it.
+        This is logged before the release because a deferred task must wait for a worker before it can log it.
         """
         self._output.restarts.report(at_once=True)
-        self._log.warning("\n".join(filter(None, (cause.summary, cause.resolution))))
+        self._log.error("\n".join(filter(None, (cause.summary, cause.resolution))))
+        if cause.last_lines:
+            lines = "\n".join(f"  {line}" for line in cause.last_lines)
+            self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)
         return await self._release(cause)
 
     async def killed(self) -> Outcome:

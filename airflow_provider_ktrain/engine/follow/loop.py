@@ -22,6 +22,7 @@ from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
@@ -89,7 +90,10 @@ async def follow(
             )
             startup = StartupChecks(state, output.evidence, log)
             partial = PartialStartWarning(state, options, log)
-            loop = _Loop(state, output, observer, startup, partial, queue, finisher, options, host, stop, stopped)
+            replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
+            loop = _Loop(
+                state, output, observer, startup, partial, queue, replicas, finisher, options, host, stop, stopped
+            )
             try:
                 return await loop.run()
             except Exception:
@@ -111,6 +115,7 @@ class _Loop:
         startup: StartupChecks,
         partial: PartialStartWarning,
         queue: QueueFollower,
+        replicas: ReplicaReporter,
         finisher: Finisher,
         options: Options,
         host: HostPolicy,
@@ -119,6 +124,7 @@ class _Loop:
     ) -> None:
         self._state, self._output, self._observer = state, output, observer
         self._startup, self._partial, self._queue, self._finisher = startup, partial, queue, finisher
+        self._replicas = replicas
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
@@ -132,6 +138,7 @@ class _Loop:
             if await self._observer.update():
                 self._startup.phase_changed()
             self._partial.update()
+            self._replicas.update()
             outcome = await self._decide_unless_killed()
             if outcome is not None:
                 return outcome
@@ -187,7 +194,8 @@ class _Loop:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
             seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
-        for due in (until, self._startup.due, self._partial.due, self._queue.wakes_at, self._output.restarts.due):
+        reporters = self._partial.due, self._queue.wakes_at, self._replicas.due, self._output.restarts.due
+        for due in (until, self._startup.due, *reporters):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds

@@ -192,7 +192,7 @@ class Observer:
             phase = Phase.GONE
         if phase is state.phase:
             return False
-        self._log.info(state.describe(phase), phase=phase.value)
+        self._log.info(state.describe(phase))
         state.enter(phase)
         if phase in (Phase.RUNNING, Phase.RESTARTING):
             self._output.restart_silence(time.time())  # it wrote nothing before because it didn't run

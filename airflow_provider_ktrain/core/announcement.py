@@ -1,0 +1,74 @@
+"""What the log shows of a job when it is submitted: its replicas, kubectl commands, and its manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.text import clipped, counted
+
+MAX_MANIFEST_CHARS = 64 * 1024  #: of the logged YAML: Airflow loses messages of megabytes
+
+
+def describe_job(ref: JobRef, kind: Kind, job: Mapping[str, Any], *, created: bool) -> str:
+    """The job's replicas and image, and commands to look at it, one a line.
+
+    :param ref: the job.
+    :param kind: its kind.
+    :param job: the manifest, or the job as the API server returned it.
+    :param created: whether this try created the job; otherwise it adopted it.
+    """
+    roles = [text for role in kind.replicas(job) if (text := _replicas(kind, job, role))]
+    images = ", ".join(dict.fromkeys(image for role in kind.replicas(job) if (image := _image(kind, job, role))))
+    resource = f"{kind.plural}.{kind.group}/{ref.name}"
+    return "\n".join(
+        [
+            f"{'Submitted' if created else 'Following'} {ref}: {', '.join(roles)}",
+            f"image: {images or 'that of the runtime'}",
+            f"kubectl get {resource} -n {ref.namespace}",
+            f"kubectl get pods -n {ref.namespace} -l {ref.pod_selector}",
+            f"kubectl logs -n {ref.namespace} -l {ref.pod_selector} --all-containers --prefix --follow",
+            f"kubectl describe {resource} -n {ref.namespace}",
+        ]
+    )
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as YAML. Texts aren't folded, so that a masker finds secrets in them."""
+    plain = json.loads(json.dumps(manifest, default=str))
+    text = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    return clipped(text.rstrip(), MAX_MANIFEST_CHARS)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as such."""
+
+
+def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represented)
+
+
+def _replicas(kind: Kind, job: Mapping[str, Any], role: str) -> str:
+    count = kind.count(job, role)
+    gpus = pod_gpus(_pod_spec(kind, job, role))
+    return f"{counted(count, role)} x {counted(gpus, 'GPU')}" if count else ""
+
+
+def _image(kind: Kind, job: Mapping[str, Any], role: str) -> str:
+    spec = _pod_spec(kind, job, role)
+    main = kind.main_container_name(job, {"spec": spec})
+    return next((str(c.get("image") or "") for c in spec.get("containers") or () if c.get("name") == main), "")
+
+
+def _pod_spec(kind: Kind, job: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    spec = ((kind.replicas(job).get(role) or {}).get("template") or {}).get("spec")
+    return spec if isinstance(spec, Mapping) else {}

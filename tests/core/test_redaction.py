@@ -1,0 +1,69 @@
+"""Manifests are logged without secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.redaction import MAX_VALUE_CHARS, redacted
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "WANDB_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY", "client_secret", "AUTH_HEADER", "SSH_KEY"],
+)
+def test_variables_with_a_secret_name_are_hidden(name: str) -> None:
+    assert redacted([{"name": name, "value": "s3cret"}]) == [{"name": name, "value": "***"}]
+
+
+@pytest.mark.parametrize("name", ["EPOCHS", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "AUTHOR", "KEYBOARD", "MONKEY"])
+def test_other_variables_are_shown(name: str) -> None:
+    assert redacted({"name": name, "value": "5"}) == {"name": name, "value": "5"}
+
+
+def test_variables_that_airflow_hides_are_hidden() -> None:
+    assert redacted({"name": "PROXY", "value": "x"}, hides=lambda name: name == "PROXY")["value"] == "***"
+
+
+def test_references_to_secrets_are_shown() -> None:
+    reference: dict[str, Any] = {
+        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
+        "volumes": [{"name": "keys", "secret": {"secretName": "ssh-keys"}}],
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    assert redacted(reference) == reference
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--api-key", "abc", "--epochs", "5"], ["--api-key", "***", "--epochs", "5"]),
+        (["--token=abc"], ["--token=***"]),
+        (["--token", "--verbose"], ["--token", "--verbose"]),
+        (["sh", "-c", "HF_TOKEN=abc python train.py --max-tokens 512"],
+         ["sh", "-c", "HF_TOKEN=*** python train.py --max-tokens 512"]),
+        (["sh", "-c", "login --password 'a b' && train"], ["sh", "-c", "login --password *** && train"]),
+        (["--store", "postgres://me:pa55@db:5432/runs"], ["--store", "postgres://me:***@db:5432/runs"]),
+    ],
+    ids=lambda words: " ".join(words),
+)  # fmt: skip
+def test_secrets_in_commands_are_hidden(words: list[str], shown: list[str]) -> None:
+    assert redacted({"command": words})["command"] == shown
+
+
+def test_the_program_of_a_function_is_hidden_because_it_contains_its_arguments() -> None:
+    shown = redacted({"name": "KTRAIN_PROGRAM", "value": "aW1wb3J0IG9z" * 100})["value"]
+    assert shown == "<the function and its arguments, 1,200 characters>"
+
+
+def test_long_texts_are_cut_between_words() -> None:
+    text = f"{'x ' * (MAX_VALUE_CHARS // 2 - 1)}TOKEN=abcdef {'y ' * 50}"
+    shown = redacted([text])[0]
+    assert "abc" not in shown
+    assert shown.endswith(" more characters>")
+
+
+@pytest.mark.parametrize("text", ["-" * 200_000, "token" * 40_000, "a_" * 100_000, "://a:" * 40_000])
+def test_no_text_takes_long(text: str) -> None:
+    assert len(redacted([text])[0]) < len(text)

@@ -1,0 +1,73 @@
+"""The line that shows how many replicas run and what the others wait for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.state.replica_status import replica_status
+
+NOW = datetime(2026, 11, 21, 10, 0, 26, tzinfo=UTC)
+JOB = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 3}}}}
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "pytorch", "state": {"running": {}}}]}
+
+
+def pod(role: str, index: int, status: dict[str, Any], scheduled: str = "True", reason: str = "") -> dict[str, Any]:
+    labels = {"training.kubeflow.org/replica-type": role, "training.kubeflow.org/replica-index": str(index)}
+    condition = {
+        "type": "PodScheduled", "status": scheduled, "reason": reason, "lastTransitionTime": "2026-11-21T10:00:00Z",
+    }  # fmt: skip
+    return {
+        "metadata": {"labels": labels},
+        "spec": {"nodeName": "n", "containers": [{"name": "pytorch"}]},
+        "status": {"conditions": [condition], **status},
+    }
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    return {"phase": "Pending", "containerStatuses": [{"name": "pytorch", "state": {"waiting": {"reason": reason}}}]}
+
+
+def line(*pods: dict[str, Any]) -> str:
+    return replica_status(PYTORCHJOB, JOB, pods, NOW).line
+
+
+def test_all_run() -> None:
+    status = replica_status(PYTORCHJOB, JOB, [pod("master", 0, RUNS), *(pod("worker", n, RUNS) for n in range(3))], NOW)
+    assert (status.line, status.all_run) == ("4/4 Running", True)
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
+def test_a_replica_with_a_problem_is_named(reason: str) -> None:
+    """The kubelet alternates between the two reasons: that is no change."""
+    pods = [pod("master", 0, RUNS), *(pod("worker", n, RUNS) for n in range(2)), pod("worker", 2, waiting(reason))]
+    assert line(*pods) == "3/4 Running · Worker 2 ImagePullBackOff 26 s"
+
+
+def test_replicas_that_start_are_counted() -> None:
+    initializing = {"phase": "Pending", "initContainerStatuses": [{"name": "init-pytorch", "state": {"running": {}}}]}
+    pods = [pod("master", 0, waiting("ContainerCreating")), pod("worker", 0, initializing)]
+    assert line(*pods) == "0/4 Running · 1 ContainerCreating · 1 Initializing · 2 not created"
+
+
+def test_replicas_with_the_same_problem_share_an_entry() -> None:
+    pods = [pod("master", 0, {"phase": "Pending"}, "False", "Unschedulable")]
+    pods += [pod("worker", n, {"phase": "Pending"}, "False", "Unschedulable") for n in range(12)]
+    assert line(*pods) == "0/13 Running · Master 0, Worker 0, Worker 1 and 10 more Unschedulable 26 s"
+
+
+def test_a_crashing_container_and_an_ended_one() -> None:
+    crashing = {**waiting("CrashLoopBackOff"), "phase": "Running"}
+    pods = [pod("master", 0, {"phase": "Succeeded"}), pod("worker", 0, crashing), pod("worker", 1, RUNS)]
+    assert line(*pods) == "1/4 Running · Worker 0 CrashLoopBackOff 26 s · 1 Succeeded · 1 not created"
+
+
+def test_times_are_no_change() -> None:
+    pods = [pod("master", 0, waiting("ImagePullBackOff"))]
+    later = NOW.replace(minute=5)
+    one, two = (replica_status(PYTORCHJOB, JOB, pods, now) for now in (NOW, later))
+    assert one.states == two.states
+    assert two.line == "0/4 Running · Master 0 ImagePullBackOff 5 min · 3 not created"

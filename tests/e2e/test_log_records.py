@@ -1,0 +1,94 @@
+"""The records of a task's log under Airflow's own processes: source, time and level, in a worker and in a triggerer."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from typing import Any
+
+import pytest
+from kubernetes.client.exceptions import ApiException
+
+from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.kube import Kube
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+DAG, TASK = "log_sources", "train"
+TICKS = 60  # numbered lines, one a second: the worker follows the first ten seconds, a triggerer the others
+Record = dict[str, Any]
+
+
+def of(records: list[Record], source: str) -> list[Record]:
+    return [record for record in records if record.get("logger") == source]
+
+
+def texts(records: list[Record]) -> list[str]:
+    return [record["event"] for record in records]
+
+
+def moment(stamp: str) -> datetime.datetime:
+    """The time of a kubelet's or of a record's timestamp, in microseconds."""
+    return datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp).replace("Z", "+00:00"))
+
+
+def kubelet_times(kube: Kube, role: str) -> dict[str, str]:
+    """The kubelet's timestamps of the numbered lines of a replica, as long as its pod has a log."""
+    found: dict[str, str] = {}
+    for pod in kube.pods(f"training.kubeflow.org/replica-type={role}"):
+        with contextlib.suppress(ApiException):
+            log = kube.core.read_namespaced_pod_log(
+                pod.metadata.name, kube.namespace, container="pytorch", timestamps=True, _preload_content=False
+            ).data.decode()
+            lines = [line.partition(" ") for line in log.splitlines()]
+            found |= {text: stamp for stamp, _, text in lines if text.startswith("tick")}
+    return found
+
+
+def test_lines_have_their_replica_as_source_and_the_time_of_the_kubelet(airflow: Airflow, kube: Kube) -> None:
+    run = airflow.trigger(DAG)
+    written: dict[str, str] = {}
+
+    def ended() -> bool:
+        written.update(kubelet_times(kube, "worker"))
+        return airflow.task(DAG, run, TASK)["state"] in ("success", "failed")
+
+    wait_for("the task has ended", ended)
+    airflow.wait_state(DAG, run, TASK, "success")
+    assert len(written) > 20
+    assert airflow.xcom(DAG, run, TASK) == {"loss": 1}, "of the main container, not of the sidecar"
+
+    records = airflow.records(DAG, run, TASK)
+    logged = {record["event"].partition("] ")[2]: record for record in of(records, "Worker 0")}
+    for text, stamp in written.items():
+        assert moment(logged[text]["timestamp"]) == moment(stamp), text
+    for replica in ("Master 0", "Worker 0"):
+        mine = of(records, replica)
+        assert texts(mine).count(f"[{replica}] same") == 3 * TICKS, "equal lines of the same microsecond are kept"
+        assert [text for text in texts(mine) if "tick" in text] == [f"[{replica}] tick {n}" for n in range(TICKS)]
+        assert not [text for text in texts(mine) if "beside" in text], "a sidecar is not followed"
+        waits = [text for text in texts(mine) if text.startswith(f"[{replica} fetch] ")]
+        assert waits[0] == f"[{replica} fetch] waiting for the volume"
+        assert re.fullmatch(r".* waiting for the volume \(repeated 9 times in \d+ s\)", waits[1])
+        assert len(waits) == 2
+        assert not [field for record in mine for field in ("role", "index", "pod") if field in record]
+    ours = of(records, "job")
+    assert any(text.startswith("Deferred: the triggerer now follows") for text in texts(ours))
+    assert "2/2 Running" in texts(ours)
+    warnings = [record["event"] for record in ours if record["level"] == "warning"]
+    assert [text for text in warnings if not text.startswith("Manifest: ")] == [], "nothing needs an action"
+    manifest = texts(ours)[texts(ours).index("::group::Submitted manifest, without secrets") + 1]
+    assert "HF_TOKEN" in manifest
+    assert "hf-0123456789" not in manifest
+    (job,) = {text for text in texts(ours) if text.startswith("Submitted PyTorchJob")}
+    assert "1 Master x 1 GPU, 1 Worker x 1 GPU" in job
+
+
+def test_a_failure_shows_the_end_of_the_replicas_log_as_an_error(airflow: Airflow) -> None:
+    run = airflow.trigger(DAG, {"code": 3})
+    airflow.wait_state(DAG, run, TASK, "failed")
+    errors = [record for record in airflow.records(DAG, run, TASK) if record["level"] == "error"]
+    assert any(text.startswith("Master 0 failed: ValueError: bad shard") for text in texts(of(errors, "job")))
+    (end,) = texts(of(errors, "Master 0"))
+    assert end.startswith("Last log lines of Master 0:\n")
+    assert end.endswith("\n  ValueError: bad shard")

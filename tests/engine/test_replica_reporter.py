@@ -1,0 +1,73 @@
+"""Changes of replicas are logged at a bounded rate, however many replicas there are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.replicas import MIN_INTERVAL_SECONDS, ReplicaReporter
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from tests.engine.tasks import Lines
+
+REPLICAS = 256
+JOB = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": REPLICAS}}}}
+
+
+def observed(running: int, phase: Phase = Phase.STARTING) -> JobState:
+    state = JobState(JobRef("PyTorchJob", "v1", "ns", "train", "uid"), Handover())
+    state.job = JOB
+    state.enter(phase)
+    observe(state, running)
+    return state
+
+
+def observe(state: JobState, running: int) -> None:
+    def pod(index: int) -> dict[str, Any]:
+        labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
+        meta = {"uid": f"u{index}", "name": f"train-worker-{index}", "labels": labels}
+        return {"metadata": meta, "spec": {}, "status": {"phase": "Running" if index < running else "Pending"}}
+
+    state.pods.update({f"u{index}": pod(index) for index in range(REPLICAS)}, utc_now())
+
+
+def test_a_large_job_that_starts_logs_few_lines() -> None:
+    state, log = observed(0), Lines()
+    reporter = ReplicaReporter(state, log, resumed=False)
+    began = time.monotonic()
+    for running in range(REPLICAS + 1):
+        observe(state, running)
+        reporter.update()
+    lines = 2 + (time.monotonic() - began) / MIN_INTERVAL_SECONDS
+    assert 2 <= len(log.messages) <= lines
+    assert (log.messages[0], log.messages[-1]) == ("0/256 Running · 256 Pending", "256/256 Running")
+    assert reporter.due is None
+
+
+def test_a_change_is_logged_when_its_time_has_come() -> None:
+    state, log = observed(0), Lines()
+    reporter = ReplicaReporter(state, log, resumed=False)
+    reporter.update()
+    observe(state, 3)
+    reporter.update()
+    assert len(log.messages) == 1
+    assert reporter.due is not None
+    assert 0 < reporter.due - time.monotonic() <= MIN_INTERVAL_SECONDS
+
+
+@pytest.mark.parametrize(("running", "lines"), [(REPLICAS, 0), (3, 1)])
+def test_a_triggerer_does_not_repeat_that_all_replicas_run(running: int, lines: int) -> None:
+    state, log = observed(running, Phase.RUNNING), Lines()
+    ReplicaReporter(state, log, resumed=True).update()
+    assert len(log.messages) == lines
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.SUCCEEDED, Phase.FAILED])
+def test_nothing_is_logged_of_a_job_that_waits_in_a_queue_or_has_ended(phase: Phase) -> None:
+    state, log = observed(1, phase), Lines()
+    ReplicaReporter(state, log, resumed=False).update()
+    assert log.messages == []
