@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core import rbac
-from airflow_provider_ktrain.core.checks import ERROR, Problem, check
+from airflow_provider_ktrain.core.checks import ERROR, WARNING, Problem, check
 from airflow_provider_ktrain.core.checks.runtime_rules import judge_runtime
 from airflow_provider_ktrain.core.checks.server_rules import (
     Answer,
@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
 from airflow_provider_ktrain.core.state.kueue_status import runs_elsewhere
+from airflow_provider_ktrain.core.state.status import wants_suspension
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
@@ -63,13 +64,14 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
         return [*check(manifest), Problem(ERROR, "not-served", e.where, e.message, e.found, e.expected, e.remedy)]
     published = await _get(api, f"/openapi/v3/apis/{api_version}")
     problems = check(manifest, schema=schema.published(published.body, kind.name, api_version))
-    problems += judge(manifest, await _read_answers(api, kind, manifest, namespace))
+    answers = await _read_answers(api, kind, manifest, namespace)
+    problems += judge(manifest, answers)
     if kind.has_runtimes() and rendered and not any(p.code == "type" for p in problems):
         sent, found = await _on_runtime(api, kind, version, sent, namespace)
         known = {(p.level, p.code, p.path) for p in problems}
         problems += [p for p in found if (p.level, p.code, p.path) not in known]
     if rendered and not any(p.level is ERROR for p in problems):
-        problems += await _dry_run(api, kind, version, sent, namespace)
+        problems += await _dry_run(api, kind, version, sent, namespace, queued=answers.queue is not None)
     return sorted(problems, key=lambda p: p.level is not ERROR)
 
 
@@ -156,8 +158,15 @@ async def _may(api: Api, right: Right, namespace: str) -> bool:
     return bool((answer.get("status") or {}).get("allowed"))
 
 
-async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str) -> list[Problem]:
-    """The problems of a create that changes nothing. Kueue's webhook sets `managedBy` for a queue of MultiKueue."""
+async def _dry_run(
+    api: Api, kind: Kind, version: str, manifest: Mapping[str, Any], namespace: str, *, queued: bool
+) -> list[Problem]:
+    """The problems of a create that changes nothing.
+
+    Kueue's webhook suspends a job that it manages, and sets `managedBy` for a queue of MultiKueue.
+
+    :param queued: whether the job names a queue on a cluster with Kueue.
+    """
     name = (manifest.get("metadata") or {}).get("name") or PLACEHOLDER_NAME
     try:
         created = await api.request(
@@ -179,4 +188,9 @@ async def _dry_run(api: Api, kind: Kind, version: str, manifest: Mapping[str, An
         at = queue_of(manifest)
         message = "MultiKueue would run the job in another cluster: its pods can't be followed or released from here"
         return [Problem(ERROR, "multikueue", at.path, message, at.text, "a queue of this cluster", "use another queue")]
+    if queued and not wants_suspension(created):
+        at = queue_of(manifest)
+        message = f"Kueue doesn't manage {kind.plural} in namespace {namespace}: the job starts at once, without quota"
+        hint = "ask an administrator to enable Kueue's integration, or remove the queue"
+        return [Problem(WARNING, "queue", at.path, message, at.text, "a kind that Kueue manages", hint)]
     return []

@@ -188,7 +188,7 @@ SERVED: dict[str, Object | int] = {
     "/api/v1/namespaces/default": {"status": {"phase": "Active"}},
     "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": {"status": {"allowed": True}},
     KUEUE: {"preferredVersion": {"version": "v1beta2"}},
-    JOBS: {},
+    JOBS: {"spec": {"runPolicy": {"suspend": True}}},  # of a dry run, by Kueue's webhook
 }
 
 
@@ -314,6 +314,15 @@ def test_a_queue_of_multikueue_is_reported(check: Check, tmp_path: pathlib.Path)
     with serving(tmp_path, {**SERVED, QUEUE: {}, JOBS: mutated}) as (kubeconfig, _):
         status, problems = check(queued(pytorchjob()), kubeconfig)
     assert (status, codes(problems)) == (1, [("error", "multikueue")])
+
+
+def test_kind_that_kueue_does_not_manage_is_a_warning(check: Check, tmp_path: pathlib.Path) -> None:
+    """Its webhook doesn't suspend the job of the dry run. Kueue 0.19 doesn't manage PyTorchJobs by default."""
+    with serving(tmp_path, {**SERVED, QUEUE: {}, JOBS: {}}) as (kubeconfig, _):
+        status, problems = check(queued(pytorchjob()), kubeconfig)
+        assert check(pytorchjob(), kubeconfig) == (0, [])
+    assert (status, codes(problems)) == (0, [("warning", "queue")])
+    assert "Kueue doesn't manage pytorchjobs in namespace default" in problems[0]["message"]
 
 
 def test_missing_rights_for_kueue_are_warnings(check: Check, tmp_path: pathlib.Path) -> None:

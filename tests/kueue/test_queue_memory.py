@@ -204,25 +204,50 @@ async def test_the_gpus_of_a_workload_count_those_of_a_runtime(api: Api, task: T
 async def test_a_job_without_a_workload_is_reported(task: Task) -> None:
     """Kueue doesn't know the kind, or the priority class doesn't exist: then it never creates a Workload."""
     state = await state_of(task, workload_priority_class="urgent")
-    async with QueueFollower(task.api, state, task.log) as follower:
-        await until(lambda: _is_due(follower))
-        assert not any("no Workload" in line for line in task.log.messages)
-        state.phase_since -= 60
-        await follower.update()
+    async with QueueFollower(task.api, state, task.log, no_workload_seconds=0.2) as follower:
+        await until(lambda: _reports(follower, task, "no Workload"))
         await follower.update()
         late = follower.explain(Cause(Category.QUEUE, "it was queued for 60 s (queue_timeout)"))
     assert [line for line in task.log.messages if "no Workload" in line] == [
-        f"{state.ref} stays suspended: Kueue has created no Workload for it in 60 s.\n"
+        f"{state.ref} stays suspended: Kueue has created no Workload for it.\n"
         "Ask an administrator: is Kueue's integration for PyTorchJobs enabled and does WorkloadPriorityClass urgent "
         "exist? The log of Kueue's controller contains the reason."
     ]
     assert late.summary == "it was queued for 60 s (queue_timeout): Kueue has created no Workload for it"
 
 
-async def _is_due(follower: QueueFollower) -> bool:
-    """Whether the list of Workloads is complete."""
+async def test_a_job_that_runs_although_it_names_a_queue_is_reported(task: Task) -> None:
+    """Kueue 0.19 and newer don't manage PyTorchJobs by default: the label has no effect then."""
+    state = await state_of(task)
+    state.enter(Phase.RUNNING)
+    async with QueueFollower(task.api, state, task.log, no_workload_seconds=0.2) as follower:
+        await until(lambda: _reports(follower, task, "names a queue"))
+        await follower.update()
+        assert follower.wakes_at is None
+    assert sum("names a queue, but Kueue doesn't manage it" in line for line in task.log.messages) == 1
+
+
+async def test_a_workload_that_was_just_deleted_is_not_reported(task: Task) -> None:
+    """It is deleted before its job, and Kueue may replace it."""
+    state = await state_of(task)
+    state.phase_since -= 600
+    await write_workload(task.api, state.known_job, [NEVER_FITS])
+    async with following(task, state, QueuePhase.NEVER_FITS) as follower:
+        path = requests.workloads_path("v1beta2", task.namespace, f"pytorchjob-{task.name}-12345")
+        await task.api.request("DELETE", path)
+        await until(lambda: _forgets(follower))
+        assert follower.wakes_at is not None
+    assert not any("no Workload" in line for line in task.log.messages)
+
+
+async def _forgets(follower: QueueFollower) -> bool:
     await follower.update()
-    return follower.wakes_at is not None
+    return follower.status is None
+
+
+async def _reports(follower: QueueFollower, task: Task, text: str) -> bool:
+    await follower.update()
+    return any(text in line for line in task.log.messages)
 
 
 async def test_a_retry_names_the_label_that_the_adopted_job_keeps(task: Task) -> None:

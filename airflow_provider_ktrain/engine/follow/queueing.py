@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -78,6 +79,7 @@ class QueueFollower:
     :param state: the job. Its metrics get the numbers of evictions and preemptions, and `queue` what to hand over.
     :param log: where the queue's state is logged.
     :param forbidden_retry_seconds: until the watch is tried again after the API server rejected it. Default: 600.
+    :param no_workload_seconds: after which a job without a Workload is reported. Default: 60.
     :param may_fail: whether a job that never runs fails the task. False for a job that isn't the task's, such as a
         sensor's: somebody may activate it, or raise the quota. Default: True.
     """
@@ -90,9 +92,10 @@ class QueueFollower:
         *,
         may_fail: bool = True,
         forbidden_retry_seconds: float = FORBIDDEN_RETRY_SECONDS,
+        no_workload_seconds: float = NO_WORKLOAD_SECONDS,
     ) -> None:
         self._api, self._state, self._log, self._may_fail = api, state, log, may_fail
-        self._forbidden_retry_seconds = forbidden_retry_seconds
+        self._forbidden_retry_seconds, self._no_workload_seconds = forbidden_retry_seconds, no_workload_seconds
         self._stack = contextlib.AsyncExitStack()
         self._workloads: Subscription | None = None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
@@ -100,6 +103,7 @@ class QueueFollower:
         self._confirm_at = 0.0  # time.monotonic() from which to ask the API server whether the job will never run
         self._logged = ("", 0.0)  # the last line, and when
         self._in_queue = False  # whether the job names a queue
+        self._no_workload_since = time.monotonic()  # from when no Workload is known
         self._no_workload_logged = False
         self._memory = QueueMemory.from_dict(state.queue)
 
@@ -137,8 +141,10 @@ class QueueFollower:
                 workload = workload_of(self._workloads.objects.values(), self._state.ref.uid)
         if workload is None:
             self.status = None  # what an earlier Workload showed proves nothing about the job now
+            self._no_workload_since = min(self._no_workload_since, time.monotonic())
             self._log_missing_workload()
             return
+        self._no_workload_since = math.inf
         self.status = status = queue_status(workload)
         gpus = kueue_status.requested_gpus(workload)
         if status.phase != self._memory.phase:
@@ -180,20 +186,28 @@ class QueueFollower:
     def _no_workload_at(self) -> float | None:
         """When a Workload should be known, by `time.monotonic`; None if there is one, or it can't be known."""
         watched = self._in_queue and self._workloads is not None and self._workloads.synced
-        if self.status is not None or not watched or self._state.phase is not Phase.QUEUED or self._no_workload_logged:
+        phase = self._state.phase
+        if self.status is not None or not watched or self._no_workload_logged or phase is None or phase.ended:
             return None
-        return self._state.phase_since + NO_WORKLOAD_SECONDS
+        queued_since = self._state.phase_since if phase is Phase.QUEUED else 0.0
+        return max(queued_since, self._no_workload_since) + self._no_workload_seconds
 
     def _log_missing_workload(self) -> None:
-        """Kueue has not created a Workload for a queued job, so it will never admit the job."""
+        """Kueue has not created a Workload: it will never admit a queued job, and doesn't know one that runs."""
         if self._no_workload_at is None or time.monotonic() < self._no_workload_at:
             return
         self._no_workload_logged = True
         kind, priority = self._state.kind.name, kueue.priority_class_of(self._state.known_job)
+        if self._state.phase is not Phase.QUEUED:
+            self._log.warning(
+                f"{self._state.ref} names a queue, but Kueue doesn't manage it: it runs without quota.\n"
+                f"Ask an administrator to enable Kueue's integration for {kind}s, or remove `queue_name`."
+            )
+            return
         reasons = [f"is Kueue's integration for {kind}s enabled"]
         reasons += [f"does WorkloadPriorityClass {priority} exist"] if priority else []
         self._log.warning(
-            f"{self._state.ref} stays suspended: Kueue has created no Workload for it in {NO_WORKLOAD_SECONDS:.0f} s.\n"
+            f"{self._state.ref} stays suspended: Kueue has created no Workload for it.\n"
             f"Ask an administrator: {' and '.join(reasons)}? The log of Kueue's controller contains the reason."
         )
 
