@@ -31,6 +31,7 @@ MPI = {"mpi": {"runLauncherAsNode": True}}
 MPI_RUNTIME = runtime(job("node", **NEVER), job("launcher", LABELLED, **NEVER), ml=MPI)
 
 
+DEPRECATED = {"metadata": {"labels": {"trainer.kubeflow.org/support": "deprecated"}}}
 PYTHON = ["python3", "train.py"]
 TWO_NODES = runtime(job(metadata=LABELLED, **NEVER), ml={"torch": {}, "numNodes": 2})
 
@@ -57,6 +58,7 @@ def with_patch(job_name: str) -> Json:
         (trainjob(env=[{"name": "OMPI_MCA_plm_rsh_args"}]), QUICK, []),
         (trainjob(env=[{"name": "PET_NNODES"}]), runtime(job(**NEVER), ml={"jax": {}}), []),
         (trainjob(), runtime(job(**NEVER), ttlSecondsAfterFinished=5), [("warning", "ttl")]),
+        (trainjob(), {**QUICK, **DEPRECATED}, [("warning", "deprecated-runtime")]),
         (trainjob(command=PYTHON), QUICK, [("warning", "torchrun")]),
         (trainjob(command=PYTHON, nodes=1), TWO_NODES, []),
         (without("numNodes", command=PYTHON), TWO_NODES, [("warning", "torchrun")]),

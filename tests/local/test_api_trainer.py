@@ -51,6 +51,62 @@ def test_runtimes_exist_from_the_start(cluster: EmbeddedCluster) -> None:
     assert [x["metadata"]["name"] for x in listed["items"]] == ["mpi-distributed", "torch-distributed"]
 
 
+def runtime(
+    name: str, *jobs: dict[str, object], kind: str = "ClusterTrainingRuntime", **more: object
+) -> dict[str, object]:
+    spec = {"mlPolicy": {"torch": {}}, "template": {"spec": {"replicatedJobs": list(jobs)}}, **more}
+    labels = {"trainer.kubeflow.org/support": "deprecated"}
+    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind}
+    return {**head, "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def replicated(container: str = "node", **more: object) -> dict[str, object]:
+    pod = {"containers": [{"name": container, "image": "i"}]}
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    template = {"metadata": {"labels": labels}, "spec": {"template": {"spec": pod}}}
+    return {"name": "node", "template": template, **more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "home"),
+    [("ClusterTrainingRuntime", TRAINER), ("TrainingRuntime", f"{TRAINER}/namespaces/default")],
+)
+def test_a_deprecated_runtime_warns_whoever_uses_it(cluster: EmbeddedCluster, kind: str, home: str) -> None:
+    """clustertrainingruntime_webhook.go 2.3; not recorded."""
+    client, plural = Client(cluster), f"{kind.lower()}s"
+    made = client("POST", f"{home}/{plural}", runtime("old", replicated(), kind=kind))
+    assert made.status == 201
+    assert f'{kind} \\"old\\" is deprecated and will be removed' in made.header("Warning")
+    job = trainjob(f"uses-{plural}")
+    job["spec"] = {"runtimeRef": {"name": "old", "kind": kind}, "suspend": True}
+    made = client("POST", HOME, job)
+    assert made.status == 201
+    assert f'Referenced {kind} \\"old\\" is deprecated' in made.header("Warning")
+    client("DELETE", f"{HOME}/uses-{plural}")
+    client("DELETE", f"{home}/{plural}/old")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (replicated(replicas=2), "replicatedJobs[0].replicas: Invalid value: 2: always must be 1"),
+        (replicated("main"), "must contain the required container for the ancestor: trainer"),
+    ],
+)
+def test_a_runtime_with_mistakes_is_denied(cluster: EmbeddedCluster, job: dict[str, object], message: str) -> None:
+    refused = Client(cluster)("POST", f"{TRAINER}/clustertrainingruntimes", runtime("wrong", job))
+    assert refused.status == 403
+    assert 'admission webhook "validator.clustertrainingruntime.trainer.kubeflow.org" denied' in refused.json["message"]
+    assert message in refused.json["message"]
+
+
+def test_a_runtime_has_one_policy(cluster: EmbeddedCluster) -> None:
+    wrong = runtime("wrong", replicated(), mlPolicy={"torch": {}, "mpi": {}})
+    refused = Client(cluster)("POST", f"{TRAINER}/clustertrainingruntimes", wrong)
+    assert refused.status == 422
+    assert "spec.mlPolicy: Invalid value: Only one of the policy can be configured" in refused.json["message"]
+
+
 def test_an_object_that_is_being_deleted_keeps_its_name(cluster: EmbeddedCluster) -> None:
     client = Client(cluster)
     body = {"metadata": {"name": "going", "finalizers": ["example.com/hold"]}}

@@ -196,6 +196,14 @@ class TestTrainJobs:
             "train-node-0-0.train slots=2\ntrain-node-0-1.train slots=2\ntrain-launcher-0-0.train slots=2\n"
         )
 
+    @pytest.mark.parametrize(("trainer", "node", "launcher"), [({}, 3, 1), ({"numNodes": 2}, 1, 1)])
+    def test_the_runtime_of_mpi_has_its_own_number_of_nodes(self, trainer: Obj, node: int, launcher: int) -> None:
+        """The policy's numNodes is that of the job with the label of the trainer: the launcher."""
+        runtime = runtimes.mpi_distributed()
+        runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] = 3
+        jobs = build(trainer, runtime).jobset["spec"]["replicatedJobs"]
+        assert [job["template"]["spec"]["parallelism"] for job in jobs] == [node, launcher]
+
     def test_errors_are_reported_by_events_of_the_new_api(self) -> None:
         play = train()
         play.create(r.TRAINJOB, {

@@ -8,7 +8,13 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
-from airflow_provider_ktrain.core.kinds.runtime_policy import TORCH, node_count, policy_of
+from airflow_provider_ktrain.core.kinds.runtime_policy import (
+    DEPRECATED,
+    SUPPORT_LABEL,
+    TORCH,
+    node_count,
+    policy_of,
+)
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import RESERVED_ENVIRONMENT
 from airflow_provider_ktrain.core.text import counted
 
@@ -36,6 +42,7 @@ def judge_runtime(manifest: Mapping[str, Any], runtime: Mapping[str, Any], name_
     yield from _nodes(spec, runtime, template)
     yield from _torchrun(spec, manifest, runtime, template)
     yield from _unreached(spec, template)
+    yield from _deprecated(spec["runtimeRef"], runtime)
     yield from _slow_failure(spec["runtimeRef"], template)
     yield from _time_to_live(spec["runtimeRef"], template)
 
@@ -98,6 +105,14 @@ def _unreached(spec: Field, template: Mapping[str, Any]) -> Iterator[Problem]:
             message = f"{key} has no effect on the pods of job {names}: they keep the runtime's"
             hint = f"set it in the runtime's job {names}"
             yield Problem(WARNING, "trainer-scope", field.path, message, key, "the same in all nodes", hint)
+
+
+def _deprecated(at: Field, runtime: Mapping[str, Any]) -> Iterator[Problem]:
+    """A release of the Trainer will no longer have this runtime (trainingruntime_webhook.go 2.3)."""
+    if ((runtime.get("metadata") or {}).get("labels") or {}).get(SUPPORT_LABEL) == DEPRECATED:
+        message = "the runtime is deprecated: a future release of Kubeflow Trainer will not have it"
+        found, hint = f"label {SUPPORT_LABEL}: {DEPRECATED}", "use another runtime"
+        yield Problem(WARNING, "deprecated-runtime", at.path, message, found, "a supported runtime", hint)
 
 
 def _slow_failure(at: Field, template: Mapping[str, Any]) -> Iterator[Problem]:

@@ -28,7 +28,6 @@ SINCE = "Trainer 2.2 or newer"
 ROLES_ANNOTATION = (
     "ktrain.airflow/roles"  #: of the job: its runtime's jobs, which Trainer 2.0 doesn't list in the status
 )
-ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: label of a Job template: which step it is
 #: what a patch can set in a pod and in a container (2.3; trainjob_types.go)
 POD_FIELDS = (
     "affinity", "containers", "imagePullSecrets", "initContainers", "nodeSelector", "schedulingGates",

@@ -9,6 +9,9 @@ from typing import Any
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
 
 TORCH = "torch"
+ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"  #: label of a Job template: which step it is
+TRAINER_STEP = "trainer"  #: of the job whose number of pods is the policy's
+SUPPORT_LABEL, DEPRECATED = "trainer.kubeflow.org/support", "deprecated"  #: of a runtime that will be removed
 SOURCES = (TORCH, "mpi", "jax", "xgboost", "flux")  #: keys of mlPolicy that say how the nodes find each other
 #: words of commands that start one process group on all nodes
 _LAUNCHERS = ("torchrun", "torch.distributed", "accelerate", "deepspeed", "mpirun", "tune ")
@@ -23,25 +26,28 @@ def policy_of(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
 def node_count(manifest: Mapping[str, Any], runtime: Mapping[str, Any]) -> int | None:
     """The number of nodes: the job's numNodes, else the runtime's. None: neither sets it.
 
-    A runtime for MPI has its number in the Job `node`, to which runLauncherAsNode adds the launcher (mpi.go 2.3).
+    A runtime for MPI has its number in the Job `node`, to which runLauncherAsNode adds the launcher (mpi.go and
+    trainingruntime.go 2.3).
     """
     trainer = (manifest.get("spec") or {}).get("trainer") or {}
     number, policy = trainer.get("numNodes"), policy_of(runtime)
     if number is None and isinstance(mpi := policy.get("mpi"), Mapping):
-        pods = _parallelism(runtime, "node")
+        pods = _pods(runtime, "node")
         number = pods + bool(mpi.get("runLauncherAsNode")) if pods is not None else None
     elif number is None:
         number = policy.get("numNodes")
     return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def _parallelism(runtime: Mapping[str, Any], name: str) -> int | None:
+def _pods(runtime: Mapping[str, Any], name: str) -> int | None:
     """How many pods a replicated job of the runtime has; None if there is no such job."""
     jobs = ((runtime["spec"].get("template") or {}).get("spec") or {}).get("replicatedJobs") or ()
     job = next((j for j in jobs if isinstance(j, Mapping) and j.get("name") == name), None)
     if job is None:
         return None
-    number = ((job.get("template") or {}).get("spec") or {}).get("parallelism")
+    template = job.get("template") or {}
+    of_trainer = ((template.get("metadata") or {}).get("labels") or {}).get(ANCESTOR_LABEL) == TRAINER_STEP
+    number = policy_of(runtime).get("numNodes") if of_trainer else (template.get("spec") or {}).get("parallelism")
     return number if isinstance(number, int) else 1
 
 

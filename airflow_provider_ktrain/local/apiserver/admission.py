@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from airflow_provider_ktrain.local.objects import jobsets, names, podspecs, schema, trainjobs
+from airflow_provider_ktrain.local.objects import jobsets, names, podspecs, schema, trainingruntimes, trainjobs
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem, invalid
 from airflow_provider_ktrain.local.objects.podspecs import unsupported, wrong
@@ -26,11 +26,13 @@ MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
 
 
 #: CEL rules in the schemas of custom resources. They are evaluated only if the rest of the schema is valid.
-RULES = {r.TRAINJOB: trainjobs.rules}
-#: validating webhooks, called for objects that match the schema
-VALIDATORS: dict[Resource, Callable[[Store, Obj, Obj | None], None]] = {
+RUNTIMES = (r.TRAINING_RUNTIME, r.CLUSTER_TRAINING_RUNTIME)
+RULES = {r.TRAINJOB: trainjobs.rules, **dict.fromkeys(RUNTIMES, trainingruntimes.rules)}
+#: validating webhooks, called for objects that match the schema; they return warnings for the client
+VALIDATORS: dict[Resource, Callable[[Store, Obj, Obj | None], list[str]]] = {
     r.TRAINJOB: trainjobs.validate,
     r.JOBSET: lambda _, obj, old: jobsets.validate(obj, old),
+    **{resource: trainingruntimes.validator(resource.kind) for resource in RUNTIMES},
 }
 #: defaulting webhooks, called for each create and update
 DEFAULTERS: dict[Resource, Callable[[Obj, Obj | None], None]] = {
@@ -78,10 +80,9 @@ def validate(store: Store, resource: Resource, obj: Obj, old: Obj | None) -> lis
         if store.find(r.SERVICE_ACCOUNT, namespace, account) is None:
             why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
             raise ApiError(403, f'pods "{name}" is forbidden: {why}', details=details(resource, name))
-    if validator := VALIDATORS.get(resource):
-        validator(store, obj, old)
+    warnings = VALIDATORS[resource](store, obj, old) if resource in VALIDATORS else []
     if resource != r.PYTORCHJOB:
-        return []
+        return warnings
     denied = list(webhook(obj))
     if denied:
         why = denied[0] if len(denied) == 1 else f"[{', '.join(denied)}]"

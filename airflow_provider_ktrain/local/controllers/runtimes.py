@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.store import Obj, Store
-from airflow_provider_ktrain.local.objects.trainjobs import ANCESTOR
+from airflow_provider_ktrain.local.objects.trainingruntimes import ANCESTOR
 
 #: the image of both runtimes. It is always mapped to an empty directory: programs run in the cluster's Python
 IMAGE = "docker.io/library/ktrain-runtime:local"

@@ -12,7 +12,7 @@ from airflow_provider_ktrain.local import trainer_status
 from airflow_provider_ktrain.local.controllers import common as c
 from airflow_provider_ktrain.local.objects import patch, quantity
 from airflow_provider_ktrain.local.objects.store import Obj, Objects
-from airflow_provider_ktrain.local.objects.trainjobs import ANCESTOR
+from airflow_provider_ktrain.local.objects.trainingruntimes import ANCESTOR
 
 NODE, LAUNCHER = "node", "launcher"  # names of replicated jobs and of the trainer's container
 MERGE_KEYS = {**patch.MERGE_KEYS, "replicatedJobs": "name", "ports": "containerPort"}
@@ -72,15 +72,17 @@ def step_of(replicated: Obj) -> str:
 
 
 def _count(replicated: Obj, job: Obj, policy: Obj) -> int:
-    """The number of pods of a replicated job."""
-    num_nodes = (job["spec"].get("trainer") or {}).get("numNodes")
+    """The number of pods of a replicated job: its parallelism, or the policy's number for the job of the trainer."""
+    wanted = (job["spec"].get("trainer") or {}).get("numNodes")
+    count = int((replicated["template"].get("spec") or {}).get("parallelism", 1))
+    if policy and step_of(replicated) == "trainer":
+        count = int(policy.get("numNodes", 1))
+    if wanted is None:
+        return count
     if "mpi" in policy:
-        if replicated["name"] != NODE or num_nodes is None:
-            return int((replicated["template"].get("spec") or {}).get("parallelism", 1))
-        return max(num_nodes - 1, 1) if policy["mpi"].get("runLauncherAsNode") else int(num_nodes)
-    if step_of(replicated) != "trainer":
-        return 1
-    return int(policy.get("numNodes", 1) if num_nodes is None else num_nodes)
+        as_node = bool(policy["mpi"].get("runLauncherAsNode"))
+        return (max(wanted - 1, 1) if as_node else int(wanted)) if replicated["name"] == NODE else count
+    return int(wanted) if step_of(replicated) == "trainer" else count
 
 
 def _set_count(replicated: Obj, count: int) -> None:

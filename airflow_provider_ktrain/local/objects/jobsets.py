@@ -36,9 +36,10 @@ def complete(jobset: Obj) -> None:
         job.setdefault("template", {}).setdefault("spec", {}).setdefault("restartPolicy", "OnFailure")
 
 
-def validate(jobset: Obj, old: Obj | None) -> None:
+def validate(jobset: Obj, old: Obj | None) -> list[str]:
     """Validate a JobSet that is created or replaces `old`.
 
+    :return: warnings for the client: none.
     :raises ApiError: 422 if the schema doesn't allow it, 403 if the validating webhook denies it.
     """
     name = jobset["metadata"]["name"]
@@ -51,6 +52,7 @@ def validate(jobset: Obj, old: Obj | None) -> None:
         what = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
         refused = f'{r.JOBSET.kind}.{r.JOBSET.group} "{name}" is invalid: {what}'
         raise ApiError(403, f'admission webhook "{WEBHOOK}" denied the request: {refused}')
+    return []
 
 
 def _missing_containers(jobset: Obj) -> Iterator[Problem]:

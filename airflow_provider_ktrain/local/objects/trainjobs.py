@@ -12,6 +12,7 @@ from airflow_provider_ktrain.local.objects import resources as r
 from airflow_provider_ktrain.local.objects.crds_trainer import MANAGERS
 from airflow_provider_ktrain.local.objects.errors import ApiError, Problem
 from airflow_provider_ktrain.local.objects.resources import Resource
+from airflow_provider_ktrain.local.objects.trainingruntimes import ANCESTOR, deprecation
 
 if TYPE_CHECKING:  # only the type hints need it
     from airflow_provider_ktrain.local.objects.store import Store
@@ -20,7 +21,6 @@ Obj = dict[str, Any]
 
 WEBHOOK = "validator.trainjob.trainer.kubeflow.org"
 RUNTIMES = {x.kind: x for x in (r.CLUSTER_TRAINING_RUNTIME, r.TRAINING_RUNTIME)}
-ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # label of a Job template: the step of the TrainJob
 INITIALIZERS = {"dataset": "dataset-initializer", "model": "model-initializer"}
 WITHOUT_PATCHED_ENV = ("dataset-initializer", "model-initializer", "node")
 RESERVED = {  # environment variables that are set by a policy
@@ -89,17 +89,21 @@ def runtime_of(job: Obj) -> Resource | None:
     return RUNTIMES.get(ref["kind"]) if ref["apiGroup"] == r.TRAINER else None
 
 
-def validate(store: Store, job: Obj, old: Obj | None) -> None:
-    """Raise ApiError 403 if the Trainer's validating webhook denies the TrainJob."""
+def validate(store: Store, job: Obj, old: Obj | None) -> list[str]:
+    """Validate a TrainJob that is created or replaces `old`, as the Trainer's webhook does.
+
+    :return: warnings for the client.
+    :raises ApiError: 403 if the webhook denies the TrainJob.
+    """
     if "deletionTimestamp" in job["metadata"]:
-        return
+        return []
     ref, kind = job["spec"]["runtimeRef"], runtime_of(job)
     if kind is None:
         raise _denied([f"unsupported runtime: {ref['kind']}.{ref['apiGroup']}"])
     shown = _as_go({key: ref[key] for key in ("name", "apiGroup", "kind")})
     runtime = store.find(kind, job["metadata"]["namespace"] if kind.namespaced else None, ref["name"])
     if runtime is None and old is not None:
-        return  # the controller continues to use its snapshot of the runtime
+        return []  # the controller continues to use its snapshot of the runtime
     if runtime is None:
         field = "spec.runtimeRef" if kind.namespaced else "spec.RuntimeRef"
         what = f"{kind.kind[0].lower()}{kind.kind[1:]}"
@@ -110,6 +114,7 @@ def validate(store: Store, job: Obj, old: Obj | None) -> None:
     problems = [*_initializers(job, runtime, shown), *_environment(job, runtime), *_patches(job, old)]
     if problems:
         raise _denied(problems)
+    return deprecation(f"Referenced {kind.kind}", runtime)
 
 
 def _initializers(job: Obj, runtime: Obj, shown: str) -> Iterator[str]:
