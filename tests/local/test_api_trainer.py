@@ -100,6 +100,41 @@ def test_a_runtime_with_mistakes_is_denied(cluster: EmbeddedCluster, job: dict[s
     assert message in refused.json["message"]
 
 
+def test_patches_cannot_be_changed_while_pods_are_active(cluster: EmbeddedCluster) -> None:
+    """Not even together with the suspension (jobset.go 2.3; not recorded)."""
+    client = Client(cluster)
+    job = trainjob("active")
+    job["spec"] = {
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": {"image": "docker.io/library/ktrain-runtime:local", "command": ["sleep", "60"]},
+    }
+    assert client("POST", HOME, job).status == 201
+
+    def is_active() -> bool:
+        status = client("GET", f"{HOME}/active").json.get("status") or {}
+        return any(entry["active"] for entry in status.get("jobsStatus") or ())
+
+    eventually(is_active)
+    patch = {"spec": {"suspend": True, "runtimePatches": [{"manager": "example.com/me"}]}}
+    refused = client("PATCH", f"{HOME}/active", patch, {"Content-Type": "application/merge-patch+json"})
+    assert refused.status == 403
+    assert "when the JobSet's ReplicatedJob node is still active" in refused.json["message"]
+    client("DELETE", f"{HOME}/active")
+
+
+def test_nodes_of_an_mpi_runtime_without_a_job_for_them_are_denied(cluster: EmbeddedCluster) -> None:
+    client = Client(cluster)
+    policy = {"mpi": {"runLauncherAsNode": True}}
+    made = client("POST", f"{TRAINER}/clustertrainingruntimes", runtime("alone", replicated(), mlPolicy=policy))
+    assert made.status == 201
+    job = trainjob("nodes")
+    job["spec"] = {"runtimeRef": {"name": "alone"}, "trainer": {"numNodes": 2}, "suspend": True}
+    refused = client("POST", HOME, job)
+    assert refused.status == 403
+    assert "spec.trainer.numNodes: Invalid value: 2: must have 1 when MPI" in refused.json["message"]
+    client("DELETE", f"{TRAINER}/clustertrainingruntimes/alone")
+
+
 def test_a_runtime_has_one_policy(cluster: EmbeddedCluster) -> None:
     wrong = runtime("wrong", replicated(), mlPolicy={"torch": {}, "mpi": {}})
     refused = Client(cluster)("POST", f"{TRAINER}/clustertrainingruntimes", wrong)
