@@ -265,7 +265,7 @@ class TrainTask(Task):
         **more: Any,
     ) -> Object:
         trainer = {
-            "image": clusters.IMAGE,
+            "image": more.pop("image", clusters.IMAGE),
             "command": ["sh", "-c", program],
             "numNodes": 1 + (more.pop("workers", 0) or 0),
             "resourcesPerNode": {"limits": {clusters.GPUS: more.pop("gpus", 1)}},
@@ -275,7 +275,8 @@ class TrainTask(Task):
             "apiVersion": f"{TRAINJOB.group}/{self.version}",
             "kind": TRAINJOB.name,
             "metadata": {"labels": labels},
-            "spec": {"runtimeRef": {"name": self.name, "kind": "TrainingRuntime"}, "trainer": trainer},
+            "spec": {"runtimeRef": {"name": self.name, "kind": "TrainingRuntime"}, "trainer": trainer}
+            | {key: value for key, value in run_policy.items() if key == "suspend"},
         }
         assert not more
         return self.stamped(built, number, submission)

@@ -201,6 +201,7 @@ async def test_complete_logs_give_no_warning(task: Task, policy: str, each: floa
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+@of_each_kind
 async def test_each_limit_ends_the_job(
     task: Task, submitted: dict[str, Any], limits: dict[str, Any], category: str, parameter: str
 ) -> None:
@@ -277,20 +278,22 @@ async def test_recreated_pods_count_as_restarts(task: Task) -> None:
 CRASHES = "echo starting; echo \"KeyError: 'label_map'\" >&2; exit 1"
 
 
+@of_each_kind
 async def test_a_crash_loop_ends_the_job(task: Task) -> None:
     """The job remains Running. Each restart is reported with its reason."""
+    replica = task.kind.replica_name(task.kind.primary({}), 0)
     ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
     outcome = await task.ended(ref, limits=Limits(crash_loop=3))
     assert outcome.cause is not None
     assert (outcome.phase, outcome.cause["category"], outcome.cause["retryable"]) == ("Running", "user code", True)
     assert outcome.cause["summary"] == (
-        "Master 0 failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
+        f"{replica} failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
         "KeyError: 'label_map' (exit code 1)"
     )
     restarts = [line.partition(" Back-off")[0] for line in task.log.messages if "restarted" in line]
-    assert restarts == [f"Master 0 restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
-    warnings = [line for line in task.log.messages if "restarted" in line or line.startswith("Master 0 failed")]
-    assert warnings[-1].startswith("Master 0 failed"), "the restarts come before the end"
+    assert restarts == [f"{replica} restarted ({n} time) after KeyError: 'label_map'." for n in ("1st", "2nd")]
+    warnings = [line for line in task.log.messages if "restarted" in line or line.startswith(f"{replica} failed")]
+    assert warnings[-1].startswith(f"{replica} failed"), "the restarts come before the end"
     assert await task.job() is None
 
 
@@ -356,6 +359,7 @@ async def test_the_deadline_is_absolute(task: Task) -> None:
     assert await task.job() is None
 
 
+@of_each_kind
 async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
     ref = (await task.submit(1, run_policy={"suspend": True})).ref
     outcome = await task.ended(ref, deadline=time.time() + 0.5, shared=True)
@@ -364,6 +368,7 @@ async def test_the_deadline_runs_before_the_job_is_seen(task: Task) -> None:
     assert await task.job() is None
 
 
+@of_each_kind
 async def test_worker_does_not_wait_for_pods_at_its_deadline(task: Task) -> None:
     """Airflow's alarm follows soon. It would interrupt the wait, and the cause would be lost."""
     ref = (await task.submit(1, "trap '' TERM; sleep 600 & while true; do wait; done", grace=20)).ref
