@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
+from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,7 @@ Object = dict[str, Any]
 Key = tuple[str, ...]
 
 #: fields of pods and containers that nothing here reads, dropped because there may be thousands of pods
-DROPPED_SPEC_FIELDS = frozenset(
-    {"affinity", "args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"}
-)
+DROPPED_SPEC_FIELDS = frozenset({"args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
 PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
 RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
 SILENCE_TIMEOUT_SECONDS = 150.0  #: time without a byte after which a watch counts as dead; bookmarks come every minute
@@ -471,6 +470,8 @@ def _strip(obj: Object) -> Object:
         for part in (pod, *(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
             for name in DROPPED_SPEC_FIELDS & part.keys():
                 del part[name]
+        if "affinity" in pod and not avoided_nodes({"spec": pod}):  # these explain why a pod can't be scheduled
+            del pod["affinity"]
     return obj
 
 

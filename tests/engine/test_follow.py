@@ -214,7 +214,8 @@ async def test_each_limit_ends_the_job(
     assert await task.job() is None
 
 
-async def test_a_job_that_has_only_a_part_of_its_nodes_is_released_after_a_warning(task: Task) -> None:
+@of_each_kind
+async def test_partially_scheduled_job_is_released_after_a_warning(task: Task) -> None:
     """Each pod requests more than half of the cluster's GPUs, so one of them has no node."""
     ref = (await task.submit(1, TRAINS, gpus=40, workers=1)).ref
     outcome = await task.ended(ref, limits=Limits(partial_start=6))
@@ -391,6 +392,24 @@ async def test_reason_for_a_pending_job_is_logged(task: Task, monkeypatch: pytes
 
     (line,) = await until(messages)
     assert len(line.splitlines()[0]) < 200
+    following.cancel()
+
+
+async def test_reason_for_a_pending_job_names_the_nodes_that_it_avoids(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "FIRST_INTERVAL_SECONDS", 0.5)
+    nodes = sorted(node["metadata"]["name"] for node in (await task.api.request("GET", "/api/v1/nodes"))["items"])
+    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": excluded}]}}
+    ref = (await task.submit(affinity={"nodeAffinity": required})).ref
+    following = asyncio.create_task(task.ended(ref, limits=Limits(schedule=600)))
+
+    async def messages() -> list[str]:
+        return [line for line in task.log.messages if "is still Pending" in line and "avoid_failed_nodes" in line]
+
+    (line,) = await until(messages)
+    assert f"(avoid_failed_nodes): {', '.join(nodes)}." in line
     following.cancel()
 
 

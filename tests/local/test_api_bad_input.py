@@ -289,3 +289,22 @@ def test_any_accepted_job_is_reconciled(api: Client, body: Any) -> None:
         path = f"{JOBS}/{answer.json['metadata']['name']}"
         api("PATCH", path, {"metadata": {"finalizers": None}}, {"Content-Type": "application/merge-patch+json"})
         assert api("DELETE", path).status in (200, 404)
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ({"values": ["n1", "n2"]}, "values: Required value: must be only one value when `operator` is 'In' or 'NotIn'"),
+        ({"values": []}, "values: Required value"),
+        ({"operator": "Exists"}, 'operator: Invalid value: "Exists": not a valid selector operator'),
+        ({"key": "spec.unschedulable"}, 'key: Invalid value: "spec.unschedulable": not a valid field selector key'),
+    ],
+)
+def test_match_fields_take_one_name_of_a_node(api: Client, field: dict[str, Any], why: str) -> None:
+    """As in ValidateNodeFieldSelectorRequirement of Kubernetes' core/validation."""
+    match = {"key": "metadata.name", "operator": "NotIn", "values": ["n1"], **field}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [match]}]}}
+    spec = {"containers": [{"name": "c", "image": "none:1"}], "affinity": {"nodeAffinity": required}}
+    answer = api("POST", PODS, {"metadata": {"name": "avoids"}, "spec": spec})
+    assert answer.status == 422
+    assert f"nodeSelectorTerms[0].matchFields[0].{why}" in answer.json["message"]

@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core import rbac
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import MANAGER
+from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import TrainJobOperator
 from airflow_provider_ktrain.volumes import SharedMemory
@@ -224,6 +225,24 @@ def test_an_older_trainer_refuses_overrides_with_the_reason(older_task: Instance
     with pytest.raises(TrainingClusterError, match=NEEDS):
         execute(older_task, **parameters)
     assert older_task.jobs() == []
+
+
+FAILED = {"version": 1, "max_tries": 1, "nodes": {"gpu-7": "node 0 has a broken GPU"}}
+AVOIDS: dict[str, Any] = {"number": 2, "retries": 1, "avoid_failed_nodes": True}
+
+
+def test_node_of_an_earlier_try_is_avoided_by_a_patch(task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    task.store["ktrain_failed_nodes"] = FAILED
+    job = execute(task, **AVOIDS)
+    (replicated,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert avoided_nodes(replicated["template"]["spec"]["template"]) == ["gpu-7"]
+    assert "gpu-7: node 0 has a broken GPU" in capsys.readouterr().out
+
+
+def test_older_trainer_cannot_avoid_nodes(older_task: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    older_task.store["ktrain_failed_nodes"] = FAILED
+    execute(older_task, **AVOIDS)
+    assert "avoid_failed_nodes has no effect: on this cluster" in capsys.readouterr().out
 
 
 def connect_with_role(task: Instance, monkeypatch: pytest.MonkeyPatch, *, cluster_runtimes: bool) -> None:
