@@ -65,6 +65,7 @@ PROBLEMS_OF_GUIDES = {
         ("error", "container-name", f"{WORKER}.containers[0].name"),
         ("error", "wrong-list", f"{WORKER}.containers[0].volumeMounts[5]"),
         ("error", "wrong-list", f"{WORKER}.containers[0].volumeMounts[6]"),
+        ("warning", "nccl-without-gpus", f"{MASTER}.containers[0].env[4]"),
         ("warning", "world-size", f"{MASTER}.containers[0].args[11]"),
         ("warning", "world-size", f"{WORKER}.containers[0].args[11]"),
         ("warning", "endless-restarts", "$.spec.runPolicy.backoffLimit"),

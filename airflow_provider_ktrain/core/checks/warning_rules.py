@@ -10,6 +10,9 @@ from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
 WARNING = Level.WARNING
 _BACKEND = re.compile(r"\s--?(?:dist(?:ributed)?[-_])?backend[=\s]+['\"]?(nccl|gloo)\b", re.IGNORECASE)
+#: variables of NCCL itself; those of its library's loading are matched by their value
+_NCCL_ENV = re.compile(r"NCCL_[A-Z0-9_]+")
+_NCCL_LIBRARY = re.compile(r"\blibnccl\b")
 _BACKEND_ENV = ("BACKEND", "DIST_BACKEND", "TORCH_DISTRIBUTED_BACKEND", "PL_TORCH_DISTRIBUTED_BACKEND")
 
 
@@ -25,16 +28,24 @@ def image_tag(job: Job) -> Iterator[Finding]:
 
 @rule("nccl-without-gpus", WARNING)
 def nccl_without_gpus(job: Job) -> Iterator[Finding]:
-    """Replicas that use nccl request GPUs; those of a TrainJob may be the runtime's."""
-    for replica, at in _using(job, "nccl"):
-        if _gpus(job, replica) == 0 and not job.has_runtime:
-            yield Finding(
-                at,
-                f"{replica.role} uses nccl, which needs GPUs, and requests none",
-                "nccl, no GPU",
-                "resources.limits nvidia.com/gpu: 1",
-                "request GPUs, or use gloo",
-            )
+    """Replicas that use or configure nccl request GPUs; those of a TrainJob may be the runtime's.
+
+    Without a request, the scheduler places the pods anywhere, and pods that see all GPUs of a node share them.
+    """
+    using = _using(job, "nccl")
+    configured = [(r, env) for r in job.replicas.values() if (env := _nccl_setting(r)) is not None]
+    users, others = ([r.role for r, _ in _using(job, backend)] for backend in ("nccl", "gloo"))
+    for replica, at in [*using, *((r, env) for r, env in configured if r.role not in (*users, *others))]:
+        if _gpus(job, replica) or _claims_devices(job, replica) or job.has_runtime:
+            continue
+        verb = "uses" if replica.role in users else "configures"
+        yield Finding(
+            at,
+            f"{replica.role} {verb} nccl, which needs GPUs, and requests none",
+            "nccl, no GPU",
+            "resources.limits nvidia.com/gpu: 1",
+            "request GPUs, or use gloo" if replica.role in users else "request GPUs, or remove the settings of nccl",
+        )
 
 
 @rule("gloo-with-gpus", WARNING)
@@ -196,9 +207,28 @@ def _using(job: Job, backend: str) -> list[tuple[Replica, Field]]:
     return found
 
 
+def _nccl_setting(replica: Replica) -> Field | None:
+    """The first variable of the main container that configures or loads nccl; None if there is none."""
+    for env in replica.main["env"]:
+        name, value = env["name"].text, env["value"].text
+        if _NCCL_ENV.fullmatch(name) or (name in ("LD_PRELOAD", "LD_LIBRARY_PATH") and _NCCL_LIBRARY.search(value)):
+            return env
+    return None
+
+
+def _trained(job: Job, replica: Replica) -> list[Replica]:
+    """The replicas in whose pods a program's processes run: for an MPIJob's Launcher, the Workers."""
+    return [replica] if replica in job.training else job.training
+
+
 def _gpus(job: Job, replica: Replica) -> int:
-    """GPUs of the pods in which a program's processes run: for an MPIJob's Launcher those of the Workers."""
-    return max((r.gpus for r in ([replica] if replica in job.training else job.training)), default=0)
+    """The GPUs of the pods in which a program's processes run."""
+    return max((r.gpus for r in _trained(job, replica)), default=0)
+
+
+def _claims_devices(job: Job, replica: Replica) -> bool:
+    """Whether those pods request devices by claims (dynamic resource allocation), which may be GPUs."""
+    return any(c["resources"]["claims"].value for r in _trained(job, replica) for c in r.containers)
 
 
 def _unique(places: list[Field]) -> list[Field]:
