@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.logs.result import LEFT_OUT
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
     TORCH,
@@ -116,19 +117,33 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         return super(DecoratedOperator, self).execute(context)  # DecoratedOperator's would call the function
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
-        """Conclude as the operator does, but fail the task without a retry if the return value isn't JSON.
+        """Conclude as the operator does, but fail the task if the function succeeded and its return value is lost.
 
-        A retry would train again and lose the value again. The outcome of an earlier try is treated the same.
+        If the value isn't JSON, the task isn't retried: a retry would lose it again. The outcome of an earlier try is
+        treated the same.
         """
         from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 
         returned = super()._conclude(outcome, context, stored=stored)
-        if outcome.result is None and (problem := outcome.result_error.partition(NOT_JSON)[2]):
+        if outcome.result is not None or not outcome.succeeded or not self.do_xcom_push:
+            return returned
+        if problem := outcome.result_error.partition(NOT_JSON)[2]:
             raise TrainingConfigurationError(
                 f"{self.python_callable.__name__} succeeded, but its return value is not JSON and is lost: "
-                f"{problem.rstrip(QUOTES)}. Return strings, numbers, booleans, None, lists and dicts"
+                f"{problem.rstrip(QUOTES)}.\nReturn strings, finite numbers, booleans, None, lists and dicts."
             )
+        if outcome.result_error.startswith(LEFT_OUT):
+            raise self._lost(outcome.result_error.removeprefix(LEFT_OUT))
         return returned
+
+    def _lost(self, why: str) -> Exception:
+        """The error for a return value that can't be read although the function succeeded."""
+        from airflow_provider_ktrain.exceptions import TrainingJobError
+
+        return TrainingJobError(
+            f"{self.python_callable.__name__} succeeded, but its return value can't be read: {why}.\n"
+            "A retry doesn't train again. Clear the task to train again."
+        )
 
 
 FUNCTION_FIELDS: Sequence[str] = ("op_args", "op_kwargs")  #: template fields of the function's arguments

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.logs.result import LEFT_OUT
 from airflow_provider_ktrain.core.manifest.overlay import ATTEMPT, CHECKPOINT_DIR
 from airflow_provider_ktrain.core.manifest.program import MPI, RETURNED, mpirun_command
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
@@ -36,16 +35,10 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
 
         A retry doesn't train again: it finds the stored outcome and fails in the same way.
         """
-        from airflow_provider_ktrain.exceptions import TrainingJobError
-
         sent = outcome.result if isinstance(outcome.result, Mapping) else {}
         returned = super()._conclude(replace(outcome, result=sent.get(RETURNED)), context, stored=stored)
         if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
-            why = outcome.result_error.removeprefix(LEFT_OUT) or "the Launcher's log has no intact line of it"
-            raise TrainingJobError(
-                f"{self.python_callable.__name__} succeeded, but its return value can't be read: {why}.\n"
-                "A retry doesn't train again. Clear the task to train again."
-            )
+            raise self._lost("the Launcher's log has no intact line of it")
         return returned
 
 

@@ -75,12 +75,36 @@ def test_only_rank_0_prints_a_result() -> None:
     assert run(program(Definition("def f():\n    return 1"), "f", [], {}), RANK="1") == ""
 
 
-def test_result_that_is_not_json_is_reported() -> None:
-    output = run(program(Definition("def f():\n    return {1, 2}"), "f", [], {})).strip()
-    assert output.startswith(RESULT_MARKER)
-    result, error = find_result(PYTORCHJOB, {}, [], output)
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("{1, 2}", "it is of type set"),
+        ("float('nan')", "it is nan"),
+        ("{'loss': [0.5, float('-inf')]}", "['loss'][1] is -inf"),
+        ("{'model': {'it\\'s': object()}}", """['model']["it's"] is of type object"""),
+        ("{'a': 1, 'b': {(1, 2): 3}}", "['b'] has a key of type tuple"),
+        ("({'ü': complex(1)},)", "[0]['\\xfc'] is of type complex"),
+        ("(lambda a: a.append(a) or a)([])", "Circular reference detected"),
+        ("{'k' * 1000: {1}}", "['kkkk"),
+    ],
+)
+def test_return_value_that_is_not_json_is_reported_with_its_place(value: str, why: str) -> None:
+    said = run(program(Definition(f"def f():\n    return {value}"), "f", [], {})).strip()
+    result, error = find_result(PYTORCHJOB, {}, [], said)
     assert result is None
-    assert f"{NOT_JSON}Object of type set is not JSON serializable" in error
+    assert error.startswith(f"Its result is left out: {NOT_JSON}{why}")
+    assert len(error) < 500
+    result, error = received(run(mpi(f"def f():\n    return {value}"), PMI_RANK="0"))
+    assert (result, error[: error.index(why)]) == (None, f"Its result is left out: {NOT_JSON}")
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [("{1: 'a', None: 1e308, 2.5: [()]}", '{"1": "a", "null": 1e+308, "2.5": [[]]}'), ("10**20", "1" + "0" * 20)],
+)
+def test_return_value_that_python_writes_as_json_is_sent(value: str, sent: str) -> None:
+    said = run(program(Definition(f"def f():\n    return {value}"), "f", [], {})).strip()
+    assert said == RESULT_MARKER + sent
 
 
 def test_traceback_shows_the_source_line() -> None:
@@ -185,7 +209,7 @@ def test_unknown_rank_fails_before_the_function_runs() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("def f():\n    return {1}", f"{NOT_JSON}Object of type set is not JSON serializable"),
+        ("def f():\n    return {1}", f"{NOT_JSON}it is of type set"),
         ("def f():\n    return 'x' * 50_000", "the return value has 50,016 bytes of JSON, more than 49,152"),
     ],
 )

@@ -106,7 +106,7 @@ def test_none_is_a_return_value(instance: Instance) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "why"),
     [
-        (no_json, TrainingConfigurationError, "its return value is not JSON and is lost: Object of type set"),
+        (no_json, TrainingConfigurationError, "its return value is not JSON and is lost: it is of type set"),
         (too_much, TrainingJobError, "can't be read: the return value has 50,016 bytes of JSON, more than 49,152"),
         (cuts_its_lines, TrainingJobError, "can't be read: the Launcher's log has no intact line of it"),
     ],

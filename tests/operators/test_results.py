@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError
+from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
 from tests.operators.task_instance import Instance
 
 
@@ -47,20 +48,41 @@ def test_multiple_outputs_of_a_list_are_one_output(instance: Instance, capfd: py
 
 
 def returns(what: str) -> Any:
-    return {"nan": float("nan"), "text": "x", "set": {1}}[what]
+    return {
+        "nan": {"history": [0.5, float("nan")]},
+        "text": "x",
+        "set": {1},
+        "large": "x" * 50_000,
+    }[what]
+
+
+FUNCTION: dict[str, Any] = {
+    "operator": _PyTorchJobDecoratedOperator,
+    "python_callable": returns,
+    "deferrable": False,
+}
 
 
 def test_return_value_arrives_by_the_termination_message(instance: Instance) -> None:
     """The Master's log isn't followed."""
-    function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
-    assert instance.execute(**function, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
+    assert instance.execute(**FUNCTION, op_args=["text"], workers=1, logs={"Worker": [0]}) == "x"
 
 
-def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance) -> None:
-    function: Any = {"operator": _PyTorchJobDecoratedOperator, "python_callable": returns, "deferrable": False}
-    assert instance.execute(**function, op_args=["text"]) == "x"
-    assert instance.execute(**function, op_args=["nan"], number=2, max_tries=2) == "nan"
-    with pytest.raises(TrainingConfigurationError, match="returns succeeded, but its return value is not JSON") as e:
-        instance.execute(**function, op_args=["set"], number=3, max_tries=3)
-    assert "Object of type set is not JSON serializable. Return strings" in str(e.value)
+@pytest.mark.parametrize(("what", "why"), [("set", "it is of type set"), ("nan", "['history'][1] is nan")])
+def test_return_value_that_is_not_json_fails_the_task_for_good(instance: Instance, what: str, why: str) -> None:
+    first = f"^returns succeeded, but its return value is not JSON and is lost: {re.escape(why)}\\.\\nReturn strings"
+    with pytest.raises(TrainingConfigurationError, match=first):
+        instance.execute(**FUNCTION, op_args=[what])
     assert not instance.jobs()
+
+
+def test_return_value_that_is_too_large_fails_the_task(instance: Instance) -> None:
+    """Without a result, the tasks after it would get None."""
+    for number in (1, 2):
+        with pytest.raises(TrainingJobError, match=r"return value can't be read: .* has more than 49,152 bytes"):
+            instance.execute(**FUNCTION, op_args=["large"], number=number, retries=1)
+    assert len(instance.store["ktrain_tries"]["tries"]) == 1, "it trained once"
+
+
+def test_return_value_that_is_not_pushed_may_be_anything(instance: Instance) -> None:
+    assert instance.execute(**FUNCTION, op_args=["set"], do_xcom_push=False) is None

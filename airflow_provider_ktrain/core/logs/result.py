@@ -19,6 +19,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.text import clipped
 from airflow_provider_ktrain.core.xcom_values import MAX_DEPTH, storable
 
 MARKER_PREFIX = "KTRAIN_RESULT"  #: of both markers
@@ -30,6 +31,7 @@ MAX_BYTES = 48 * 1024  #: of the JSON text, because Airflow stores it as an XCom
 TERMINATION_MESSAGE_BYTES = 4096  #: the limit of the kubelet
 LEFT_OUT = "Its result is left out: "
 CHANGED = "Its result is stored with a change: "
+MAX_REASON_CHARS = 400  #: of the text that stands in for a return value
 MAX_MARKERS = 8  #: tried per line
 PART_BYTES = 1900  #: of the text in a numbered line, which has less than 2,000 bytes in all
 MAX_PARTS = -(-MAX_BYTES // PART_BYTES)
@@ -147,6 +149,8 @@ def _joined(held: str) -> tuple[Any, str]:
 
 def _parsed(text: str, where: str) -> tuple[Any, str]:
     """The result in the text, with what had to be changed or left out."""
+    if text.startswith(NOT_RETURNED):
+        return None, f"{LEFT_OUT}{clipped(text, MAX_REASON_CHARS)}"
     if len(text.encode(errors="replace")) > MAX_BYTES:
         return (
             None,

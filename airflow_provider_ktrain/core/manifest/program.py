@@ -28,6 +28,7 @@ TERMINATION_MESSAGE = {TERMINATION_LOG_VARIABLE: "/dev/termination-log"}
 NOT_JSON = f"{NOT_RETURNED}is not JSON: "  #: follows the marker if the function returned something else
 RETURNED = "returned"  #: key of the return value in numbered lines: without it, None could mean that none was read
 IMAGE_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")  #: which images set for their programs
+REASON_CHARS = 300  #: of why a value is not JSON
 MAX_BYTES = 96 * 1024  #: of the encoded program: Linux takes 128 KiB in one environment variable
 
 #: writes the program to a file, so that tracebacks show its lines, and executes it
@@ -62,11 +63,37 @@ if __name__ == "__main__":
     _given = _json.loads({given!r})
     _returned = {name}(*_given["args"], **_given["kwargs"])
     if _rank == "0":
+{search}
         try:
-            _text = _json.dumps({value})
+            _text = _json.dumps({value}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as _error:
-            _text = {not_json!r} + ascii(str(_error))[1:-1]
+            try:
+                _why = _ktrain_not_json(_returned, "") or str(_error)
+            except RecursionError:
+                _why = str(_error)
+            _text = {not_json!r} + _why.encode("unicode_escape").decode()[:{reason_chars}]
 {output}"""
+
+# the error of json.dumps names the type, but not the place
+_SEARCH = """\
+        def _ktrain_not_json(_value, _at):
+            if isinstance(_value, float):
+                return "" if _value - _value == 0 else (_at or "it") + " is " + repr(_value)
+            if isinstance(_value, (str, int, type(None))):
+                return ""
+            if isinstance(_value, dict):
+                for _key, _item in _value.items():
+                    if not isinstance(_key, (str, int, float, type(None))):
+                        return (_at or "it") + " has a key of type " + type(_key).__name__
+                    _why = _ktrain_not_json(_item, "%s[%r]" % (_at, _key))
+                    if _why:
+                        return _why
+                return ""
+            if isinstance(_value, (list, tuple)):
+                _found = (_ktrain_not_json(_item, "%s[%d]" % (_at, _i)) for _i, _item in enumerate(_value))
+                return next((_why for _why in _found if _why), "")
+            return (_at or "it") + " is of type " + type(_value).__name__
+"""
 
 _RESULT_LINE = f"""\
         print({RESULT_MARKER!r} + _text, flush=True)
@@ -209,6 +236,8 @@ def program(
         not_json=NOT_JSON,
         rank=runner.rank,
         value=runner.value,
+        search=_SEARCH,
+        reason_chars=REASON_CHARS,
         output=runner.output,
     )
     if (size := len(base64.b64encode(text.encode()))) > MAX_BYTES:
