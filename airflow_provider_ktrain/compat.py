@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import structlog
+from airflow.sdk.bases.operator import BaseOperatorMeta
 
 from airflow_provider_ktrain.core.formats import DEFERRAL_STATE, JOB_STATE
 from airflow_provider_ktrain.core.text import clean
@@ -211,6 +212,33 @@ def calls_on_kill() -> bool:
 def push(context: Context, key: str, value: Any) -> None:
     """Push an XCom of this task, without characters that databases reject."""
     context["ti"].xcom_push(key=key, value=clean(value))
+
+
+class ChecksAfterInit(BaseOperatorMeta):
+    """Metaclass of operators with a method `parse_problem`, which is called when an operator has been created.
+
+    That is after all constructors, because a user's subclass may set parameters in its own. A mapped task that Airflow
+    creates to run it isn't checked: its parameters are no literals.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create an operator.
+
+        :raises ValueError: `parse_problem` returns a text. It is raised here because Airflow shows the last two frames:
+            the other one is the line of the DAG file.
+        """
+        operator = super().__call__(*args, **kwargs)
+        from_mapped = getattr(operator, "_BaseOperator__from_mapped", False)
+        if not from_mapped and (problem := operator.parse_problem()):
+            raise ValueError(problem)
+        return operator
+
+
+def is_resolved_later(value: Any) -> bool:
+    """Whether a value stands for one that is known when the task runs: an XComArg, a mapped argument, `DagParam`."""
+    from airflow.sdk.definitions._internal.mixins import ResolveMixin
+
+    return isinstance(value, ResolveMixin)
 
 
 class StorableLog:

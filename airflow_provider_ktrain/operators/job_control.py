@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
 
 
-class _JobControlOperator(StorableLog, BaseOperator):
+class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
     """Base of the operators that find a job by kind and name, change it and wait for the effect.
 
     Each operator documents its parameters. `train.job_name` of a task `train` is known before its job exists, and a
@@ -50,6 +51,11 @@ class _JobControlOperator(StorableLog, BaseOperator):
         self.timeout = timeout
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
+
+    def _check_literals(self, given: Mapping[str, Any]) -> None:
+        if "kind" in given:
+            kind_of(self.kind)
+        parameters.validated(given, "workers")
 
     def execute(self, context: Context) -> str:
         """Change the job. The result is also logged."""
@@ -98,6 +104,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
     :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
@@ -124,6 +131,7 @@ class SuspendTrainingJobOperator(_JobControlOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
     :raises TrainingJobError: the job doesn't exist or has ended, or its pods aren't gone in time.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
@@ -144,6 +152,7 @@ class ResumeTrainingJobOperator(_JobControlOperator):
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
     :raises TrainingJobError: the job doesn't exist or has ended, or no pod appears in time.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 
@@ -167,6 +176,7 @@ class DeleteTrainingJobOperator(_JobControlOperator):
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
     :raises TrainingJobError: the job doesn't exist and `missing_ok` is False, a task owns it and `force` is False, or
         its pods aren't gone in time.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is wrong; never retried.
     """
 

@@ -22,9 +22,10 @@ from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay, roles_without_manifest
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.core.state.limits import Limits
+from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,7 +39,7 @@ FOLLOWING_PARAMETERS = (
 )  # fmt: skip
 
 
-class JobParameters(compat.StorableLog, BaseOperator):
+class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """The parameters that all kinds of jobs have. An operator documents its own in its docstring.
 
     An operator of another kind adds its parameters in `__init__`, `template_fields` and `_job_options`, and their valid
@@ -294,7 +295,23 @@ class JobParameters(compat.StorableLog, BaseOperator):
 
         :raises ManifestError: naming each invalid parameter.
         """
-        parameters.validated(vars(self))
+        self._check_values(vars(self))
+
+    def _check_literals(self, given: Mapping[str, Any]) -> None:
+        self._check_values(given)
+        # a subclass of a user may set them when it is executed
+        complete = type(self).__module__.startswith("airflow_provider_ktrain.")
+        if complete and self.manifest is None and {"workers", "replicas"} & vars(self).keys() <= given.keys():
+            roles_without_manifest(self.kind, self._job_options())
+
+    def _check_values(self, given: Mapping[str, Any]) -> None:
+        """Check the parameters that are in `given`.
+
+        :raises ManifestError: naming each invalid parameter.
+        """
+        parameters.validated(given)
+        if "logs" not in given:
+            return
         check_choice(self.logs, self.kind)
         if self.logs == "none" and self.log_stall_timeout is not None:
             raise ManifestError(

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, SUBMISSION_LABEL, JobRef, Owner, label_value
@@ -20,6 +21,7 @@ from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, is_kept, jud
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
+class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     """Release jobs of this deployment whose task is over: success, failed, skipped, removed or deleted.
 
     A task releases its job itself, however it ends. The reaper is for the rest, for example if a worker and its node
@@ -46,6 +48,7 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
     :param confirm_after: time between the two checks, in seconds or as a timedelta. Default: 5 minutes.
     :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
     :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a namespace is an empty string, or `[ktrain] deployment_id` is not set: another
         Airflow can have the same default, and its jobs would look left over.
     :raises TrainingJobError: a namespace does not exist or can't be read.
@@ -71,6 +74,9 @@ class ReapTrainingJobsOperator(compat.StorableLog, BaseOperator):
         self.confirm_after = confirm_after
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
+
+    def _check_literals(self, given: Mapping[str, Any]) -> None:
+        parameters.validated(given)
 
     def execute(self, context: Context) -> list[str]:
         """First check. A trigger starts the second one later, so that no worker waits."""

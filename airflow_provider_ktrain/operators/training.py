@@ -123,6 +123,7 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
         little before it ends.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
     :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a missing object.
     """
@@ -217,6 +218,7 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
         little before it ends.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
     :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a missing object.
     """
@@ -315,6 +317,7 @@ class TrainJobOperator(TrainingJobOperator):
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
         little before it ends.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
     :raises TrainingClusterError: the cluster can't run the job now: missing access, a quota, a runtime that is missing
         or doesn't fit the job.

@@ -26,6 +26,7 @@ from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kin
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -56,7 +57,7 @@ class Waiting:
         return cls(**known_fields(cls, mapping(data)))
 
 
-class TrainingJobSensor(StorableLog, BaseSensorOperator):
+class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
     """Base of the sensors: waits until a job has one of some conditions. Each sensor documents its parameters.
 
     With `deferrable=True`, all sensors of a connection and namespace share one watch. With `deferrable=False`, the
@@ -95,6 +96,11 @@ class TrainingJobSensor(StorableLog, BaseSensorOperator):
         self.deferrable = compat.default_deferrable() if deferrable is None else deferrable
         self.kubernetes_conn_id = kubernetes_conn_id
         self.cluster_context = cluster_context
+
+    def _check_literals(self, given: Mapping[str, Any]) -> None:
+        if "logs" in given:
+            check_choice(self.logs, self.kind)
+        parameters.validated(given)
 
     def execute(self, context: Context) -> Any:
         """Read the job once in the worker; defer if it must wait."""
@@ -320,6 +326,7 @@ class PyTorchJobSensor(TrainingJobSensor):
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
     :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
@@ -342,6 +349,7 @@ class MPIJobSensor(TrainingJobSensor):
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
     :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
@@ -365,6 +373,7 @@ class TrainJobSensor(TrainingJobSensor):
     :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
     :param kwargs: parameters of `BaseSensorOperator`: `timeout` and `poke_interval` (seconds), `mode`, `soft_fail`, ...
     :raises TrainingJobError: the job ended otherwise; a subclass for each category of causes.
+    :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 

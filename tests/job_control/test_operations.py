@@ -182,18 +182,26 @@ def test_finished_job_of_a_task_is_deleted_without_force(jobs: Jobs) -> None:
     assert jobs.read(job) is None
 
 
-def test_wrong_parameters_fail_without_a_request_or_retry() -> None:
-    job = {"kind": "TFJob", "metadata": {"name": "x"}}
-    with pytest.raises(TrainingConfigurationError, match="found 'TFJob'; expected one of MPIJob, PyTorchJob"):
-        run(SuspendTrainingJobOperator, job)
-    job["kind"] = "PyTorchJob"
-    for workers in ("x", -1):
-        with pytest.raises(TrainingConfigurationError, match=f"found {workers!r}; expected a whole number, 0 or more"):
-            run(ScaleTrainingJobOperator, job, workers=workers)
-    with pytest.raises(TrainingConfigurationError, match=r"^timeout: .*found '5m'"):
-        run(SuspendTrainingJobOperator, job, timeout="5m")
-    with pytest.raises(TrainingConfigurationError, match=r"^job_name: .*found ''"):
-        run(DeleteTrainingJobOperator, {"kind": "PyTorchJob", "metadata": {"name": ""}})
+@pytest.mark.parametrize(
+    ("operator", "name", "value", "error"),
+    [
+        (SuspendTrainingJobOperator, "kind", "TFJob", r"found 'TFJob'; expected one of MPIJob, PyTorchJob"),
+        (ScaleTrainingJobOperator, "workers", "x", r"found 'x'; expected a whole number, 0 or more"),
+        (ScaleTrainingJobOperator, "workers", -1, r"found -1; expected a whole number, 0 or more"),
+        (SuspendTrainingJobOperator, "timeout", "5m", r"^timeout: .*found '5m'"),
+        (DeleteTrainingJobOperator, "job_name", "", r"^job_name: .*found ''"),
+    ],
+)
+def test_wrong_parameters_fail_without_a_request_or_retry(
+    operator: type[Any], name: str, value: Any, error: str
+) -> None:
+    right = {"task_id": "verb", "job_name": "x"} | ({"workers": 1} if operator is ScaleTrainingJobOperator else {})
+    with pytest.raises(ValueError, match=error):
+        operator(**{**right, name: value})
+    task = operator(**right)
+    setattr(task, name, value)  # as a template is rendered
+    with pytest.raises(TrainingConfigurationError, match=error):
+        task.execute({})
 
 
 # ---- fencing: changes between the read and the write

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -105,9 +105,13 @@ class Instance:
 
     def execute(
         self, *, number: int = 1, retries: int = 0, max_tries: int | None = None,
-        operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "", **parameters: Any,
+        operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "",
+        rendered: Mapping[str, Any] | None = None, **parameters: Any,
     ) -> Any:  # fmt: skip
-        """Run `execute` as try `number`. Returns its result, or the exception with which it defers."""
+        """Run `execute` as try `number`. Returns its result, or the exception with which it defers.
+
+        :param rendered: values that templates of parameters render to. An invalid literal fails the constructor.
+        """
         most = retries if max_tries is None else max_tries
         self.ti = Ti(self.run_id, number, most, refuses=refuses, jobs=self.jobs)
         if "manifest" not in parameters:
@@ -117,6 +121,8 @@ class Instance:
         with DAG(DAG_ID, schedule=None, start_date=start, template_searchpath=self.folder or None):
             self.operator = operator(task_id="train", retries=retries, **parameters)
         self.operator.resolve_template_files()
+        for name, value in (rendered or {}).items():
+            setattr(self.operator, name, value)
         try:
             return self.operator.execute(self.context)
         except TaskDeferred as deferred:

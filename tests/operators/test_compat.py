@@ -270,3 +270,17 @@ def test_secrets_of_connections_are_masked() -> None:
     assert compat.masked("args: s3cret-of-a-connection") == "args: ***", "the log shows secrets of the manifest"
     assert compat.hides("my_password"), "the log shows variables that Airflow hides"
     assert not compat.hides("epochs")
+
+
+# parameters
+
+
+def test_operator_has_a_metaclass_and_knows_whether_it_was_mapped() -> None:
+    assert isinstance(BaseOperator, operator.BaseOperatorMeta), "ChecksAfterInit: literals aren't checked"
+    mapped = BaseOperator(task_id="a", _airflow_from_mapped=True)
+    assert mapped._BaseOperator__from_mapped is True, "ChecksAfterInit: mapped values fail in the constructor"  # type: ignore[attr-defined]
+
+
+def test_values_that_are_resolved_later_have_a_common_class() -> None:
+    argument = BaseOperator(task_id="a").output
+    assert compat.is_resolved_later(argument), "parse_checks: an XComArg is taken for a literal"

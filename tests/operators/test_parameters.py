@@ -67,7 +67,9 @@ def test_template_of_a_list_needs_native_objects() -> None:
 def test_invalid_parameter_fails_before_any_request(wrong: dict[str, Any]) -> None:
     """There is no connection, so the error is raised before any request."""
     with DAG("dag"):
-        task = PyTorchJobOperator(task_id="train", image="i:1", **wrong)
+        task = PyTorchJobOperator(task_id="train", image="i:1")
+    for name, value in wrong.items():  # as a template is rendered
+        setattr(task, name, value)
     context: Any = {"ti": Ti("run", 1, 0)}
     with pytest.raises(TrainingConfigurationError, match=f"^{next(iter(wrong))}: invalid parameter; found .*expected"):
         task.execute(context)
@@ -84,7 +86,8 @@ def test_limits_can_be_text_when_a_task_resumes() -> None:
 def test_parameters_stay_as_they_are() -> None:
     """Values computed from them are part of the request."""
     with DAG("dag"):
-        task = PyTorchJobOperator(task_id="train", image="i:1", workers="2", max_restarts="some")
+        task = PyTorchJobOperator(task_id="train", image="i:1", workers="2")
+    task.gpus = "two"  # as a template is rendered
     before = dict(vars(task))
     context: Any = {"ti": Ti("run", 1, 0)}
     request = task._request(context)

@@ -117,7 +117,12 @@ TWO_MASTERS: dict[str, Any] = {"replicas": {"Master": 2}}
 
 @pytest.mark.parametrize(
     "parameters",
-    [TWO_MASTERS, {"gpus": "two"}, {"manifest": "kind: [PyTorchJob\nspec: {}"}, {"manifest": "jobs/missing.yaml"}],
+    [
+        TWO_MASTERS,
+        {"rendered": {"gpus": "two"}},
+        {"manifest": "kind: [PyTorchJob\nspec: {}"},
+        {"manifest": "jobs/missing.yaml"},
+    ],
     ids=["two masters", "a parameter of the manifest", "no YAML", "a missing file"],
 )
 def test_invalid_manifest_does_not_end_a_running_job(
@@ -135,7 +140,11 @@ def test_invalid_manifest_does_not_end_a_running_job(
 
 @pytest.mark.parametrize(
     "parameters",
-    [{**TWO_MASTERS, "reattach": "if_unchanged"}, {"logs": "some"}, {"queue_timeout": "10m"}],
+    [
+        {**TWO_MASTERS, "reattach": "if_unchanged"},
+        {"rendered": {"logs": "some"}},
+        {"rendered": {"queue_timeout": "10m"}},
+    ],
     ids=["if_unchanged", "it cannot be followed", "a limit"],
 )
 def test_a_job_that_cannot_be_taken_over_is_released_before_the_error(

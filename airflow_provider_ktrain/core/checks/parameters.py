@@ -108,6 +108,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _namespace(value: Any) -> bool:
+    return _text(value) and re.fullmatch(NAMESPACE, value) is not None
+
+
 def _scalar(value: Any) -> bool:
     return isinstance(value, str | int | float)
 
@@ -162,13 +166,17 @@ _LABELS = Shape("a mapping of text to text", _scalar, Mapping, 'write {"name": "
 _PLURALS = ",".join(kind.plural for kind in KINDS.values())
 
 #: the parameters that may not be None
-REQUIRED = {"job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions"}
+REQUIRED = {
+    "job_name", "kubernetes_conn_id", "timeout", "on_finish_action", "reattach", "conditions", "confirm_after",
+    "max_jobs",
+}  # fmt: skip
 PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("name", "kubernetes_conn_id", "cluster_context", "image", "priority_class_name"), _TEXT),
     **dict.fromkeys(("queue_name", "workload_priority_class", "checkpoint_dir"), _TEXT),
-    **dict.fromkeys(("deferrable", "resume_on_clear", "server_dry_run", "missing_ok", "force"), _SWITCH),
-    "avoid_failed_nodes": _SWITCH,
+    **dict.fromkeys(("deferrable", "resume_on_clear", "missing_ok", "force", "avoid_failed_nodes"), _SWITCH),
+    **dict.fromkeys(("server_dry_run", "dry_run_only"), _SWITCH),
     **dict.fromkeys(("workers", "gpus", "max_restarts"), _COUNT),
+    "max_jobs": Shape("a whole number, 0 or more", _whole, remedy="write 20"),
     "nodes": Shape("a whole number, 1 or more", lambda value: _whole(value, 1), remedy="write 2", numbers=True),
     "runtime": Shape(
         "the name of a ClusterTrainingRuntime, or a mapping with name and kind",
@@ -180,12 +188,17 @@ PARAMETERS: Mapping[str, Shape] = {
     ),
     **dict.fromkeys(("queue_timeout", "schedule_timeout", "startup_timeout", "log_stall_timeout"), _DURATION),
     "partial_start_timeout": _DURATION,
-    "timeout": _DURATION,
+    **dict.fromkeys(("timeout", "confirm_after"), _DURATION),
     **dict.fromkeys(("command", "args"), _WORDS),
     **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
     "namespace": Shape(
         f"the name of a namespace: {NAMESPACE_FORMAT}",
-        lambda value: value == "" or (_text(value) and re.fullmatch(NAMESPACE, value) is not None),
+        lambda value: value == "" or _namespace(value),
+        remedy="correct it, or remove it to use the connection's namespace",
+    ),
+    "namespaces": Shape(
+        f"a namespace or a list of namespaces: {NAMESPACE_FORMAT}",
+        lambda value: all(_namespace(name) for name in ([value] if _text(value) and value else value or ())),
         remedy="correct it, or remove it to use the connection's namespace",
     ),
     "job_name": Shape(

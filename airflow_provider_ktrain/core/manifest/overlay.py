@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
-from airflow_provider_ktrain.core.kinds import Manifest, kind_of
+from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.base import mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
@@ -93,6 +93,16 @@ def build(kind: str, options: JobOptions, api_version: str | None = None) -> Man
     :raises ManifestError: without an image, or without a role that the kind requires.
     """
     known = kind_of(kind)
+    roles = roles_without_manifest(known, options)
+    return overlay(known.skeleton(api_version or known.api_versions[0], roles), options)
+
+
+def roles_without_manifest(known: Kind, options: JobOptions) -> list[str]:
+    """The roles of a job that is built from options alone.
+
+    :raises ManifestError: the options have no image, or not all roles that the kind requires.
+    """
+    kind = known.name
     roles = [known.primaries[0], *(["Worker"] if options.workers or options.replicas.get("Worker") else [])]
     if not options.image and known.needs_image:
         raise ManifestError(
@@ -106,7 +116,7 @@ def build(kind: str, options: JobOptions, api_version: str | None = None) -> Man
             expected="workers >= 1",
             remedy="set workers",
         )
-    return overlay(known.skeleton(api_version or known.api_versions[0], roles), options)
+    return roles
 
 
 def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
