@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.logs.result import LEFT_OUT
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
@@ -91,6 +93,24 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
     def _first_replica(self) -> str:
         running = [role for role in self.kind.roles if self.kind.runs_program(role)]
         return f"{running[0]} 0" if len(running) == 1 else "replica 0"
+
+    def build_manifest(self, source: Mapping[str, Any] | str | None) -> Manifest:
+        """Build the manifest as the operator does; `pod_override` must not replace the function's program.
+
+        :raises ManifestError: listing all errors.
+        """
+        built = super().build_manifest(source)
+        for role, template in self.kind.templates(built) if self.pod_override else ():
+            program = self.kind.program(built["spec"], template.get("spec") or {}, role)
+            if self.kind.runs_program(role) and (program.get("command"), program.get("args")) != (self.command, []):
+                raise ManifestError(
+                    f"the program of {role} is the function",
+                    where="pod_override",
+                    found="command or args of its main container",
+                    expected="neither",
+                    remedy="remove them",
+                )
+        return built
 
     def get_python_source(self) -> str:
         """The definition of the function as it was written, without decorators."""

@@ -14,11 +14,13 @@ from airflow.sdk import BaseOperator
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.adoption import first_try_since_clear
 from airflow_provider_ktrain.core.checks import check, parameters
+from airflow_provider_ktrain.core.checks.pod_override import check_pod_override, name_paths
 from airflow_provider_ktrain.core.deadline import deadline_of, run_seconds
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
+from airflow_provider_ktrain.core.kinds.base import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
@@ -52,8 +54,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "env", "gpus", "container_resources",
         "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity", "priority_class_name", "queue_name",
-        "workload_priority_class", "volumes", "checkpoint_dir", "labels", "annotations", "kubernetes_conn_id",
-        "cluster_context",
+        "workload_priority_class", "volumes", "pod_override", "checkpoint_dir", "labels", "annotations",
+        "kubernetes_conn_id", "cluster_context",
     )  # fmt: skip
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml"}
 
@@ -91,6 +93,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         queue_name: str | None = None,
         workload_priority_class: str | None = None,
         volumes: Sequence[Volume] = (),
+        pod_override: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         checkpoint_dir: str | None = None,
@@ -132,6 +135,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.queue_name = queue_name
         self.workload_priority_class = workload_priority_class
         self.volumes = volumes
+        self.pod_override = pod_override
         self.labels = labels
         self.annotations = annotations
         self.checkpoint_dir = checkpoint_dir
@@ -206,6 +210,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             queue=self.queue_name,
             workload_priority_class=self.workload_priority_class,
             volumes=self.volumes or (),
+            pod_override=self.pod_override or {},
             labels=self.labels or {},
             annotations=self.annotations or {},
         )
@@ -216,23 +221,30 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :param source: the rendered manifest; None builds one from the options.
         :raises ManifestError: listing all errors.
         """
+        loaded: Manifest | None = None
         warnings: list[str] = []
-        if source is None:
-            built = build(self.kind.name, self._job_options())
-        else:
+        if source is not None:
             document = the_job(load_documents(source, file=self._manifest_file))
             loaded, moved = transform.modernize(document.content)
             warnings = list(document.left_out)
             for text in moved:
                 self.log.info("Manifest: %s", text)
-            built = overlay(loaded, self._job_options())
-        if isinstance(metadata := built.get("metadata"), dict):
-            metadata.pop("name", None)  # the job's name is derived from the task's identity
+        built = self._with_options(loaded, self._job_options())
         problems = check(built, self.kind.name)
+        if self.pod_override:
+            before = self._with_options(loaded, replace(self._job_options(), pod_override={}))
+            problems = name_paths(problems, check(before, self.kind.name), built, self.pod_override)
         if warnings := [*warnings, *(problem.text for problem in problems if problem.level == "warning")]:
             self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
         if errors := [str(p) for p in problems if p.level == "error"]:
             raise ManifestError("the manifest is invalid: " + "\n".join(errors))
+        return built
+
+    def _with_options(self, loaded: Manifest | None, options: JobOptions) -> Manifest:
+        """The manifest, or one built from the options, with the options applied and without a name."""
+        built = build(self.kind.name, options) if loaded is None else overlay(loaded, options)
+        if isinstance(metadata := built.get("metadata"), dict):
+            metadata.pop("name", None)  # the job's name is derived from the task's identity
         return built
 
     # what is submitted and followed
@@ -310,6 +322,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :raises ManifestError: naming each invalid parameter.
         """
         parameters.validated(given)
+        if self.pod_override is not None and POD_OVERRIDE in given:
+            check_pod_override(self.pod_override, self.kind)
         if "logs" not in given:
             return
         check_choice(self.logs, self.kind)

@@ -105,6 +105,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
         role; each replaces a mount at the same path. Templated. Default: none.
+    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
+        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
+        `envFrom`, init containers, sidecars. The main container is named `pytorch`. Templated. Default: None.
     :param labels: labels added to the job and its pods. Templated. Default: None.
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
@@ -200,6 +203,10 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the main container of every
         role; each replaces a mount at the same path. Templated. Default: none.
+    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
+        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
+        `envFrom`, init containers, sidecars. Without a manifest the containers are named `launcher` and `worker`,
+        so that templates of containers are written by role. Templated. Default: None.
     :param labels: labels added to the job and its pods. Templated. Default: None.
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
@@ -299,6 +306,10 @@ class TrainJobOperator(TrainingJobOperator):
         `priority_class_name` orders the pods. Templated. Default: the manifest's.
     :param volumes: volumes (`SharedMemory`, `ClaimVolume`, `HostPath`) to mount into the container `node`; each
         replaces a mount at the same path. Templated. Default: none.
+    :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
+        Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
+        `envFrom`, init containers, sidecars. The main container is named `node`. It is sent as
+        `runtimePatches`, which can't add containers; what they can't have is refused. Templated. Default: None.
     :param labels: labels added to the job and its pods. Templated. Default: None.
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same

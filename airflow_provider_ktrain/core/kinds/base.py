@@ -15,11 +15,14 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.strategic_merge import member, merged
 
 Manifest = dict[str, Any]
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
+POD_OVERRIDE = "pod_override"  #: the parameter, with which paths in it begin
+POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
 MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
 
 
@@ -266,6 +269,18 @@ class Kind:
             },
         }
 
+    def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
+        """Merge a pod template into those of the manifest, by Kubernetes' strategic merge.
+
+        :param override: a pod template, or pod templates by role.
+        :raises ManifestError: it can't be merged. The path in it begins with `pod_override`.
+        """
+        for role, template in self.templates(manifest):
+            for path, patch in pod_patches(override, role):
+                changed = merged(template, patch, path)
+                template.clear()
+                template.update(changed)
+
     def default_run_policy(self, version: str) -> dict[str, Any]:
         """The run policy of a job that is built without a manifest."""
         return {"cleanPodPolicy": "Running"}
@@ -431,6 +446,14 @@ class Kind:
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """The least and the greatest number of Workers that the job may be scaled to; None: no upper bound."""
         return 1, None
+
+
+def pod_patches(override: Mapping[str, Any], role: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Path and content of what a `pod_override` has for a role: one template or none."""
+    if override.keys() <= POD_TEMPLATE_FIELDS:
+        yield POD_OVERRIDE, override
+    elif isinstance(patch := override.get(role), Mapping):
+        yield member(POD_OVERRIDE, role), patch
 
 
 def mapping_at(holder: dict[str, Any], key: str) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _MERGE_KEYS = {
     "replicatedJobs": "name", "containers": "name", "initContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "imagePullSecrets": "name", "ports": "containerPort",
 }  # fmt: skip
+CONTAINER_LISTS = ("containers", "initContainers")
 _MAX_POD_NAME = 63
 _POD_SUFFIX = len("-0-") + len("-xxxxx") + 1  # of `<job>-<replicated job>-0-<index>-xxxxx`, without the index
 
@@ -77,17 +78,23 @@ def our_templates(manifest: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, 
         yield str(replicated.get("name")), _pod_template(replicated)
 
 
-def add_template(manifest: dict[str, Any]) -> None:
-    """Add the pod template for ANY_JOB to our entry of runtimePatches, if it isn't there."""
-    if any(name == ANY_JOB for name, _ in our_templates(manifest)):
-        return
+def add_template(manifest: dict[str, Any], job: str = ANY_JOB) -> dict[str, Any]:
+    """The pod template for a replicated job in our entry of runtimePatches, added if it isn't there.
+
+    :param job: its name. Default: ANY_JOB.
+    """
+    found = next((template for name, template in our_templates(manifest) if name == job), None)
+    if found is not None:
+        return found
     spec = mapping_at(manifest, "spec")
     entry = _our_entry(manifest)
     if entry is None:
         entry = {"manager": MANAGER}
         spec[PATCHES] = [*(spec.get(PATCHES) or []), entry]
     template = mapping_at(mapping_at(mapping_at(entry, "trainingRuntimeSpec"), "template"), "spec")
-    template["replicatedJobs"] = [*(template.get("replicatedJobs") or []), {"name": ANY_JOB}]
+    added: dict[str, Any] = {"name": job}
+    template["replicatedJobs"] = [*(template.get("replicatedJobs") or []), added]
+    return _pod_template(added)
 
 
 def carries_our_labels(job: Mapping[str, Any]) -> bool:
@@ -131,13 +138,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
         raise problem
     patched = patched_template(result, runtime)
     jobs = [_patch(replicated, template) for replicated in _replicated(patched)]
-    if template.get("spec", {}).get("volumes") and not any(_has_node(r) for r in _replicated(patched)):
-        raise RuntimeMismatchError(
-            f"volumes can't be mounted: the runtime has no container named {NODE}",
-            found=", ".join(sorted(_container_names(patched))) or "no containers",
-            expected=NODE,
-            remedy="use another runtime",
-        )
+    _require_containers(template, patched)
     ours = {"template": {"spec": {"replicatedJobs": jobs}}}
     entry = _our_entry(result)
     if entry is None:
@@ -293,17 +294,40 @@ def _patch(replicated: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str
     :param change: the pod template with the values that the options set.
     """
     pod, options = _pod(replicated), change.get("spec") or {}
-    spec = {key: value for key, value in copy.deepcopy(options).items() if key not in ("containers", "volumes")}
+    spec = {key: value for key, value in copy.deepcopy(options).items() if key not in (*CONTAINER_LISTS, "volumes")}
     if options.get("tolerations"):
         present = list(pod.get("tolerations") or ())
         spec["tolerations"] = [*present, *(t for t in options["tolerations"] if t not in present)]
     if options.get("affinity"):
         spec["affinity"] = _both(pod.get("affinity") or {}, options["affinity"])
-    if _has_node(replicated) and options.get("volumes"):
-        spec["volumes"] = [_compatible(volume, pod) for volume in options["volumes"]]
-        spec["containers"] = copy.deepcopy(options["containers"])
+    for key in CONTAINER_LISTS:
+        known = {c.get("name") for c in _items(pod, key)}
+        if containers := [c for c in _items(options, key) if c.get("name") in known]:
+            spec[key] = copy.deepcopy(containers)
+    names = {v.get("name") for v in _items(pod, "volumes")}
+    patched = any(key in spec for key in CONTAINER_LISTS)
+    if volumes := [v for v in _items(options, "volumes") if patched or v.get("name") in names]:
+        spec["volumes"] = [_compatible(volume, pod) for volume in volumes]
     template = {"metadata": copy.deepcopy(change.get("metadata") or {})} | ({"spec": spec} if spec else {})
     return {"name": replicated.get("name"), "template": {"spec": {"template": template}}}
+
+
+def _require_containers(wanted: Mapping[str, Any], patched: Mapping[str, Any]) -> None:
+    """:raises RuntimeMismatchError: a container that is to be changed is in no job of the runtime.
+
+    :param wanted: the pod template of ANY_JOB.
+    :param patched: the runtime's JobSet template.
+    """
+    for key in CONTAINER_LISTS:
+        known = {str(c.get("name")) for r in _replicated(patched) for c in _items(_pod(r), key)}
+        for container in _items(wanted.get("spec") or {}, key):
+            if container.get("name") not in known:
+                raise RuntimeMismatchError(
+                    f"the runtime has no container named {container.get('name')} in {key}, and a patch can't add one",
+                    found=", ".join(sorted(known)) or "no containers",
+                    expected=str(container.get("name")),
+                    remedy="use another runtime",
+                )
 
 
 def _compatible(volume: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -391,7 +415,3 @@ def _pod(replicated: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _has_node(replicated: Mapping[str, Any]) -> bool:
     return any(c.get("name") == NODE for c in _items(_pod(replicated), "containers"))
-
-
-def _container_names(template: Mapping[str, Any]) -> set[str]:
-    return {str(c.get("name")) for r in _replicated(template) for c in _items(_pod(r), "containers")}

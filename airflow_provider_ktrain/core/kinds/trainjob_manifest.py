@@ -11,15 +11,27 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
-from airflow_provider_ktrain.core.kinds.base import Kind, Manifest, lower_deadline, mapping_at
-from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
+from airflow_provider_ktrain.core.kinds.base import (
+    POD_TEMPLATE_FIELDS,
+    Kind,
+    Manifest,
+    lower_deadline,
+    mapping_at,
+    pod_patches,
+)
+from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
+from airflow_provider_ktrain.core.strategic_merge import merged, removals
 
 RUNTIME_GROUP = "trainer.kubeflow.org"
 CLUSTER_RUNTIME = "ClusterTrainingRuntime"
 DEFAULT_RUNTIME = "torch-distributed"  #: of jobs that are built without a manifest
 #: by kind of runtime: the resource's path segment, and whether it is in a namespace
 RUNTIMES = {CLUSTER_RUNTIME: ("clustertrainingruntimes", False), "TrainingRuntime": ("trainingruntimes", True)}
+#: fields of the container `node`, and where `spec.trainer` has them
+TRAINER_FIELDS = {
+    "image": "image", "command": "command", "args": "args", "env": "env", "resources": "resourcesPerNode",
+}  # fmt: skip
 #: environment variables that the webhook refuses, by the ML policy of the runtime (recording 55)
 RESERVED_ENVIRONMENT = {
     "torch": frozenset({"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}),
@@ -98,6 +110,36 @@ class TrainJobManifest(Kind):
             pod["containers"] = [*(containers or ()), found]
         return found
 
+    def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
+        """Merge a pod template into our patch of the runtime's, and its container `node` into `spec.trainer`.
+
+        A patch can only add to the runtime: the API server drops null, and the directives aren't in the schema.
+
+        :param override: a pod template for all jobs of the runtime, or pod templates by the names of these jobs.
+        :raises ManifestError: it removes something, or sets the program of one job. The path in it is named.
+        """
+        everywhere = override.keys() <= POD_TEMPLATE_FIELDS
+        for role in (ANY_JOB,) if everywhere else tuple(override):
+            for path, patch in pod_patches(override, role):
+                rest, program, at = _without_program(patch, path)
+                if program and role not in (ANY_JOB, NODE):
+                    raise ManifestError(
+                        f"the program of job {role} can't be set: spec.trainer is the same for all jobs",
+                        where=at,
+                        found=", ".join(program),
+                        remedy=f"set it for all jobs, or in the runtime's job {role}",
+                    )
+                if program:
+                    trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
+                    trainer.update(merged(trainer, program, at))
+                if removed := next(removals(rest, path), None):
+                    raise ManifestError(
+                        "a TrainJob can't remove what its runtime sets", where=removed, remedy="change the runtime"
+                    )
+                if rest:
+                    template = runtime_patches.add_template(manifest, role)
+                    template.update(merged(template, rest, path))
+
     def set_replicas(self, spec: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Set numNodes. The other replicated jobs have one pod.
 
@@ -168,3 +210,21 @@ class TrainJobManifest(Kind):
     def set_backstop(self, manifest: dict[str, Any], seconds: float, margin: float) -> None:
         """The controller has a timer for it, which counts from the last resumption (recordings 54, 54b)."""
         lower_deadline(mapping_at(manifest, "spec"), seconds)
+
+
+def _without_program(patch: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Split a pod template: without the program of container `node`, that program as `spec.trainer`, and its path."""
+    given = patch.get("spec")
+    spec: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    containers = spec.get("containers")
+    containers = containers if isinstance(containers, list) else []
+    for i, container in enumerate(containers):
+        if not isinstance(container, Mapping) or container.get("name") != NODE:
+            continue
+        program = {TRAINER_FIELDS[key]: value for key, value in container.items() if key in TRAINER_FIELDS}
+        kept = {key: value for key, value in container.items() if key not in TRAINER_FIELDS}
+        others = [*containers[:i], *([kept] if kept.keys() > {"name"} else []), *containers[i + 1 :]]
+        pod = {key: value for key, value in spec.items() if key != "containers"}
+        rest = {**patch, "spec": {**pod, **({"containers": others} if others else {})}}
+        return ({k: v for k, v in rest.items() if v or k != "spec"}, program, f"{path}.spec.containers[{i}]")
+    return dict(patch), {}, path

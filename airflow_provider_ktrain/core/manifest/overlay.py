@@ -54,6 +54,8 @@ class JobOptions:
         replaced.
     :param labels: added to the job and its pods.
     :param annotations: added to the job and its pods.
+    :param pod_override: a pod template, or pod templates by role, that is merged into those of the job by Kubernetes'
+        strategic merge, after all other options.
     :param checkpoint_dir: environment variable KTRAIN_CHECKPOINT_DIR of every replica.
     :param attempt: environment variable KTRAIN_ATTEMPT of every replica: the number of this submission, from 1.
     """
@@ -79,6 +81,7 @@ class JobOptions:
     volumes: Sequence[Volume] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_override: Mapping[str, Json] = field(default_factory=dict)
     checkpoint_dir: str | None = None
     attempt: int | None = None
 
@@ -151,6 +154,8 @@ def overlay(manifest: Mapping[str, Json], options: JobOptions) -> Manifest:
         _over_program(program, options, runs_program=kind.runs_program(role))
         if kind.trains(spec, role):
             _set_resources(program, kind.resources_field, options)
+    if options.pod_override:
+        kind.override_pods(result, plain(options.pod_override))
     return result
 
 
