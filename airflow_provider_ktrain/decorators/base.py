@@ -100,7 +100,9 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         :raises ManifestError: listing all errors.
         """
         built = super().build_manifest(source)
-        for role, template in self.kind.templates(built) if self.pod_override else ():
+        if not self.pod_override:
+            return built
+        for role, template in self.kind.templates(built):
             program = self.kind.program(built["spec"], template.get("spec") or {}, role)
             if self.kind.runs_program(role) and (program.get("command"), program.get("args")) != (self.command, []):
                 raise ManifestError(

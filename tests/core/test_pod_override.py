@@ -238,7 +238,7 @@ def test_program_of_a_function_cannot_be_replaced(
         task.build_manifest(None)
 
     build(securityContext={"runAsUser": 1000})
-    with pytest.raises(ManifestError, match="^pod_override: the program of .* is the function; found command or args"):
+    with pytest.raises(ManifestError, match=r"^pod_override: the program of .* is the function; found command or args"):
         build(args=["x"])
 
 

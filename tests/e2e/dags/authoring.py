@@ -46,3 +46,45 @@ with DAG("new_data", schedule=None, start_date=START):
     def arrives() -> None: ...
 
     arrives()
+
+INPUT = {"name": "INPUT", "value": "/input"}
+MOUNT = {"name": "input", "mountPath": "/input"}
+
+with DAG("private", schedule=None, start_date=START):
+
+    @task.pytorchjob(
+        image=os.environ["TEST_IMAGE"],
+        pod_override={
+            "spec": {
+                "serviceAccountName": "trainer",
+                "imagePullSecrets": [{"name": "registry"}],
+                "initContainers": [
+                    {
+                        "name": "fetch",
+                        "image": os.environ["TEST_IMAGE"],
+                        "command": ["sh", "-c", 'echo "of {{ dag.dag_id }}" > "$INPUT/data"'],
+                        "env": [INPUT],
+                        "volumeMounts": [MOUNT],
+                    }
+                ],
+                "containers": [
+                    {
+                        "name": "pytorch",
+                        "envFrom": [{"secretRef": {"name": "private-settings"}}],
+                        "env": [INPUT],
+                        "volumeMounts": [MOUNT],
+                    }
+                ],
+                "volumes": [{"name": "input", "emptyDir": {}}],
+            }
+        },
+    )
+    def reads() -> list[str]:
+        import os
+        import time
+
+        time.sleep(5)  # so that the test sees the pod
+        with open(os.path.join(os.environ["INPUT"], "data")) as file:
+            return [os.environ["GREETING"], file.read().strip()]
+
+    reads()
