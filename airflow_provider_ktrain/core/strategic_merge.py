@@ -121,6 +121,7 @@ def member(path: str, key: str) -> str:
 
 
 def _check_directives(patch: Mapping[str, Any], path: str) -> None:
+    """A patch has a key that begins with `$`: a directive of strategic merge."""
     unknown = next((key for key in patch if key.startswith("$") and key not in (PATCH, RETAIN)), None)
     if unknown is not None:
         raise ManifestError(

@@ -104,7 +104,10 @@ def test_role_that_the_job_does_not_have_is_left_out() -> None:
 WRONG: list[tuple[Any, str]] = [
     ("{}", r"pod_override: .*found str; expected a pod template with[^$]*render_template_as_native_obj=True"),
     ([{"spec": {}}], r"pod_override: .*found list"),
-    ({"worker": {"spec": {}}}, r"pod_override\.worker: unknown role; found worker; .*did you mean Worker\?"),
+    (
+        {"worker": {"spec": {}}},
+        r"pod_override\.worker: did you mean Worker\? unknown role; found worker",
+    ),
     ({"spec": {}, "Worker": {}}, r"pod_override\.spec: a role is beside a field"),
     (
         {"Worker": {"containers": []}},

@@ -93,6 +93,7 @@ def _problems(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
 
 
 def _reserved(path: str, found: str, expected: str) -> Problem:
+    """A label, an annotation or a variable is set that the task sets itself."""
     message = f"{found} is reserved for the task"
     return Problem(Level.ERROR, "parameter", path, message, found, expected, "remove it, or rename it")
 
