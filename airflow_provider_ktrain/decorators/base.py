@@ -18,6 +18,7 @@ from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.logs.result import LEFT_OUT
 from airflow_provider_ktrain.core.manifest.program import (
     NOT_JSON,
+    PROGRAM_VARIABLE,
     TORCH,
     Definition,
     Runner,
@@ -104,13 +105,15 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
             return built
         for role, template in self.kind.templates(built):
             program = self.kind.program(built["spec"], template.get("spec") or {}, role)
-            if self.kind.runs_program(role) and (program.get("command"), program.get("args")) != (self.command, []):
+            same = (program.get("command"), program.get("args")) == (self.command, [])
+            sent = any(variable.get("name") == PROGRAM_VARIABLE for variable in program.get("env") or ())
+            if self.kind.runs_program(role) and not (same and sent):
                 raise ManifestError(
                     f"the program of {role} is the function",
                     where="pod_override",
-                    found="command or args of its main container",
-                    expected="neither",
-                    remedy="remove them",
+                    found=f"a change of command, args or {PROGRAM_VARIABLE} of its main container",
+                    expected="other fields",
+                    remedy="remove it",
                 )
         return built
 

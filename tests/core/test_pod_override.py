@@ -212,6 +212,13 @@ def test_error_of_the_manifest_keeps_its_path() -> None:
         built(PyTorchJobOperator, override, manifest=manifest)
 
 
+def test_unknown_field_is_a_warning_that_names_the_path_and_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    built(PyTorchJobOperator, {"spec": {"imagePullSecret": [{"name": "a"}]}}, image="i:1")
+    output = capsys.readouterr().out
+    assert "unknown-field at pod_override.spec.imagePullSecret: " in output
+    assert "did you mean `imagePullSecrets`?" in output
+
+
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "PET_NNODES"])
 def test_variable_that_the_operator_sets_is_a_warning(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     override = {"spec": {"containers": [{"name": "pytorch", "env": [{"name": name, "value": "x"}]}]}}
@@ -237,12 +244,13 @@ def test_program_of_a_function_cannot_be_replaced(
     def build(**fields: Any) -> None:
         override = {role: {"spec": {"containers": [{"name": container, **fields}]}}}
         task = operator(task_id="t", python_callable=returns_one, image="i:1", pod_override=override, **parameters)
-        task.command, task.args = task.launch_command(), []
+        task.command, task.args, task.env = task.launch_command(), [], {"KTRAIN_PROGRAM": "..."}  # as `execute` does
         task.build_manifest(None)
 
     build(securityContext={"runAsUser": 1000})
-    with pytest.raises(ManifestError, match=r"^pod_override: the program of .* is the function; found command or args"):
-        build(args=["x"])
+    for wrong in ({"args": ["x"]}, {"env": None} if container != "node" else {"command": ["x"]}):
+        with pytest.raises(ManifestError, match=r"^pod_override: the program of .* is the function; found a change of"):
+            build(**wrong)
 
 
 # TrainJobs
