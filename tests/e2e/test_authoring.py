@@ -47,6 +47,7 @@ def test_function_has_a_service_account_pull_secret_init_container_and_variables
     """All by `pod_override`, without a manifest."""
     secret = {"metadata": {"name": "private-settings"}, "stringData": {"GREETING": "hello"}}
     kube.core.create_namespaced_secret(kube.namespace, secret)
+    kube.core.create_namespaced_service_account(kube.namespace, {"metadata": {"name": "trainer"}})
     run = airflow.trigger("private")
     (pod,) = wait_for("its pod", lambda: kube.pods("ktrain.airflow/dag-id=private"))
     assert pod.spec.service_account_name == "trainer"
