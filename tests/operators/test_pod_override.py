@@ -15,7 +15,7 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator, TrainJobO
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
-from tests.operators.instance import Instance
+from tests.operators.task_instance import Instance
 
 Json = dict[str, Any]
 PRIVATE = {"serviceAccountName": "trainer", "imagePullSecrets": [{"name": "registry"}]}
