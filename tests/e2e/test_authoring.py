@@ -43,19 +43,6 @@ def test_function_and_mapped_sweep_run_as_jobs(airflow: Airflow) -> None:
     assert airflow.xcom("ktrain_sweep", sweep, "best")["epochs"] == 4
 
 
-def test_function_has_a_service_account_pull_secret_init_container_and_variables(airflow: Airflow, kube: Kube) -> None:
-    """All by `pod_override`, without a manifest."""
-    secret = {"metadata": {"name": "private-settings"}, "stringData": {"GREETING": "hello"}}
-    kube.core.create_namespaced_secret(kube.namespace, secret)
-    kube.core.create_namespaced_service_account(kube.namespace, {"metadata": {"name": "trainer"}})
-    run = airflow.trigger("private")
-    (pod,) = wait_for("its pod", lambda: kube.pods("ktrain.airflow/dag-id=private"))
-    assert pod.spec.service_account_name == "trainer"
-    assert [reference.name for reference in pod.spec.image_pull_secrets] == ["registry"]
-    airflow.wait_state("private", run, "reads", "success")
-    assert airflow.xcom("private", run, "reads") == ["hello", "of private"]
-
-
 @pytest.mark.embedded
 def test_function_runs_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> None:
     run = airflow.trigger("ktrain_mpi_function")
