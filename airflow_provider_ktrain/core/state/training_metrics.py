@@ -1,0 +1,304 @@
+"""The metrics that a training reports while it runs: lines with KTRAIN_METRIC, and a TrainJob's `trainerStatus`.
+
+A program prints `KTRAIN_METRIC {"step": 120, "loss": 0.31}`. Every number in the object, except `step`, is a point of
+the series with its name. In a distributed training often every rank prints the same names. A series therefore follows
+one replica, the first that reports it, and another one takes over only if that replica has been silent for a while.
+
+A training that restarts from a checkpoint reports earlier steps again. The points after the step at which it goes on
+are dropped, so that the series shows the training that counts.
+
+Everything is bounded, because the series travel in XComs and trigger arguments: the number of names, the points of a
+series, and the JSON of all series together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
+
+METRIC_MARKER = "KTRAIN_METRIC "
+MAX_NAMES = 32
+MAX_NAME_CHARS = 64
+MAX_POINTS = 200  #: of one series
+MAX_SERIES_BYTES = 10 * 1024  #: JSON of all series in the status
+MAX_HANDOVER_BYTES = 4 * 1024  #: JSON of all series in trigger arguments, which also contain the log positions
+MAX_LINE_CHARS = 16 * 1024  #: a longer line is not parsed
+TAKEOVER_SECONDS = 60.0  #: silence of a series' replica after which another replica may continue the series
+STEP = "step"
+TRAINER_STATUS = "trainerStatus"  #: stands for the replica of points from a TrainJob's status
+PERCENTAGE = "progress"  #: the series of `trainerStatus.progressPercentage`
+#: a metric with one of these words in its name is better when it is lower
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "latency", "time")
+
+Number = float | int
+
+
+class Point(NamedTuple):
+    """One value of a series.
+
+    :param step: the training step, or the number of the report if the program prints no step.
+    :param value: a number; NaN and infinities are kept.
+    """
+
+    step: Number
+    value: Number
+
+
+@dataclass
+class Series:
+    """The points of one metric, in the order of their steps.
+
+    :param source: the replica that reports it, such as `Master 0`.
+    :param reported_at: when it last did, in epoch seconds.
+    :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
+    :param best: the best finite value so far. Default: None, there is none.
+    """
+
+    source: str
+    reported_at: float
+    points: list[Point] = field(default_factory=list)
+    best: Point | None = None
+
+    def add(self, point: Point, name: str) -> None:
+        """Add a point. An earlier step means that the training has gone back to it: later points are dropped."""
+        if self.points and point.step <= self.points[-1].step:
+            self.points = [known for known in self.points if known.step < point.step]
+            if self.best is not None and self.best.step >= point.step:
+                self.best = best_of(self.points, name)
+        self.points.append(point)
+        if len(self.points) > 2 * MAX_POINTS:
+            self.points = thinned(self.points, MAX_POINTS)
+        self.best = best_of([point] if self.best is None else [self.best, point], name)
+
+
+class TrainingMetrics:
+    """All series of a training, and how far it has come.
+
+    :param handed_over: what the previous process had, as `handover` returned it. Default: None.
+    """
+
+    def __init__(self, handed_over: Mapping[str, Any] | None = None) -> None:
+        given = mapping(handed_over)
+        self._series: dict[str, Series] = {}
+        self._reports: dict[str, int] = {}  # number of reports without a step, by replica
+        self.step: Number | None = None  #: highest step, or percentage, that was reported
+        self.progress_at: float | None = None  #: when it was, in epoch seconds
+        self._progress_from = ""  # the replica that did
+        self.omitted: set[str] = set()  #: names beyond MAX_NAMES
+        self._read(given)
+
+    def __bool__(self) -> bool:
+        return bool(self._series)
+
+    def read_line(self, source: str, text: str, written_at: float) -> bool:
+        """Take the metrics of one log line. Returns whether it has any.
+
+        :param source: the replica that wrote the line, such as `Worker 1`.
+        :param text: the line.
+        :param written_at: when it was written, in epoch seconds.
+        """
+        values = parse_metric_line(text)
+        if not values:
+            return False
+        step = values.pop(STEP, None)
+        if step is not None and math.isfinite(step):
+            self._note_progress(source, step, written_at)
+        else:
+            self._reports[source] = step = self._reports.get(source, 0) + 1
+        self._add_all(source, step, values, written_at)
+        return True
+
+    def read_trainer_status(self, job: Mapping[str, Any]) -> None:
+        """Take `status.trainerStatus` of a TrainJob: its metrics, with the percentage as their step.
+
+        Each report replaces the field as a whole (recording 61).
+        """
+        reported = mapping(mapping(job.get("status")).get("trainerStatus"))
+        at = epoch_seconds(reported.get("lastUpdatedTime"))
+        if at is None:
+            return
+        values = {
+            str(metric.get("name"))[:MAX_NAME_CHARS]: value
+            for metric in map(mapping, reported.get("metrics") or ())
+            if (value := _as_number(metric.get("value"))) is not None
+        }
+        percentage = _as_number(reported.get("progressPercentage"))
+        if percentage is not None:
+            values[PERCENTAGE] = percentage
+            self._note_progress(TRAINER_STATUS, percentage, at)
+        self._add_all(TRAINER_STATUS, percentage if percentage is not None else self.step or 0, values, at)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """For each metric its `last` and `best` value with their `step` and `best_step`, as JSON types."""
+        return {name: _summary(series) for name, series in self._series.items() if series.points}
+
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """For each metric the finite ones of its `last` and `best` value."""
+        return {
+            name: {
+                which: float(point.value)
+                for which, point in (("last", series.points[-1]), ("best", series.best))
+                if point is not None and math.isfinite(point.value)
+            }
+            for name, series in self._series.items()
+            if series.points
+        }
+
+    def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
+        """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
+        count = MAX_POINTS
+        while True:
+            found = {
+                name: [[_json_number(p.step), _json_number(p.value)] for p in thinned(series.points, count)]
+                for name, series in self._series.items()
+                if series.points
+            }
+            if count <= 1 or len(json.dumps(found, separators=(",", ":"))) <= max_bytes:
+                return found
+            count = count * 3 // 4
+
+    def handover(self) -> dict[str, Any]:
+        """For the next process that follows the job."""
+        points = self.points(MAX_HANDOVER_BYTES)
+        series = {
+            name: {
+                "source": series.source,
+                "at": series.reported_at,
+                "points": points.get(name, []),
+                "best": None if series.best is None else [_json_number(number) for number in series.best],
+            }
+            for name, series in self._series.items()
+        }
+        if not series and self.step is None:
+            return {}
+        progress = {"step": self.step, "progress_at": self.progress_at, "progress_from": self._progress_from}
+        return dict(clean({"series": series, **progress}))
+
+    def _read(self, given: Mapping[str, Any]) -> None:
+        """Read a handover of this release or another one."""
+        for name, value in mapping(given.get("series")).items():
+            read = mapping(value)
+            points = [point for pair in read.get("points") or () if (point := _as_point(pair)) is not None]
+            at = _as_number(read.get("at")) or 0.0
+            self._series[str(name)] = Series(
+                str(read.get("source", "")), float(at), points, _as_point(read.get("best"))
+            )
+        self.step = _as_number(given.get("step"))
+        self.progress_at = _as_number(given.get("progress_at"))
+        self._progress_from = str(given.get("progress_from") or "")
+
+    def _note_progress(self, source: str, step: Number, at: float) -> None:
+        """A higher step is progress. So is an earlier one of the replica that reported it: it has restarted."""
+        if self.step is None or step > self.step or (step < self.step and source == self._progress_from):
+            self.step, self.progress_at, self._progress_from = step, at, source
+
+    def _add_all(self, source: str, step: Number, values: Mapping[str, Number], at: float) -> None:
+        for name, value in values.items():
+            series = self._series.get(name)
+            if series is None:
+                if len(self._series) >= MAX_NAMES:
+                    if len(self.omitted) < MAX_NAMES:
+                        self.omitted.add(name)
+                    continue
+                series = self._series[name] = Series(source, at)
+            if source != series.source:
+                ahead = not series.points or step > series.points[-1].step
+                if not ahead or at < series.reported_at + TAKEOVER_SECONDS:
+                    continue
+                series.source = source
+            series.reported_at = at
+            series.add(Point(step, value), name)
+
+
+def parse_metric_line(text: str) -> dict[str, Number]:
+    """The numbers in a line with KTRAIN_METRIC, by name; empty if it has none. Other values are ignored."""
+    start = text.find(METRIC_MARKER)
+    if start < 0 or len(text) > MAX_LINE_CHARS:
+        return {}
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, start + len(METRIC_MARKER))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        clean(str(name)[:MAX_NAME_CHARS]): value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value)
+    }
+
+
+def thinned(points: list[Point], count: int) -> list[Point]:
+    """At most `count` of the points, evenly spread, the first and the last included."""
+    if len(points) <= count:
+        return points
+    if count <= 1:
+        return points[-1:]
+    last = len(points) - 1
+    return [points[round(i * last / (count - 1))] for i in range(count)]
+
+
+def best_of(points: Iterable[Point], name: str) -> Point | None:
+    """The point with the best finite value; the first one of equal ones."""
+    finite = [point for point in points if math.isfinite(point.value)]
+    if not finite:
+        return None
+    choose = min if lower_is_better(name) else max
+    return choose(finite, key=lambda point: point.value)
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether the metric's name says that lower values are better."""
+    return any(word in name.lower() for word in LOWER_IS_BETTER)
+
+
+def _summary(series: Series) -> dict[str, Any]:
+    last = series.points[-1]
+    found = {"last": _json_number(last.value), "step": _json_number(last.step)}
+    if series.best is not None:
+        found |= {"best": _json_number(series.best.value), "best_step": _json_number(series.best.step)}
+    return found
+
+
+def _json_number(number: Number | None) -> Any:
+    """The number with six digits, which are enough for a plot. JSON has no NaN and infinities: they become text."""
+    if number is None or isinstance(number, int):
+        return number
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return float(f"{number:.6g}") if abs(number) < 1e6 else number
+
+
+def _as_number(value: Any) -> Number | None:
+    """The number that `_json_number`, or a program, wrote; None if it is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value if _fits(value) else None
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _fits(number: Number) -> bool:
+    """Whether the number can be stored as a double. JSON has integers of any length."""
+    return isinstance(number, float) or abs(number) < 2**63
+
+
+def _as_point(pair: Any) -> Point | None:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return None
+    step, value = map(_as_number, pair)
+    return None if step is None or value is None else Point(step, value)
