@@ -326,6 +326,16 @@ def push_return_value(context: Context, operator: BaseOperator, value: Any) -> N
     push(context, "return_value", value)
 
 
+def set_xcom(dag_id: str, run_id: str, task_id: str, map_index: int, key: str, value: Any) -> None:
+    """Set an XCom of a task instance, in its worker or its trigger. It blocks, so a trigger calls it in a thread.
+
+    Airflow keeps it when the task resumes, and clears it before the next try.
+    """
+    from airflow.sdk.execution_time.xcom import XCom
+
+    XCom.set(key=key, value=value, dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)
+
+
 def gauge(name: str, value: float, **tags: str) -> None:
     """Set a gauge of Airflow's metrics."""
     from airflow.sdk.observability.stats import Stats

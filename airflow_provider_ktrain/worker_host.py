@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
-import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,6 +28,7 @@ from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, rele
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.status_writer import TaskStatusSink, in_thread
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -87,16 +86,18 @@ class Try:
 
     :param retry_left: whether Airflow retries the task if this try fails.
     :param ask_state: returns the task's state, as `compat.task_state` does; it may block for a long time.
+    :param status_sink: takes the training's status. Default: None, nobody does.
     """
 
     retry_left: bool
     ask_state: Callable[[], str]
+    status_sink: TaskStatusSink | None = None
 
     @classmethod
     def of(cls, ti: Any) -> Try:
         """:param ti: the task instance of an Airflow context."""
         ask = functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-        return cls(compat.has_tries_left(ti), ask)
+        return cls(compat.has_tries_left(ti), ask, TaskStatusSink(ti, "worker"))
 
 
 class WorkerHost:
@@ -212,7 +213,7 @@ class WorkerHost:
         if self._task is None:
             return kill_decision.UNKNOWN
         try:
-            return await _in_thread(self._task.ask_state, STATE_SECONDS)
+            return await asyncio.wait_for(in_thread(self._task.ask_state), STATE_SECONDS)
         except Exception as e:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return kill_decision.UNKNOWN
@@ -366,7 +367,8 @@ class WorkerHost:
                 await asyncio.wait_for(stopped.wait(), RETRY_SECONDS)
 
     async def _follow_once(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
-        async with self._hook.api(ref) as api:
+        sink = self._task.status_sink if self._task is not None and options.release else None
+        async with self._hook.api(ref) as api, sink or contextlib.nullcontext():
             return await follow(
                 ref,
                 api,
@@ -375,7 +377,9 @@ class WorkerHost:
                 stop=self._stop,
                 handover=self.handover,
                 host=HostPolicy(
-                    until=until, fail_fast_on_forbidden=self._created_at is not None or not options.release
+                    until=until,
+                    fail_fast_on_forbidden=self._created_at is not None or not options.release,
+                    status_sink=sink,
                 ),
                 on_failure=self._go_on_from,
             )
@@ -423,28 +427,6 @@ def _is_trouble(error: BaseException | None) -> bool:
     """
     final = isinstance(error, AirflowFailException) or (isinstance(error, KtrainError) and error.final)
     return isinstance(error, Exception) and not final
-
-
-async def _in_thread(ask: Callable[[], T], seconds: float) -> T:
-    """Run `ask` in a daemon thread: the loop waits for threads of its own executor when it closes.
-
-    `ask` blocks until Airflow's supervisor responds, or while the main thread, interrupted by a signal handler, holds
-    the lock of the connection to the supervisor.
-
-    :raises TimeoutError: no response after `seconds`.
-    """
-    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-    answer.set_running_or_notify_cancel()
-
-    def answered() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as e:
-            answer.set_exception(e)
-
-    threading.Thread(target=answered, name="ktrain-task-state", daemon=True).start()
-    async with asyncio.timeout(seconds):
-        return await asyncio.wrap_future(answer)
 
 
 def _sentence(text: str) -> str:

@@ -20,12 +20,21 @@ OUTCOME_STATE = "ktrain_outcome"  #: how the last try that followed its job to t
 FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
+STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.state.status_document`
+
 MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON, in UTF-8
 MAX_TRIES = 10  #: tries that are summarized
 MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
 #: what a stored outcome can do without, in the order in which it is given up
-_DISPENSABLE: Sequence[tuple[str, Any]] = (("released", ""), ("metrics", {}), ("usage", {}), ("cause", None))
+_DISPENSABLE: Sequence[tuple[str, Any]] = (
+    ("status", {}),
+    ("released", ""),
+    ("training_metrics", {}),
+    ("metrics", {}),
+    ("usage", {}),
+    ("cause", None),
+)
 
 
 def known_fields(cls: type, data: Any) -> dict[str, Any]:

@@ -69,6 +69,15 @@ class EvidenceCollector:
             for key in others[:-MAX_TAILS_OF_OTHERS]:
                 del self._tails[key]
 
+    def newest_lines(self) -> dict[str, str]:
+        """The last line of each followed pod, by the pod's name."""
+        newest: dict[str, TailLine] = {}
+        for key, tail in self._tails.items():
+            pod = key.partition("/")[0]
+            if tail and (pod not in newest or tail[-1].time >= newest[pod].time):
+                newest[pod] = tail[-1]
+        return {pod: line.text for pod, line in newest.items()}
+
     def lines_of_run(self, pod: str, container: str, number: int, terminated: Mapping[str, Any]) -> list[str] | None:
         """The last lines of one run of a container; None if its log is not followed.
 

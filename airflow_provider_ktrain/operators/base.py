@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.core.xcom_values import storable_outputs
@@ -320,6 +321,21 @@ class TrainingJobOperator(JobParameters):
             compat.push(context, "usage", outcome.usage)
         for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
             compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
+        self._push_training_metrics(outcome, context)
+
+    def _push_training_metrics(self, outcome: Outcome, context: Context) -> None:
+        """Push what the program reported, and the last status for the training page."""
+        ti = context["ti"]
+        if outcome.training_metrics:
+            compat.push(context, "metrics", outcome.training_metrics)
+        for name, found in outcome.training_metrics.items():
+            for which in ("last", "best"):
+                if isinstance(value := found.get(which), int | float):
+                    compat.gauge(
+                        f"ktrain.metric.{which}", float(value), dag_id=ti.dag_id, task_id=ti.task_id, metric=name
+                    )
+        if outcome.status:
+            compat.push(context, STATUS_XCOM, outcome.status)
 
     def _delete_ended_job(self, outcome: Outcome, context: Context, *, stored: bool) -> None:
         """Delete the job, unless its status is the only proof of its success.

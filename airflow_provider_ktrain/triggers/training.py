@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, acti
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
+from airflow_provider_ktrain.status_writer import TaskStatusSink
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
@@ -135,7 +136,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         handover = Handover.from_dict(self.handover)
         self._cursor = Cursor.from_dict(handover.cursor)
 
-        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
+        ti = self.task_instance
+        sink = TaskStatusSink(ti, "trigger") if ti is not None and self.options["release"] else None
+        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+        async with hook.api(ref) as api, sink or contextlib.nullcontext():
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
             outcome = await follow(
                 ref,
@@ -144,7 +148,12 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 log=self.log,
                 stop=StopSignal(),
                 handover=handover,
-                host=HostPolicy(fail_fast_on_forbidden=not self.options["release"], shared=True, began_at=began_at),
+                host=HostPolicy(
+                    fail_fast_on_forbidden=not self.options["release"],
+                    shared=True,
+                    began_at=began_at,
+                    status_sink=sink,
+                ),
                 cursor=self._cursor,
             )
         assert not isinstance(outcome, Handover)  # only with `until`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
@@ -40,6 +41,7 @@ class Finisher:
     :param observer: brings the state up to date after the logs were read.
     :param options: of the task.
     :param stop: how the host asks for an early end, and what then becomes of the job.
+    :param status: builds the training's last status: see `StatusReporter.status`.
     :param waits_after_timeout: whether the release waits for the pods to stop after a TIMEOUT. False in a worker:
         there Airflow's own timeout would interrupt that.
     :param watches_before: number of watch requests that the client had made when the following began.
@@ -55,12 +57,13 @@ class Finisher:
         options: Options,
         stop: StopSignal,
         *,
+        status: Callable[..., dict[str, Any]],
         waits_after_timeout: bool,
         watches_before: int,
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._observer = api, state, output, observer
-        self._options, self._stop, self._log = options, stop, log
+        self._options, self._stop, self._log, self._status = options, stop, log, status
         self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
@@ -75,6 +78,8 @@ class Finisher:
             pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
             queue=self._state.queue,
             handed_over_at=time.time(),
+            training_metrics=self._output.training_metrics.handover(),
+            phases=[[name, at] for name, at in self._state.phases],
         )
 
     def let_go(self) -> Outcome:
@@ -222,6 +227,8 @@ class Finisher:
             result_error=result_error,
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
+            training_metrics=self._output.training_metrics.summary(),
+            status=self._status(cause, ended=True),
         )
 
     async def _request_release(

@@ -7,6 +7,7 @@ or the next limit. How a following ends is in `finish`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import Log
 
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -76,6 +78,8 @@ async def follow(
             QueueFollower(api, state, log, may_fail=options.release) as queue,
         ):
             fail_fast = host.fail_fast_on_forbidden
+            clocks_now = functools.partial(running_clocks, state, output, options)
+            reporter = StatusReporter(state, output, queue, clocks_now, host.status_sink)
             observer = Observer(api, state, output, jobs, pods, queue=queue, fail_fast_on_forbidden=fail_fast, log=log)
             finisher = Finisher(
                 api,
@@ -84,6 +88,7 @@ async def follow(
                 observer,
                 options,
                 stop,
+                status=reporter.status,
                 waits_after_timeout=host.shared,
                 watches_before=watches_before,
                 log=log,
@@ -92,7 +97,8 @@ async def follow(
             partial = PartialStartWarning(state, options, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
             loop = _Loop(
-                state, output, observer, startup, partial, queue, replicas, finisher, options, host, stop, stopped
+                state, output, observer, startup, partial, queue, replicas, finisher, reporter, options, host, stop,
+                stopped,
             )
             try:
                 return await loop.run()
@@ -102,6 +108,22 @@ async def follow(
     finally:
         stop_notices()
         await output.close()
+
+
+def running_clocks(state: JobState, output: JobOutput, options: Options) -> list[Clock]:
+    """The time limits that run now."""
+    return list(
+        clocks(
+            state.job or {},
+            state.pods.live,
+            state.phase or Phase.PENDING,
+            options.limits,
+            deadline=options.deadline,
+            last_line=output.last_line_at,
+            has_events=output.evidence.has_events,
+            had_pods=bool(state.pods.all),
+        )
+    )
 
 
 class _Loop:
@@ -117,14 +139,15 @@ class _Loop:
         queue: QueueFollower,
         replicas: ReplicaReporter,
         finisher: Finisher,
+        reporter: StatusReporter,
         options: Options,
         host: HostPolicy,
         stop: StopSignal,
         stopped: asyncio.Event,
     ) -> None:
         self._state, self._output, self._observer = state, output, observer
-        self._startup, self._partial, self._queue, self._finisher = startup, partial, queue, finisher
-        self._replicas = replicas
+        self._startup, self._partial, self._queue = startup, partial, queue
+        self._replicas, self._finisher, self._reporter = replicas, finisher, reporter
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
@@ -139,6 +162,7 @@ class _Loop:
                 self._startup.phase_changed()
             self._partial.update()
             self._replicas.update()
+            self._reporter.update()
             outcome = await self._decide_unless_killed()
             if outcome is not None:
                 return outcome
@@ -194,8 +218,8 @@ class _Loop:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
             seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
-        reporters = self._partial.due, self._queue.wakes_at, self._replicas.due, self._output.restarts.due
-        for due in (until, self._startup.due, *reporters):
+        reporters = self._replicas.due, self._output.restarts.due, self._reporter.due
+        for due in (until, self._startup.due, self._partial.due, self._queue.wakes_at, *reporters):
             if due is not None:
                 seconds = min(seconds, due - now)
         return seconds
@@ -203,18 +227,7 @@ class _Loop:
     # limits
 
     def _clocks(self) -> list[Clock]:
-        return list(
-            clocks(
-                self._state.job or {},
-                self._state.pods.live,
-                self._state.phase or Phase.PENDING,
-                self._options.limits,
-                deadline=self._options.deadline,
-                last_line=self._output.last_line_at,
-                has_events=self._output.evidence.has_events,
-                had_pods=bool(self._state.pods.all),
-            )
-        )
+        return running_clocks(self._state, self._output, self._options)
 
     async def _passed_limit(self) -> Cause | None:
         """The limit that was passed first, as a cause."""

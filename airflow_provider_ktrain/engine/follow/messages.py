@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
@@ -58,6 +58,22 @@ class Options:
         return cls(**{**known_fields(cls, data), **read})
 
 
+class StatusSink(Protocol):
+    """Where a host takes statuses."""
+
+    host: str
+    """`worker` or `trigger`."""
+    try_number: int
+    """Of the task instance."""
+
+    def offer(self, build: Callable[[], Mapping[str, Any]], *, urgent: bool) -> None:
+        """Publish a status soon. It must not block or raise.
+
+        :param build: returns the status as it is when the host is about to write it.
+        :param urgent: whether the phase has changed.
+        """
+
+
 @dataclass(frozen=True)
 class HostPolicy:
     """How the process that follows a job behaves.
@@ -69,12 +85,14 @@ class HostPolicy:
     :param shared: whether the process follows many jobs, as a triggerer does: it uses one watch for all jobs of the
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
+    :param status_sink: takes the training's status for the training page. Default: None, nobody does.
     """
 
     until: float | None = None
     fail_fast_on_forbidden: bool = False
     shared: bool = False
     began_at: float | None = None
+    status_sink: StatusSink | None = None
 
 
 class StopSignal:
@@ -135,6 +153,8 @@ class Outcome:
     :param metrics: seconds per phase, log lines and bytes, and watch requests, of all processes that followed the job.
     :param exit_code: with which the primary replica of a failed job ended: see `core.diagnosis.exit_code`. Default:
         None, unknown.
+    :param training_metrics: last and best value of each metric that the program reported. Default: none.
+    :param status: for the training page: see `core.state.status_document`. Default: empty.
     """
 
     phase: str
@@ -149,6 +169,8 @@ class Outcome:
     result_error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     exit_code: int | None = None
+    training_metrics: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""
@@ -198,6 +220,8 @@ class Handover:
     :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
     :param queue: what Kueue did with the job so far: see `engine.follow.queueing.QueueMemory`. Default: empty.
     :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
+    :param training_metrics: what the program reported: see `core.state.training_metrics`. Default: nothing.
+    :param phases: the job's phases so far, each with the epoch seconds at which it began. Default: none.
     """
 
     cursor: dict[str, Any] = field(default_factory=dict)
@@ -206,6 +230,8 @@ class Handover:
     pod_history: dict[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] = field(default_factory=dict)
     handed_over_at: float = 0.0
+    training_metrics: dict[str, Any] = field(default_factory=dict)
+    phases: list[list[Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""

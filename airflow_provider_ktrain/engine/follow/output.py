@@ -10,7 +10,9 @@ from typing import Any
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
+from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
@@ -48,6 +50,7 @@ class JobOutput:
         self.cursor = cursor
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
         self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
+        self.training_metrics = TrainingMetrics(handover.training_metrics)  #: what the program reports while it runs
         self.evidence = EvidenceCollector(api, state.kind, cursor, log)
         self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
         self.follower = LogFollower(
@@ -82,6 +85,7 @@ class JobOutput:
             self._chosen = chooser(self._choice, self._state.kind, job)
         self.evidence.forget_all_but(self._state.pods.all)
         self.restarts.update(job, pods, deleted)
+        self.training_metrics.read_trainer_status(job)
         for pod in pods.values():
             self.follower.observe(pod)
 
@@ -123,6 +127,7 @@ class JobOutput:
         Result lines, and lines that show why a replica failed, must not be lost when a container floods its log.
         """
         keep = self.evidence.recorder(source)
+        replica = self._state.kind.replica_name(source.role, source.index)
         primary = (
             not source.init and source.index == 0 and source.role == self._state.kind.primary(self._state.known_job)
         )
@@ -130,6 +135,8 @@ class JobOutput:
         def inspect(text: str, written: str, run: int) -> None:
             self.last_line_at = time.time()
             keep(text, written, run)
+            if METRIC_MARKER in text:
+                self.training_metrics.read_line(replica, text, epoch_seconds(written) or self.last_line_at)
             if primary and MARKER_PREFIX in text:
                 self.result_line = keep_result_line(self.result_line, text)
 

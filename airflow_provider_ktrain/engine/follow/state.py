@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.job_requests import belongs
@@ -45,6 +46,7 @@ class JobState:
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
         self.queue: dict[str, Any] = dict(mapping(handover.queue))  #: a `QueueMemory` as JSON types
+        self.phases = [(str(name), float(at)) for name, at in handover.phases]  #: with the epoch seconds of each
 
     @property
     def known_job(self) -> Object:
@@ -79,6 +81,8 @@ class JobState:
         """Change the phase and start its clock."""
         self.count_phase()
         self.phase, self.phase_since = phase, time.monotonic()
+        if not self.phases or self.phases[-1][0] != phase:
+            self.phases = [*self.phases[1 - MAX_PHASES :], (str(phase), time.time())]
 
     def count_phase(self) -> None:
         """Add the time in the current phase to the metrics."""

@@ -1,0 +1,190 @@
+"""Writes trainings' statuses as XComs while their tasks run or are deferred.
+
+In a triggerer, each write occupies Airflow's supervisor, which serves events and kills of all triggers one after
+another: 30 ms of CPU, and some seconds for the first write of a process (it builds an API client). So all tasks of a
+process share one writer, with one write in flight and at most one a second. A status with a new phase goes first. Of
+one task only the latest status is written. A write that is slow or fails never holds up a training: it is logged once,
+and the page shows how old its data is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Build = Callable[[], Mapping[str, Any]]
+SECONDS_BETWEEN_WRITES = 1.0
+SLOW_SECONDS = 10.0  #: after which a write counts as slow
+LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
+_SLOW = "Writing the status of a training to Airflow takes over %.0f s. The training page may show old data."
+_FAILED = "The status of a training can't be written to Airflow. The training page shows old data.\n%s"
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """A task instance.
+
+    :param dag_id: id of the DAG.
+    :param run_id: id of the run.
+    :param task_id: id of the task.
+    :param map_index: index of a mapped task; -1 for another one.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+
+    @classmethod
+    def of(cls, ti: Any) -> TaskKey:
+        """The key of Airflow's `ti`."""
+        return cls(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+
+
+def write_status(key: TaskKey, status: Mapping[str, Any]) -> None:
+    """Write one status. It blocks."""
+    compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, dict(status))
+
+
+class StatusWriter:
+    """Writes the statuses of all tasks that are followed in one event loop.
+
+    :param write: writes one status; it blocks, and is called in a thread. Default: `write_status`.
+    :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[TaskKey, Mapping[str, Any]], None] = write_status,
+        interval: float = SECONDS_BETWEEN_WRITES,
+    ) -> None:
+        self._write, self._interval = write, interval
+        self._urgent: dict[TaskKey, Build] = {}  # offered and not yet written, oldest first
+        self._other: dict[TaskKey, Build] = {}
+        self._working: asyncio.Task[None] | None = None
+        self._in_flight: tuple[TaskKey, asyncio.Future[None]] | None = None
+        self._warned: set[str] = set()  # messages, each of which is logged once
+
+    def offer(self, key: TaskKey, build: Build, *, urgent: bool) -> None:
+        """Write the task's status as soon as the budget allows, instead of one that was offered before.
+
+        :param build: returns the status; called right before the write.
+        :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
+        """
+        if urgent or key in self._urgent:
+            self._other.pop(key, None)
+            self._urgent[key] = build
+        else:
+            self._other[key] = build
+        if self._working is None or self._working.done():
+            # not in the context of the trigger that happens to be first: its logger is bound there
+            context = contextvars.Context()
+            self._working = asyncio.get_running_loop().create_task(self._work(), context=context)
+
+    def withdraw(self, key: TaskKey) -> None:
+        """Write nothing more for the task. A write in flight goes on."""
+        self._urgent.pop(key, None)
+        self._other.pop(key, None)
+
+    async def written(self, key: TaskKey) -> None:
+        """Wait some seconds for the task's write in flight, so that it can't replace a later one."""
+        if self._in_flight is not None and self._in_flight[0] == key:
+            await asyncio.wait([self._in_flight[1]], timeout=LAST_WRITE_SECONDS)
+
+    async def _work(self) -> None:
+        while self._urgent or self._other:
+            began = time.monotonic()
+            await self._write_next()
+            await asyncio.sleep(max(self._interval - (time.monotonic() - began), 0))
+
+    async def _write_next(self) -> None:
+        statuses = self._urgent or self._other
+        key = next(iter(statuses))
+        build = statuses.pop(key)
+        try:
+            writing = in_thread(functools.partial(self._write, key, build()))
+            self._in_flight = key, writing
+            await asyncio.wait([writing], timeout=SLOW_SECONDS)
+            if not writing.done():
+                self._warn(_SLOW, SLOW_SECONDS)
+                await asyncio.wait([writing])
+            writing.result()
+        except Exception as e:
+            self._warn(_FAILED, f"{type(e).__name__}: {e}")
+        finally:
+            self._in_flight = None
+
+    def _warn(self, message: str, *details: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *details)
+
+
+_writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StatusWriter] = weakref.WeakKeyDictionary()
+
+
+class TaskStatusSink:
+    """Takes the statuses of one task: a `StatusSink`.
+
+    :param ti: Airflow's task instance, in a worker or a trigger.
+    :param host: `worker` or `trigger`.
+    """
+
+    def __init__(self, ti: Any, host: str) -> None:
+        self.host = host
+        self.try_number = int(ti.try_number)
+        self._key = TaskKey.of(ti)
+
+    def offer(self, build: Build, *, urgent: bool) -> None:
+        """Publish a status soon: see `StatusSink`."""
+        with contextlib.suppress(Exception):  # it must not disturb the training
+            _writer().offer(self._key, build, urgent=urgent)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Publish nothing more. After an error or a kill, nothing waits for a write in flight."""
+        _writer().withdraw(self._key)
+        if error is None:
+            await _writer().written(self._key)
+
+
+def _writer() -> StatusWriter:
+    """The writer of the running event loop."""
+    return _writers.setdefault(asyncio.get_running_loop(), StatusWriter())
+
+
+def in_thread(ask: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `ask` in a daemon thread: the loop waits for threads of its own executor when it closes.
+
+    `ask` blocks until Airflow's supervisor responds, or while the main thread, interrupted by a signal handler, holds
+    the lock of the connection to the supervisor.
+    """
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+    answer.set_running_or_notify_cancel()
+
+    def answered() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as e:
+            answer.set_exception(e)
+
+    threading.Thread(target=answered, name="ktrain-supervisor", daemon=True).start()
+    return asyncio.wrap_future(answer)
