@@ -86,6 +86,13 @@ def default_deferrable() -> bool:
     return bool(conf.getboolean(section, option)) if in_environment else True
 
 
+def base_path() -> str:
+    """The path of `[api] base_url`, without a slash at its end: the prefix of links to Airflow's own pages."""
+    from airflow.sdk.configuration import conf
+
+    return urlsplit(str(conf.get("api", "base_url", fallback="") or "")).path.rstrip("/")
+
+
 def job_url() -> str:
     """`[ktrain] job_url`: the URL template of a page about a job; an empty string if it is not set."""
     from airflow.sdk.configuration import conf

@@ -20,7 +20,10 @@ def get_provider_info() -> dict[str, Any]:
             {"name": "mpijob", "class-name": "airflow_provider_ktrain.decorators.mpijob.mpijob_task"},
             {"name": "trainjob", "class-name": "airflow_provider_ktrain.decorators.trainjob.trainjob_task"},
         ],
-        "extra-links": ["airflow_provider_ktrain.links.training.TrainingJobLink"],
+        "extra-links": [
+            "airflow_provider_ktrain.links.training.TrainingJobLink",
+            "airflow_provider_ktrain.links.training.TrainingPageLink",
+        ],
         "config": {
             "ktrain": {
                 "description": "Distributed training with Kubeflow's PyTorchJob, MPIJob and TrainJob.",

@@ -1,10 +1,11 @@
-"""The button in Airflow's UI that opens a task's job in the user's dashboard."""
+"""The buttons of a task in Airflow's UI: the training page, and the job in the user's dashboard."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from airflow.sdk import BaseOperatorLink
 
@@ -16,6 +17,30 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 log = logging.getLogger(__name__)
+PREFIX = "/ktrain"  #: below which the API server mounts the plugin
+PAGE_PATH = f"{PREFIX}/training"
+#: Airflow fills in the placeholders, except for MAP_INDEX of a task that isn't mapped
+TASK_QUERY = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
+
+
+class TrainingPageLink(BaseOperatorLink):
+    """The page about this training: phases, replicas, metrics, GPU time and the cause of a failure.
+
+    The link is relative, so that Airflow opens it in the same tab.
+    """
+
+    name = "Training"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """The path of the page."""
+        return page_url(ti_key.dag_id, ti_key.run_id, ti_key.task_id, ti_key.map_index)
+
+
+def page_url(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
+    """The path of the page about a task instance."""
+    index = -1 if map_index is None else map_index
+    task = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": str(index)}
+    return f"{compat.base_path()}{PAGE_PATH}?{urlencode(task)}"
 
 
 class TrainingJobLink(BaseOperatorLink):

@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.core.xcom_values import storable_outputs
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
+from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TrainingJobOperator(JobParameters):
     #: seconds to retry an unreachable API server when neither a trigger nor a retry can take over
     patience: ClassVar[float] = 900.0
 
-    operator_extra_links = (TrainingJobLink(),)
+    operator_extra_links = (TrainingPageLink(), TrainingJobLink())
     ui_color = "#e8f0fe"
 
     _host: WorkerHost | None = None
@@ -88,8 +88,10 @@ class TrainingJobOperator(JobParameters):
         """Push the job's identity and its links, which users see while the job runs."""
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         compat.push(context, "job", job)
-        for link in self.operator_extra_links:
-            compat.push(context, link.xcom_key, url_of(job))
+        ti = context["ti"]
+        page, dashboard = self.operator_extra_links
+        compat.push(context, page.xcom_key, page_url(ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+        compat.push(context, dashboard.xcom_key, url_of(job))
 
     def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
         from airflow_provider_ktrain.engine.follow.messages import Deferral

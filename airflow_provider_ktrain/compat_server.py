@@ -1,0 +1,217 @@
+"""The part of `compat` for Airflow's API server: its database models and its rights. Only the plugin imports it.
+
+Sources: airflow.api_fastapi.core_api.security and airflow.models of 3.2.2 and 3.3.2. tests/plugin has a test for each
+internal that this module uses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
+
+ACTIVE_STATES = ("running", "deferred")
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """A task instance.
+
+    :param dag_id: id of the DAG.
+    :param run_id: id of the run.
+    :param task_id: id of the task.
+    :param map_index: index of a mapped task. Default: -1, it is not mapped.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """What Airflow's database has about a task instance.
+
+    :param key: which one.
+    :param state: its state, such as `deferred`; empty if it has none.
+    :param try_number: of its latest try.
+    :param started_at: epoch seconds at which that try began; None if it has not begun.
+    :param ended_at: epoch seconds at which it ended; None if it has not ended.
+    """
+
+    key: TaskKey
+    state: str
+    try_number: int
+    started_at: float | None
+    ended_at: float | None
+
+
+def shows_tab_everywhere() -> bool:
+    """`[ktrain] training_tab`: whether tasks have a tab with the training page on Airflow below 3.4.
+
+    There the tab is shown on every task of every DAG.
+    """
+    from airflow.sdk.configuration import conf
+
+    return bool(conf.getboolean("ktrain", "training_tab", fallback=False))
+
+
+def scopes_tabs() -> bool:
+    """Whether Airflow shows a plugin's tab only on the tasks of some operators: 3.4 and newer."""
+    from airflow import __version__
+
+    major, minor = (int(part) for part in __version__.split(".")[:2])
+    return (major, minor) >= (3, 4)
+
+
+def user_dependency() -> Any:
+    """A FastAPI dependency: the user who asks. Without a valid token the answer is 401."""
+    from airflow.api_fastapi.core_api.security import get_user
+
+    return get_user
+
+
+def rights_dependencies() -> list[Any]:
+    """FastAPI dependencies: the user may read the task instances and XComs of the DAG in the query. Else 403."""
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+    from airflow.api_fastapi.core_api.security import requires_access_dag
+    from fastapi import Depends
+
+    entities = (DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
+    return [Depends(requires_access_dag("GET", entity)) for entity in entities]
+
+
+def may_read_logs(user: Any, dag_id: str) -> bool:
+    """Whether the user may read the logs of the DAG's tasks."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+    from airflow.models.dag import DagModel
+
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    return bool(
+        get_auth_manager().is_authorized_dag(
+            method="GET", user=user, access_entity=DagAccessEntity.TASK_LOGS, details=details
+        )
+    )
+
+
+def readable_dag_ids(user: Any, dag_ids: set[str]) -> set[str]:
+    """Those of the DAGs whose task instances and XComs the user may read."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+    from airflow.models.dag import DagModel
+
+    if not dag_ids:
+        return set()
+    manager = get_auth_manager()
+
+    def may_read(dag_id: str) -> bool:
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        return all(
+            manager.is_authorized_dag(method="GET", user=user, access_entity=entity, details=details)
+            for entity in (DagAccessEntity.TASK_INSTANCE, DagAccessEntity.XCOM)
+        )
+
+    return {dag_id for dag_id in dag_ids & manager.get_authorized_dag_ids(user=user, method="GET") if may_read(dag_id)}
+
+
+def find_task(key: TaskKey) -> TaskRecord | None:
+    """The task instance; None if there is none."""
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import select
+
+    with _session() as session:
+        found = session.execute(select(*_task_columns()).where(*_is(TaskInstance, key))).first()
+    return None if found is None else _record(found)
+
+
+def active_trainings() -> list[TaskRecord]:
+    """The task instances that run or are deferred and have a status, newest first."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import exists, select
+
+    same = (
+        XComModel.dag_id == TaskInstance.dag_id,
+        XComModel.run_id == TaskInstance.run_id,
+        XComModel.task_id == TaskInstance.task_id,
+        XComModel.map_index == TaskInstance.map_index,
+    )
+    wanted = (
+        select(*_task_columns())
+        .where(TaskInstance.state.in_(ACTIVE_STATES), exists().where(XComModel.key == STATUS_XCOM, *same))
+        .order_by(TaskInstance.start_date.desc())
+    )
+    with _session() as session:
+        return [_record(row) for row in session.execute(wanted)]
+
+
+def read_status(key: TaskKey) -> Mapping[str, Any] | None:
+    """The status that was last written for a task instance; None if there is none, or if it can't be read."""
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import select
+
+    with _session() as session:
+        row = session.execute(select(XComModel.value).where(XComModel.key == STATUS_XCOM, *_is(XComModel, key))).first()
+    return None if row is None else _mapping(row.value)
+
+
+def read_tries(key: TaskKey) -> list[Mapping[str, Any]]:
+    """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task state."""
+    try:
+        from airflow.models.task_state_store import TaskStateStoreModel
+    except ImportError:  # below 3.3
+        return []
+    from sqlalchemy import select
+
+    with _session() as session:
+        wanted = select(TaskStateStoreModel.value).where(
+            TaskStateStoreModel.key == TRIES_STATE, *_is(TaskStateStoreModel, key)
+        )
+        row = session.execute(wanted).first()
+    listed = (_mapping(row.value) or {}).get("tries") if row is not None else None
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+
+
+def _session() -> Any:
+    from airflow.utils.session import create_session
+
+    return create_session(scoped=False)
+
+
+def _task_columns() -> tuple[Any, ...]:
+    from airflow.models.taskinstance import TaskInstance as Ti
+
+    return (
+        Ti.dag_id, Ti.run_id, Ti.task_id, Ti.map_index, Ti.state, Ti.try_number, Ti.start_date, Ti.end_date,
+    )  # fmt: skip
+
+
+def _is(model: Any, key: TaskKey) -> Iterable[Any]:
+    return (
+        model.dag_id == key.dag_id,
+        model.run_id == key.run_id,
+        model.task_id == key.task_id,
+        model.map_index == key.map_index,
+    )
+
+
+def _record(row: Any) -> TaskRecord:
+    started, ended = (None if at is None else at.timestamp() for at in (row.start_date, row.end_date))
+    key = TaskKey(row.dag_id, row.run_id, row.task_id, row.map_index)
+    return TaskRecord(key, str(row.state or ""), int(row.try_number or 0), started, ended)
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    """A stored value: JSON text, which a database may have decoded already."""
+    for _ in range(2):
+        if isinstance(value, str | bytes):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return None
+    return value if isinstance(value, Mapping) else None

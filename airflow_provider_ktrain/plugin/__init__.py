@@ -1,0 +1,69 @@
+"""The training page in Airflow's UI. Airflow loads the plugin by the entry point `airflow.plugins`.
+
+Airflow imports it in every process, so the application imports nothing until its first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, ClassVar
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_provider_ktrain import compat, compat_server
+from airflow_provider_ktrain.links.training import PAGE_PATH, PREFIX, TASK_QUERY
+
+OPERATORS = (
+    "PyTorchJobOperator", "MPIJobOperator", "TrainJobOperator", "@task.pytorchjob", "@task.mpijob", "@task.trainjob",
+)  # fmt: skip
+Message = MutableMapping[str, Any]
+
+
+class LazyApplication:
+    """An ASGI application that builds the real one at its first request."""
+
+    def __init__(self) -> None:
+        self._application: Any = None
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """Answer one request."""
+        if self._application is None:
+            from airflow_provider_ktrain.plugin.application import build
+
+            self._application = build()
+        await self._application(scope, receive, send)
+
+
+def _views() -> list[dict[str, Any]]:
+    """The list of running trainings, and the training page as a tab of a task."""
+    base = compat.base_path()
+    views: list[dict[str, Any]] = [
+        {
+            "name": "Trainings",
+            "href": f"{base}{PREFIX}/running",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "ktrain-running",
+        }
+    ]
+    tab = {
+        "name": "Training",
+        "href": f"{base}{PAGE_PATH}?{TASK_QUERY}",
+        "destination": "task_instance",
+        "url_route": "ktrain-training",
+    }
+    if compat_server.scopes_tabs():
+        views.append({**tab, "applies_to": {"operator_name": list(OPERATORS)}})
+    elif compat_server.shows_tab_everywhere():
+        views.append(tab)
+    return views
+
+
+class KtrainPlugin(AirflowPlugin):
+    """Registers the training page and the list of running trainings."""
+
+    name = "ktrain"
+    fastapi_apps: ClassVar[list[Any]] = [{"app": LazyApplication(), "name": "ktrain", "url_prefix": PREFIX}]
+    external_views: ClassVar[list[Any]] = _views()

@@ -1,0 +1,118 @@
+"""The application behind the training page: its routes, their rights and their headers.
+
+Airflow doesn't authenticate the requests of a plugin's application. Every route here depends on the user, except for
+the style sheet and the scripts. Everything that is shown is data: templates escape it, and the Content-Security-Policy
+allows no script but our own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse
+from jinja2 import Environment, PackageLoader
+
+from airflow_provider_ktrain import compat, compat_server
+from airflow_provider_ktrain.compat_server import TaskKey
+from airflow_provider_ktrain.links.training import PREFIX
+from airflow_provider_ktrain.plugin import views
+from airflow_provider_ktrain.plugin.running import RunningTrainings
+
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    "page.js": "text/javascript", "page.css": "text/css",
+    "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
+}  # fmt: skip
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+User = Annotated[Any, Depends(compat_server.user_dependency())]
+
+
+def task_key(
+    dag_id: Annotated[str, Query(max_length=250)],
+    run_id: Annotated[str, Query(max_length=250)],
+    task_id: Annotated[str, Query(max_length=250)],
+    map_index: Annotated[str, Query(max_length=20)] = "-1",
+) -> TaskKey:
+    """The task instance that a request asks for. Airflow leaves `{MAP_INDEX}` as it is for tasks that aren't mapped."""
+    index = int(map_index) if map_index.lstrip("-").isdecimal() else -1
+    return TaskKey(dag_id, run_id, task_id, index)
+
+
+Key = Annotated[TaskKey, Depends(task_key)]
+
+
+def build() -> FastAPI:
+    """The application, for mounting below PREFIX."""
+    app = FastAPI(title="ktrain", openapi_url=None, docs_url=None, redoc_url=None)
+    templates = Environment(
+        loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    templates.globals["root"] = compat.base_path() + PREFIX
+    templates.globals["airflow"] = compat.base_path()
+    rights = compat_server.rights_dependencies()
+    running = RunningTrainings()
+
+    def page(name: str, **values: Any) -> HTMLResponse:
+        return HTMLResponse(templates.get_template(name).render(**values), headers=HEADERS)
+
+    def update(request: Request, name: str, data: dict[str, Any], view: Any) -> Response:
+        """What the script polls: HTML and data, or 304 if only time has passed."""
+        tag = f'"{hashlib.sha256(repr(view.data).encode(errors="replace")).hexdigest()[:32]}"'
+        headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        html = templates.get_template(name).render(view=view)
+        return Response(json.dumps({"html": html, **data}), media_type="application/json", headers=headers)
+
+    def view_of(key: TaskKey, user: Any) -> views.TrainingView:
+        record = compat_server.find_task(key)
+        if record is None:
+            raise HTTPException(404, f"no task instance {key.task_id} in the run {key.run_id} of {key.dag_id}")
+        status = compat_server.read_status(key)
+        with_logs = compat_server.may_read_logs(user, key.dag_id)
+        return views.training_view(record, status, compat_server.read_tries(key), with_logs=with_logs, now=time.time())
+
+    @app.get("/training", dependencies=rights)
+    def training(key: Key, user: User) -> HTMLResponse:
+        """The page of one task instance."""
+        return page("training.html", view=view_of(key, user))
+
+    @app.get("/training/update", dependencies=rights)
+    def training_update(request: Request, key: Key, user: User) -> Response:
+        """The part of the page that changes."""
+        view = view_of(key, user)
+        return update(request, "training_body.html", {"series": view.series, "active": view.active}, view)
+
+    @app.get("/running")
+    def running_page(user: User) -> HTMLResponse:
+        """The trainings that run now, of DAGs that the user may read."""
+        return page("running.html", view=running.view(user, time.time()))
+
+    @app.get("/running/update")
+    def running_update(request: Request, user: User) -> Response:
+        """The rows of the list."""
+        view = running.view(user, time.time())
+        return update(request, "running_body.html", {"active": True}, view)
+
+    @app.get("/static/{name}")
+    def static(name: str) -> FileResponse:
+        """The style sheets and scripts, which are public."""
+        if name not in FILES:
+            raise HTTPException(404)
+        headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "max-age=3600"}
+        return FileResponse(STATIC / name, media_type=FILES[name], headers=headers)
+
+    return app

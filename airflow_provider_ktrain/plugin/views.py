@@ -1,0 +1,321 @@
+"""What the pages show, from Airflow's record of a task and the status that its worker or trigger wrote.
+
+Statuses may come from another release: a field that is missing or has another type is shown as unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskKey, TaskRecord
+from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE
+from airflow_provider_ktrain.core.summary import format_duration
+
+STALE_SECONDS = 180.0  #: after which the data of an active training counts as old
+WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
+USAGE = {
+    "held": "held", "wasted": "of these without training", "queued": "waited for a node", "requested": "requested",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A phase in the timeline.
+
+    :param phase: its name.
+    :param began: when it began, as text.
+    :param lasted: how long it lasted, as text.
+    :param share: its part of the whole time, 0 to 100.
+    """
+
+    phase: str
+    began: str
+    lasted: str
+    share: float
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """The page of one task instance. Texts are plain; the templates escape them.
+
+    :param data: what the view was made of: if it is the same as before, only time has passed.
+    """
+
+    data: object
+    key: TaskKey
+    query: str
+    state: str
+    active: bool
+    phase: str
+    since: str
+    written_at: float | None
+    age: str
+    stale: bool
+    notes: Sequence[str] = ()
+    cause: Mapping[str, str] = field(default_factory=dict)
+    timeline: Sequence[Segment] = ()
+    job: Mapping[str, str] = field(default_factory=dict)
+    replicas: Sequence[Mapping[str, Any]] = ()
+    replica_count: int = 0
+    gpus: int = 0
+    states: Sequence[tuple[str, int]] = ()
+    metrics: Sequence[Mapping[str, str]] = ()
+    series: Mapping[str, Any] = field(default_factory=dict)
+    last_lines: Sequence[tuple[str, str]] = ()
+    lines_hidden: bool = False
+    usage: Sequence[tuple[str, str]] = ()
+    limits: Sequence[tuple[str, str]] = ()
+    queue: str = ""
+    tries: Sequence[Mapping[str, str]] = ()
+    commands: Sequence[str] = ()
+    log_path: str = ""
+    code_path: str = ""
+
+
+@dataclass(frozen=True)
+class RunningView:
+    """The list of running trainings.
+
+    :param rows: what is shown.
+    :param count: how many there are.
+    :param data: what the view was made of.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    count: int
+    data: object = None
+
+
+def training_view(
+    record: TaskRecord,
+    status: Mapping[str, Any] | None,
+    tries: Sequence[Mapping[str, Any]],
+    *,
+    with_logs: bool,
+    now: float,
+) -> TrainingView:
+    """What the page of one task instance shows.
+
+    :param record: of Airflow's database.
+    :param status: the XCom `ktrain_status`; None if there is none.
+    :param tries: summaries of the last tries.
+    :param with_logs: whether the user may read the task's log; else its lines are left out.
+    :param now: epoch seconds.
+    """
+    read, key = mapping(status), record.key
+    written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES
+    stale = active and written_at is not None and now - written_at > STALE_SECONDS
+    job = {name: _text(value) for name, value in mapping(read.get("job")).items()}
+    phases = _phases(read)
+    replicas = mapping(read.get("replicas"))
+    rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
+    until = now if active else record.ended_at or written_at or now
+    cause = {name: _text(value) for name, value in mapping(read.get("cause")).items()}
+    if not with_logs:
+        cause.pop("detail", None)
+    lines = mapping(read.get("last_lines"))
+    return TrainingView(
+        data=(record, status, list(tries), with_logs, stale),
+        key=key,
+        query=_query(key),
+        state=record.state or "no status",
+        active=active or record.state in WAITING_STATES,
+        phase=_text(read.get("phase")) or "Unknown",
+        since=_clock(_number(read.get("phase_since"))),
+        age="" if written_at is None else format_duration(max(now - written_at, 0)),
+        written_at=written_at,
+        stale=stale,
+        notes=_notes(record, read, written_at, now),
+        cause=cause,
+        timeline=_timeline(phases, until),
+        job=job,
+        replicas=rows,
+        replica_count=int(_number(replicas.get("count")) or 0),
+        gpus=int(_number(replicas.get("gpus")) or 0),
+        states=[(_text(name), int(_number(count) or 0)) for name, count in mapping(replicas.get("states")).items()],
+        metrics=_metrics(read),
+        series=_series(read),
+        last_lines=[(_text(name), _text(line)) for name, line in lines.items()] if with_logs else (),
+        lines_hidden=bool(lines) and not with_logs,
+        usage=_usage(read),
+        limits=_limits(read, now) if active else (),
+        queue=_text(read.get("queue")) if active else "",
+        tries=[_try(one) for one in reversed(tries)],
+        commands=_commands(job, rows),
+        log_path=_task_path(key),
+        code_path=f"/dags/{quote(key.dag_id, safe='')}/code",
+    )
+
+
+def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+    """One row of the list of running trainings."""
+    read, key = mapping(status), record.key
+    replicas, metrics = mapping(read.get("replicas")), mapping(read.get("metrics"))
+    loss = next((name for name in metrics if "loss" in str(name).lower()), None)
+    since = _number(read.get("phase_since"))
+    return {
+        "query": _query(key),
+        "dag_id": key.dag_id,
+        "task": key.task_id if key.map_index < 0 else f"{key.task_id} [{key.map_index}]",
+        "run_id": key.run_id,
+        "phase": _text(read.get("phase")) or "Unknown",
+        "replicas": int(_number(replicas.get("count")) or 0),
+        "gpus": int(_number(replicas.get("gpus")) or 0),
+        "since": "" if since is None else format_duration(max(now - since, 0)),
+        "since_seconds": 0 if since is None else round(now - since),
+        "loss": "" if loss is None else _value(mapping(metrics[loss]).get("last")),
+    }
+
+
+def _notes(record: TaskRecord, read: Mapping[str, Any], written_at: float | None, now: float) -> list[str]:
+    """What the page can't know."""
+    if written_at is None:
+        if record.state in WAITING_STATES:
+            return ["The training has not begun: the task waits for a worker."]
+        if record.state in ACTIVE_STATES:
+            return ["There is no data yet. It appears when the job has a phase."]
+        return ["This try left no data: it ended before its job had a phase, or an older release ran it."]
+    notes = []
+    if read.get("try_number") != record.try_number:
+        notes.append(f"The data is of try {_text(read.get('try_number'))}. Try {record.try_number} has none yet.")
+    if record.state in ACTIVE_STATES and now - written_at > STALE_SECONDS:
+        notes.append(
+            "The data is old. The triggerer or worker that follows the job may be gone, or writes for many trainings."
+        )
+    if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
+        notes.append(
+            f"The task is {record.state}, and its last state could not be stored: it was killed, or its worker was lost. "
+            "The page shows the state before that."
+        )
+    return notes
+
+
+def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
+    found = []
+    for pair in _list(read.get("phases")):
+        if isinstance(pair, list | tuple) and len(pair) == 2 and (at := _number(pair[1])) is not None:
+            found.append((_text(pair[0]), at))
+    return found
+
+
+def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[Segment]:
+    ends = [at for _, at in phases[1:]] + [until]
+    lengths = [max(end - at, 0.0) for (_, at), end in zip(phases, ends, strict=True)] if phases else []
+    whole = sum(lengths) or 1.0
+    return [
+        Segment(name, _clock(at), format_duration(length), round(100 * length / whole, 2))
+        for (name, at), length in zip(phases, lengths, strict=True)
+    ]
+
+
+def _replica(row: Any) -> dict[str, Any]:
+    if not isinstance(row, list | tuple) or len(row) != len(COLUMNS):
+        return {}
+    read = dict(zip(COLUMNS, row, strict=True))
+    shown: dict[str, Any] = {name: _text(value) for name, value in read.items()}
+    return {**shown, "fine": read["state"] in FINE}
+
+
+def _metrics(read: Mapping[str, Any]) -> list[dict[str, str]]:
+    found = []
+    for name, value in mapping(read.get("metrics")).items():
+        one = mapping(value)
+        shown = {column: _value(one.get(column)) for column in ("last", "step", "best", "best_step")}
+        found.append({"name": _text(name), **shown})
+    return found
+
+
+def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
+    """Points for the curves: `[steps, values]` of each metric; values that are not finite stay text."""
+    found = {}
+    for name, points in mapping(read.get("series")).items():
+        pairs = [pair for pair in _list(points) if isinstance(pair, list | tuple) and len(pair) == 2]
+        found[_text(name)] = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+    return found
+
+
+def _usage(read: Mapping[str, Any]) -> list[tuple[str, str]]:
+    used = mapping(read.get("usage"))
+    return [
+        (label, format_duration(seconds))
+        for name, label in USAGE.items()
+        if (seconds := _number(used.get(name))) is not None
+    ]
+
+
+def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+    found = []
+    for limit in map(mapping, _list(read.get("limits"))):
+        due = _number(limit.get("due"))
+        if due is not None:
+            left = "has passed" if due <= now else f"in {format_duration(due - now)}"
+            found.append((_text(limit.get("name")), left))
+    return found
+
+
+def _try(one: Mapping[str, Any]) -> dict[str, str]:
+    began, ended = (_text(one.get(name))[:19].replace("T", " ") for name in ("started_at", "ended_at"))
+    cause = _text(one.get("cause"))
+    return {"number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded"}
+
+
+def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    kind = KINDS.get(job.get("kind", ""))
+    if kind is None or not job.get("name"):
+        return []
+    where = f"--namespace {shlex.quote(job.get('namespace', ''))}"
+    resource = f"{kind.plural}.{kind.group}"
+    name = shlex.quote(job["name"])
+    selector = shlex.quote(f"{kind.pod_name_label}={job['name']}")
+    commands = [
+        f"kubectl get {resource} {name} {where} --output yaml",
+        f"kubectl get pods {where} --selector {selector} --output wide",
+        f"kubectl describe {resource} {name} {where}",
+    ]
+    if rows:
+        pod = next((row for row in rows if not row["fine"]), rows[0])
+        commands.append(f"kubectl logs {where} {shlex.quote(pod['pod'])} --all-containers --follow")
+    return commands
+
+
+def _task_path(key: TaskKey) -> str:
+    dag_id, run_id, task_id = (quote(part, safe="") for part in (key.dag_id, key.run_id, key.task_id))
+    mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
+    return f"/dags/{dag_id}/runs/{run_id}/tasks/{task_id}{mapped}"
+
+
+def _query(key: TaskKey) -> str:
+    values = {"dag_id": key.dag_id, "run_id": key.run_id, "task_id": key.task_id, "map_index": str(key.map_index)}
+    return "&".join(f"{name}={quote(value, safe='')}" for name, value in values.items())
+
+
+def _clock(at: float | None) -> str:
+    """A time in UTC; empty if it isn't known."""
+    if at is None or not 0 <= at < 1e11:
+        return ""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
