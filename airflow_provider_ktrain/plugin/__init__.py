@@ -6,7 +6,7 @@ Airflow imports it in every process, so the application imports nothing until it
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -65,5 +65,5 @@ class KtrainPlugin(AirflowPlugin):
     """Registers the training page and the list of running trainings."""
 
     name = "ktrain"
-    fastapi_apps: ClassVar[list[Any]] = [{"app": LazyApplication(), "name": "ktrain", "url_prefix": PREFIX}]
-    external_views: ClassVar[list[Any]] = _views()
+    fastapi_apps: list[Any] = [{"app": LazyApplication(), "name": "ktrain", "url_prefix": PREFIX}]  # noqa: RUF012 - as Airflow declares it
+    external_views: list[Any] = _views()

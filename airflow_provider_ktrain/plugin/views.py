@@ -191,8 +191,8 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], written_at: float | None
         )
     if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
         notes.append(
-            f"The task is {record.state}, and its last state could not be stored: it was killed, or its worker was lost. "
-            "The page shows the state before that."
+            f"The task is {record.state}, but its last status could not be stored: it was killed, or its worker was "
+            "lost. The page shows the status before that."
         )
     return notes
 

@@ -26,8 +26,8 @@ def test_deferred_task_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube
     wait_for("more lines while it is deferred", lambda: len([x for x in lines() if "epoch" in x]) > len(before))
     assert airflow.task(dag, run, task)["state"] == "deferred"
     (job,) = kube.jobs()
-    link = {"Training job": f"https://board.example/pytorchjobs/{job['metadata']['name']}"}
-    assert airflow.links(dag, run, task) == link
+    links = airflow.links(dag, run, task)
+    assert links["Training job"] == f"https://board.example/pytorchjobs/{job['metadata']['name']}"
 
     airflow.wait_state(dag, run, task, "success")
     log = lines()
@@ -38,4 +38,4 @@ def test_deferred_task_logs_live_and_frees_the_gpus(airflow: Airflow, kube: Kube
     assert airflow.xcom(dag, run, task)["epochs"] == 15
     assert not kube.jobs()
     assert not kube.pods()
-    assert airflow.links(dag, run, task) == link
+    assert airflow.links(dag, run, task) == links

@@ -1,0 +1,111 @@
+"""The training page, its data and its rights, by HTTP. tests/browser has the tests in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.e2e.airflow import Airflow, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+TOKEN_WITHOUT_A_ROLE = """
+from airflow.api_fastapi.app import create_app
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.api_fastapi.app import get_auth_manager
+create_app(apps="core")
+print("token:", get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="guest", role=None)))
+"""
+
+
+def get(airflow: Airflow, path: str, token: str | None = None, tag: str = "") -> tuple[int, str, dict[str, str]]:
+    """Status, text and headers of a request to the plugin. Without a token it is anonymous."""
+    headers = {"If-None-Match": tag} if tag else {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(airflow.url + path, headers=headers), timeout=60) as answer:
+            return answer.status, answer.read().decode(), dict(answer.headers)
+    except urllib.error.HTTPError as e:
+        return e.code, e.read().decode(), dict(e.headers)
+
+
+def page(run: str, task: str, part: str = "") -> str:
+    query = urllib.parse.urlencode({"dag_id": "reports", "run_id": run, "task_id": task, "map_index": "{MAP_INDEX}"})
+    return f"/ktrain/training{part}?{query}"
+
+
+def token(airflow: Airflow) -> str:
+    return str(airflow.call("GET", "/auth/token")["access_token"])
+
+
+def test_page_follows_a_deferred_training(airflow: Airflow) -> None:
+    run = airflow.trigger("reports")
+    airflow.wait_state("reports", run, "succeeds", "deferred")
+    admin = token(airflow)
+
+    def points() -> int:
+        status, text, _ = get(airflow, page(run, "succeeds", "/update"), admin)
+        return len(json.loads(text)["series"].get("loss", [[]])[0]) if status == 200 else 0
+
+    first = wait_for("points of the loss", points)
+    airflow.wait_state("reports", run, "succeeds", "success")
+    assert points() == 50 > first
+
+    status, text, headers = get(airflow, page(run, "succeeds"), admin)
+    assert status == 200
+    for shown in ("Succeeded", "Master 0", "Worker 0", "GPU time held", "kubectl get pytorchjobs.kubeflow.org", "NaN"):
+        assert shown in text, shown
+    assert html.escape('alert("from') in text or "alert(&#34;from" in text
+    assert "<script>alert" not in text
+    assert "script-src 'self'" in headers["content-security-policy"]
+
+    status, _, headers = get(airflow, page(run, "succeeds", "/update"), admin)
+    assert get(airflow, page(run, "succeeds", "/update"), admin, tag=headers["etag"])[0] == 304
+
+    reported = airflow.xcom("reports", run, "succeeds", "metrics")
+    assert reported["loss"] == {"last": 0.41, "step": 49, "best": 0.41, "best_step": 49}
+    assert reported["odd"]["last"] == "NaN"
+    stored = airflow.xcom("reports", run, "succeeds", "ktrain_status")
+    assert (stored["ended"], stored["phase"], stored["try_number"]) == (True, "Succeeded", 1)
+    assert airflow.links("reports", run, "succeeds")["Training"].startswith("/ktrain/training?dag_id=reports&run_id=")
+
+
+def test_page_of_a_failed_training_begins_with_the_cause(airflow: Airflow) -> None:
+    run = airflow.trigger("reports")
+    airflow.wait_state("reports", run, "fails", "failed")
+    _, text, _ = get(airflow, page(run, "fails"), token(airflow))
+    assert text.index("Why it failed") < text.index("exit code 3") < text.index("Replicas")
+
+
+def test_running_trainings_are_listed(airflow: Airflow) -> None:
+    run = airflow.trigger("reports")
+    airflow.wait_state("reports", run, "succeeds", "deferred")
+    admin = token(airflow)
+    path = f"run_id={urllib.parse.quote(run, safe='')}&amp;task_id=succeeds"
+    wait_for("its row", lambda: path in get(airflow, "/ktrain/running", admin)[1])
+    airflow.wait_state("reports", run, "succeeds", "success")
+    wait_for("its row is gone", lambda: path not in get(airflow, "/ktrain/running", admin)[1])
+
+
+def test_rights_are_checked(airflow: Airflow) -> None:
+    """Anonymous requests get 401, users without a role 403, and their list is empty."""
+    run = airflow.trigger("reports")
+    airflow.wait_state("reports", run, "succeeds", "deferred")
+    made = subprocess.run(
+        [sys.executable, "-c", TOKEN_WITHOUT_A_ROLE], env=airflow.env, check=True, capture_output=True, text=True
+    )
+    guest = next(line.split()[1] for line in made.stdout.splitlines() if line.startswith("token:"))
+    protected = [page(run, "succeeds"), page(run, "succeeds", "/update"), "/ktrain/running", "/ktrain/running/update"]
+    assert [get(airflow, path)[0] for path in protected] == [401] * 4
+    assert [get(airflow, path, guest)[0] for path in protected[:2]] == [403] * 2
+    answers: list[Any] = [get(airflow, path, guest) for path in protected[2:]]
+    assert all(status == 200 and run not in text for status, text, _ in answers)
+    assert get(airflow, page("unknown", "succeeds"), token(airflow))[0] == 404
