@@ -1,0 +1,129 @@
+"""What the training page shows, without Airflow's database and without a browser."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import Environment, PackageLoader
+
+from airflow_provider_ktrain.compat_server import TaskKey, TaskRecord
+from airflow_provider_ktrain.core.state.status_document import TrainingStatus
+from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.plugin.views import TrainingView, running_row, training_view
+
+KEY = TaskKey("dag", "run+1", "train")
+TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
+TEMPLATES.globals.update(root="/ktrain", airflow="")
+
+
+def record(state: str = "deferred", try_number: int = 1) -> TaskRecord:
+    return TaskRecord(KEY, state, try_number, 0.0, None if state == "deferred" else 200.0)
+
+
+def status(**fields: Any) -> dict[str, Any]:
+    metrics = TrainingMetrics()
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 1, "loss": 0.5}', 1.0)
+    required: dict[str, Any] = {
+        "job": {"kind": "PyTorchJob", "namespace": "ml", "name": "mnist", "uid": "u"},
+        "try_number": 1,
+        "written_at": 100.0,
+        "host": "trigger",
+        "phases": [("Pending", 10.0), ("Running", 40.0)],
+        "rows": [["Master", 0, "mnist-master-0", "n1", 8, "Running", 0], ["Worker", 0, "w", "", 8, "Pending", 1]],
+        "metrics": metrics,
+        "last_lines": {"Master 0": "epoch 1"},
+        "usage": {"held": 3600.0},
+        "limits": [{"name": "startup_timeout", "due": 160.0, "seconds": 60.0}],
+    }
+    return TrainingStatus(**required | fields).to_dict()
+
+
+def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fields: Any) -> TrainingView:
+    given = status(**fields) if found is None else found
+    return training_view(record(state), given, [], with_logs=True, now=now)
+
+
+def page(shown: TrainingView) -> str:
+    return TEMPLATES.get_template("training.html").render(view=shown)
+
+
+def test_page_of_a_running_training() -> None:
+    shown = view()
+    assert (shown.phase, shown.age, shown.stale, list(shown.notes)) == ("Running", "10 s", False, [])
+    assert [(part.phase, part.lasted) for part in shown.timeline] == [("Pending", "30 s"), ("Running", "1 min 10 s")]
+    assert shown.usage == [("held", "1 h")]
+    assert shown.limits == [("startup_timeout", "in 50 s")]
+    assert shown.series == {"loss": [[1], [0.5]]}
+    assert "kubectl get pytorchjobs.kubeflow.org mnist --namespace ml --output yaml" in shown.commands
+    assert "kubectl logs --namespace ml w --all-containers --follow" in shown.commands, "the replica that is not fine"
+    assert shown.log_path == "/dags/dag/runs/run%2B1/tasks/train"
+
+
+def test_lines_of_the_log_need_the_right_to_read_it() -> None:
+    given = status(cause={"summary": "Master 0 failed", "detail": "secret of the log"})
+    shown = training_view(record("failed"), given, [], with_logs=False, now=110.0)
+    text = page(shown)
+    assert "Master 0 failed" in text
+    assert "secret of the log" not in text
+    assert "epoch 1" not in text
+    assert shown.lines_hidden
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "now", "note"),
+    [
+        ({}, "queued", 0.0, "has not begun"),
+        ({}, "deferred", 0.0, "no data yet"),
+        ({}, "failed", 0.0, "left no data"),
+        (None, "deferred", 1000.0, "may be gone"),
+        (None, "failed", 110.0, "killed"),
+    ],
+)
+def test_page_says_what_it_does_not_know(found: Any, state: str, now: float, note: str) -> None:
+    assert note in " ".join(view(found, state=state, now=now).notes)
+
+
+def test_data_of_an_earlier_try_is_marked() -> None:
+    shown = training_view(record(try_number=2), status(), [], with_logs=True, now=110.0)
+    assert "of try 1" in shown.notes[0]
+
+
+def test_nothing_that_is_shown_is_markup() -> None:
+    evil = '<script>alert(1)</script><img src=x onerror=alert(2)>"\x1b[31m\ud800'
+    given = status(
+        job={"kind": "PyTorchJob", "namespace": evil, "name": evil, "uid": evil},
+        phases=[(evil, 1.0)],
+        rows=[[evil, 0, evil, evil, 1, evil, 0]],
+        last_lines={evil: evil * 10000},
+        queue=evil,
+        cause={name: evil for name in ("summary", "detail", "resolution", "category")},
+    )
+    given["metrics"] = {evil: {"last": evil, "step": 1}}
+    given["series"] = {evil: [[1, evil]]}
+    text = page(training_view(record(), given, [{"cause": evil, "try_number": evil}], with_logs=True, now=110.0))
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    row = running_row(record(), given, 110.0)
+    listed = TEMPLATES.get_template("running_body.html").render(view={"rows": [row], "count": 1})
+    assert "<script>alert" not in listed
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 10) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+fields = st.sampled_from(sorted(status()))
+
+
+@given(st.dictionaries(fields, json_values))
+def test_a_status_of_another_release_never_breaks_the_page(found: dict[str, Any]) -> None:
+    for given_status in (found, status() | found):
+        shown = view(given_status)
+        page(shown)
+        json.dumps(shown.series)
+        running_row(record(), given_status, 110.0)
