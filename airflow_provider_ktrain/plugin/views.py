@@ -16,7 +16,7 @@ from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskKey, TaskRe
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE
-from airflow_provider_ktrain.core.summary import format_duration
+from airflow_provider_ktrain.core.success_summary import format_duration
 
 STALE_SECONDS = 180.0  #: after which the data of an active training counts as old
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import subprocess
@@ -9,11 +10,11 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
 
 import pytest
 
 from tests.e2e.airflow import Airflow, wait_for
+from tests.e2e.database import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
 TOKEN_WITHOUT_A_ROLE = """
@@ -25,13 +26,13 @@ print("token:", get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="
 """
 
 
-def get(airflow: Airflow, path: str, token: str | None = None, tag: str = "") -> tuple[int, str, dict[str, str]]:
+def get(url: str, path: str, token: str | None = None, tag: str = "") -> tuple[int, str, dict[str, str]]:
     """Status, text and headers of a request to the plugin. Without a token it is anonymous."""
     headers = {"If-None-Match": tag} if tag else {}
     if token:
         headers["Authorization"] = f"Bearer {token}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(airflow.url + path, headers=headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=60) as answer:
             return answer.status, answer.read().decode(), dict(answer.headers)
     except urllib.error.HTTPError as e:
         return e.code, e.read().decode(), dict(e.headers)
@@ -52,14 +53,14 @@ def test_page_follows_a_deferred_training(airflow: Airflow) -> None:
     admin = token(airflow)
 
     def points() -> int:
-        status, text, _ = get(airflow, page(run, "succeeds", "/update"), admin)
+        status, text, _ = get(airflow.url, page(run, "succeeds", "/update"), admin)
         return len(json.loads(text)["series"].get("loss", [[]])[0]) if status == 200 else 0
 
     first = wait_for("points of the loss", points)
     airflow.wait_state("reports", run, "succeeds", "success")
     assert points() == 50 > first
 
-    status, text, headers = get(airflow, page(run, "succeeds"), admin)
+    status, text, headers = get(airflow.url, page(run, "succeeds"), admin)
     assert status == 200
     for shown in ("Succeeded", "Master 0", "Worker 0", "GPU time held", "kubectl get pytorchjobs.kubeflow.org", "NaN"):
         assert shown in text, shown
@@ -67,21 +68,23 @@ def test_page_follows_a_deferred_training(airflow: Airflow) -> None:
     assert "<script>alert" not in text
     assert "script-src 'self'" in headers["content-security-policy"]
 
-    status, _, headers = get(airflow, page(run, "succeeds", "/update"), admin)
-    assert get(airflow, page(run, "succeeds", "/update"), admin, tag=headers["etag"])[0] == 304
+    status, _, headers = get(airflow.url, page(run, "succeeds", "/update"), admin)
+    assert get(airflow.url, page(run, "succeeds", "/update"), admin, tag=headers["etag"])[0] == 304
 
     reported = airflow.xcom("reports", run, "succeeds", "metrics")
     assert reported["loss"] == {"last": 0.41, "step": 49, "best": 0.41, "best_step": 49}
     assert reported["odd"]["last"] == "NaN"
     stored = airflow.xcom("reports", run, "succeeds", "ktrain_status")
     assert (stored["ended"], stored["phase"], stored["try_number"]) == (True, "Succeeded", 1)
-    assert airflow.links("reports", run, "succeeds")["Training"].startswith("/ktrain/training?dag_id=reports&run_id=")
+    link = str(airflow.links("reports", run, "succeeds")["Training"])
+    assert link.startswith("/ktrain/training?dag_id=reports&run_id=")
 
 
 def test_page_of_a_failed_training_begins_with_the_cause(airflow: Airflow) -> None:
     run = airflow.trigger("reports")
     airflow.wait_state("reports", run, "fails", "failed")
-    _, text, _ = get(airflow, page(run, "fails"), token(airflow))
+    status, text, _ = get(airflow.url, page(run, "fails"), token(airflow))
+    assert status == 200, text
     assert text.index("Why it failed") < text.index("exit code 3") < text.index("Replicas")
 
 
@@ -90,9 +93,9 @@ def test_running_trainings_are_listed(airflow: Airflow) -> None:
     airflow.wait_state("reports", run, "succeeds", "deferred")
     admin = token(airflow)
     path = f"run_id={urllib.parse.quote(run, safe='')}&amp;task_id=succeeds"
-    wait_for("its row", lambda: path in get(airflow, "/ktrain/running", admin)[1])
+    wait_for("its row", lambda: path in get(airflow.url, "/ktrain/running", admin)[1])
     airflow.wait_state("reports", run, "succeeds", "success")
-    wait_for("its row is gone", lambda: path not in get(airflow, "/ktrain/running", admin)[1])
+    wait_for("its row is gone", lambda: path not in get(airflow.url, "/ktrain/running", admin)[1])
 
 
 def test_rights_are_checked(airflow: Airflow) -> None:
@@ -103,9 +106,28 @@ def test_rights_are_checked(airflow: Airflow) -> None:
         [sys.executable, "-c", TOKEN_WITHOUT_A_ROLE], env=airflow.env, check=True, capture_output=True, text=True
     )
     guest = next(line.split()[1] for line in made.stdout.splitlines() if line.startswith("token:"))
-    protected = [page(run, "succeeds"), page(run, "succeeds", "/update"), "/ktrain/running", "/ktrain/running/update"]
-    assert [get(airflow, path)[0] for path in protected] == [401] * 4
-    assert [get(airflow, path, guest)[0] for path in protected[:2]] == [403] * 2
-    answers: list[Any] = [get(airflow, path, guest) for path in protected[2:]]
-    assert all(status == 200 and run not in text for status, text, _ in answers)
-    assert get(airflow, page("unknown", "succeeds"), token(airflow))[0] == 404
+    admin = token(airflow)
+    port = free_port()
+    # the tests' own API server takes everybody for an administrator
+    strict = {"AIRFLOW__API__PORT": str(port), "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False"}
+    airflow.run("api-server", "strict-api-server", **strict)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        protected = [
+            page(run, "succeeds"), page(run, "succeeds", "/update"), "/ktrain/running", "/ktrain/running/update",
+        ]  # fmt: skip
+        wait_for("the API server answers", lambda: answers(url))
+        assert [get(url, path)[0] for path in protected] == [401] * 4
+        assert [get(url, path, guest)[0] for path in protected[:2]] == [403] * 2
+        lists = [get(url, path, guest) for path in protected[2:]]
+        assert all(status == 200 and run not in text for status, text, _ in lists)
+        assert [get(url, path, admin)[0] for path in protected] == [200] * 4
+        assert get(url, page("unknown", "succeeds"), admin)[0] == 404
+    finally:
+        airflow.end("strict-api-server")
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return get(url, "/api/v2/version")[0] == 200
+    return False

@@ -100,7 +100,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
         rows=[[evil, 0, evil, evil, 1, evil, 0]],
         last_lines={evil: evil * 10000},
         queue=evil,
-        cause={name: evil for name in ("summary", "detail", "resolution", "category")},
+        cause=dict.fromkeys(("summary", "detail", "resolution", "category"), evil),
     )
     given["metrics"] = {evil: {"last": evil, "step": 1}}
     given["series"] = {evil: [[1, evil]]}
