@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.airflow import Airflow, wait_for
 from tests.e2e.database import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
 TOKEN_WITHOUT_A_ROLE = """
 from airflow.api_fastapi.app import create_app
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
