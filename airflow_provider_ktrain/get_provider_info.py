@@ -45,6 +45,14 @@ def get_provider_info() -> dict[str, Any]:
                         "example": None,
                         "default": "10",
                     },
+                    "training_tab": {
+                        "description": "Show the training page as a tab of every task. Only for Airflow below 3.4, "
+                        "which can't limit a tab to some operators; newer versions always have it on trainings.",
+                        "version_added": "0.1.0",
+                        "type": "boolean",
+                        "example": None,
+                        "default": "False",
+                    },
                     "job_url": {
                         "description": "URL of a dashboard's page about a job, for a button of its task, with the "
                         "placeholders {kind}, {plural}, {namespace}, {name} and {uid}. Default: no button.",

@@ -32,7 +32,8 @@ def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> No
     run = airflow.trigger(dag)
     airflow.wait_state(dag, run, "train", "success")
     assert "the triggerer now follows" not in airflow.log(dag, run, "train")
-    assert airflow.xcom_keys(dag, run, "train") == {"job", "ktrain_status", "_link_TrainingJobLink", "_link_TrainingPageLink"}
+    links = {"_link_TrainingJobLink", "_link_TrainingPageLink"}
+    assert airflow.xcom_keys(dag, run, "train") == {"job", "ktrain_status", *links}
     assert airflow.links(dag, run, "train")["Training job"]
     wait_for("the job is gone", lambda: not jobs_of(kube, dag))
 
