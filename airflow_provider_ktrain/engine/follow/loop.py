@@ -97,7 +97,18 @@ async def follow(
             partial = PartialStartWarning(state, options, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
             loop = _Loop(
-                state, output, observer, startup, partial, queue, replicas, finisher, reporter, options, host, stop,
+                state,
+                output,
+                observer,
+                startup,
+                partial,
+                queue,
+                replicas,
+                finisher,
+                reporter,
+                options,
+                host,
+                stop,
                 stopped,
             )
             try:
