@@ -334,7 +334,7 @@ def push_return_value(context: Context, operator: BaseOperator, value: Any) -> N
 
 
 def set_xcom(dag_id: str, run_id: str, task_id: str, map_index: int, key: str, value: Any) -> None:
-    """Set an XCom of a task instance, in its worker or its trigger. It blocks, so a trigger calls it in a thread.
+    """Set an XCom of a task instance, in its trigger. It blocks, so it is called in a thread.
 
     Airflow keeps it when the task resumes, and clears it before the next try.
     """

@@ -1,7 +1,7 @@
 """The part of `compat` for Airflow's API server: its database models and its rights. Only the plugin imports it.
 
-Sources: airflow.api_fastapi.core_api.security and airflow.models of 3.2.2 and 3.3.2. tests/plugin has a test for each
-internal that this module uses.
+Sources: airflow.api_fastapi.core_api.security and airflow.models of 3.2.2 and 3.3.2. tests/e2e/test_training_page.py
+uses all of it on a real API server.
 """
 
 from __future__ import annotations

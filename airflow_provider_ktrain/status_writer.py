@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Build = Callable[[], Mapping[str, Any]]
+Write = Callable[[Mapping[str, Any]], object]
+WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
 SLOW_SECONDS = 10.0  #: after which a write counts as slow
 LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
-_SLOW = "Writing the status of a training to Airflow takes over %.0f s. The training page may show old data."
-_FAILED = "The status of a training can't be written to Airflow. The training page shows old data.\n%s"
 
 
 @dataclass(frozen=True)
@@ -57,41 +57,32 @@ class TaskKey:
         return cls(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
 
 
-def write_status(key: TaskKey, status: Mapping[str, Any]) -> None:
-    """Write one status. It blocks."""
-    compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, dict(status))
-
-
 class StatusWriter:
     """Writes the statuses of all tasks that are followed in one event loop.
 
-    :param write: writes one status; it blocks, and is called in a thread. Default: `write_status`.
     :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
     """
 
-    def __init__(
-        self,
-        write: Callable[[TaskKey, Mapping[str, Any]], None] = write_status,
-        interval: float = SECONDS_BETWEEN_WRITES,
-    ) -> None:
-        self._write, self._interval = write, interval
-        self._urgent: dict[TaskKey, Build] = {}  # offered and not yet written, oldest first
-        self._other: dict[TaskKey, Build] = {}
+    def __init__(self, interval: float = SECONDS_BETWEEN_WRITES) -> None:
+        self._interval = interval
+        self._urgent: dict[TaskKey, tuple[Build, Write]] = {}  # offered and not yet written, oldest first
+        self._other: dict[TaskKey, tuple[Build, Write]] = {}
         self._working: asyncio.Task[None] | None = None
-        self._in_flight: tuple[TaskKey, asyncio.Future[None]] | None = None
-        self._warned: set[str] = set()  # messages, each of which is logged once
+        self._in_flight: tuple[TaskKey, asyncio.Future[object]] | None = None
+        self._slow = self._failed = False  # whether that was logged
 
-    def offer(self, key: TaskKey, build: Build, *, urgent: bool) -> None:
+    def offer(self, key: TaskKey, build: Build, write: Write, *, urgent: bool) -> None:
         """Write the task's status as soon as the budget allows, instead of one that was offered before.
 
         :param build: returns the status; called right before the write.
+        :param write: writes it; it may block, and is called in a thread.
         :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
         """
         if urgent or key in self._urgent:
             self._other.pop(key, None)
-            self._urgent[key] = build
+            self._urgent[key] = build, write
         else:
-            self._other[key] = build
+            self._other[key] = build, write
         if self._working is None or self._working.done():
             # not in the context of the trigger that happens to be first: its logger is bound there
             context = contextvars.Context()
@@ -114,26 +105,29 @@ class StatusWriter:
             await asyncio.sleep(max(self._interval - (time.monotonic() - began), 0))
 
     async def _write_next(self) -> None:
+        """Write the most urgent status. Log the first write that is slow and the first one that fails."""
         statuses = self._urgent or self._other
         key = next(iter(statuses))
-        build = statuses.pop(key)
+        build, write = statuses.pop(key)
         try:
-            writing = in_thread(functools.partial(self._write, key, build()))
+            writing = in_thread(functools.partial(write, build()))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=SLOW_SECONDS)
             if not writing.done():
-                self._warn(_SLOW, SLOW_SECONDS)
+                if not self._slow:
+                    log.warning(
+                        "Writing a training's status to Airflow takes over %.0f s. Its page may show old data.",
+                        SLOW_SECONDS,
+                    )
+                self._slow = True
                 await asyncio.wait([writing])
             writing.result()
         except Exception as e:
-            self._warn(_FAILED, f"{type(e).__name__}: {e}")
+            if not self._failed:
+                log.warning("A training's status can't be written to Airflow: its page shows old data.\n%s", e)
+            self._failed = True
         finally:
             self._in_flight = None
-
-    def _warn(self, message: str, *details: object) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning(message, *details)
 
 
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StatusWriter] = weakref.WeakKeyDictionary()
@@ -143,18 +137,27 @@ class TaskStatusSink:
     """Takes the statuses of one task: a `StatusSink`.
 
     :param ti: Airflow's task instance, in a worker or a trigger.
-    :param host: `worker` or `trigger`.
+    :param host: WORKER or TRIGGER.
     """
 
     def __init__(self, ti: Any, host: str) -> None:
         self.host = host
         self.try_number = int(ti.try_number)
         self._key = TaskKey.of(ti)
+        self._ti = ti
 
     def offer(self, build: Build, *, urgent: bool) -> None:
         """Publish a status soon: see `StatusSink`."""
         with contextlib.suppress(Exception):  # it must not disturb the training
-            _writer().offer(self._key, build, urgent=urgent)
+            _writer().offer(self._key, build, self._write, urgent=urgent)
+
+    def _write(self, status: Mapping[str, Any]) -> None:
+        """A trigger's task instance has no `xcom_push`."""
+        if self.host == WORKER:
+            self._ti.xcom_push(key=STATUS_XCOM, value=dict(status))
+            return
+        key = self._key
+        compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, dict(status))
 
     async def __aenter__(self) -> Self:
         return self

@@ -28,7 +28,7 @@ from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, rele
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import TaskStatusSink, in_thread
+from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, in_thread
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -97,7 +97,7 @@ class Try:
     def of(cls, ti: Any) -> Try:
         """:param ti: the task instance of an Airflow context."""
         ask = functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-        return cls(compat.has_tries_left(ti), ask, TaskStatusSink(ti, "worker"))
+        return cls(compat.has_tries_left(ti), ask, TaskStatusSink(ti, WORKER))
 
 
 class WorkerHost:

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, acti
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import TaskStatusSink
+from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
@@ -137,7 +137,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self._cursor = Cursor.from_dict(handover.cursor)
 
         ti = self.task_instance
-        sink = TaskStatusSink(ti, "trigger") if ti is not None and self.options["release"] else None
+        sink = TaskStatusSink(ti, TRIGGER) if ti is not None and self.options["release"] else None
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         async with hook.api(ref) as api, sink or contextlib.nullcontext():
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered

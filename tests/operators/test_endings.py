@@ -83,8 +83,8 @@ def test_earlier_success_needs_no_cluster(instance: Instance, monkeypatch: pytes
     """It needs no valid parameters either."""
     instance.execute(command=RESULT, deferrable=False, retries=1, on_finish_action="keep_job")
     away(instance, monkeypatch)
-    again: dict[str, Any] = {"number": 2, "retries": 1, "logs": "no such choice", "on_finish_action": "keep_job"}
-    assert instance.execute(command=RESULT, **again) == {"loss": 0.5}
+    again: dict[str, Any] = {"number": 2, "retries": 1, "on_finish_action": "keep_job"}
+    assert instance.execute(command=RESULT, rendered={"gpus": "no number"}, **again) == {"loss": 0.5}
 
 
 def test_xcom_backend_fails_in_push(instance: Instance) -> None:

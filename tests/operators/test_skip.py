@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from tests.operators.task_instance import Instance
 
 NO_DATA = ["sh", "-c", "echo no new data; exit 99"]
@@ -42,14 +42,15 @@ def test_event_of_an_older_triggerer_fails_the_task(instance: Instance) -> None:
 
 
 def test_invalid_exit_code_is_refused(instance: Instance) -> None:
-    with pytest.raises(TrainingConfigurationError, match="skip_on_exit_code"):
+    with pytest.raises(ValueError, match="skip_on_exit_code"):
         instance.execute(command=NO_DATA, deferrable=False, skip_on_exit_code="99")
 
 
 def test_without_xcom_push_only_the_job_and_its_link_are_pushed(instance: Instance) -> None:
     assert instance.execute(command=RESULT, deferrable=False, do_xcom_push=False) == {"loss": 0.5}
     assert instance.ti is not None
-    assert instance.ti.xcoms.keys() == {"job", "_link_TrainingJobLink"}
+    links = {"_link_TrainingJobLink", "_link_TrainingPageLink"}
+    assert instance.ti.xcoms.keys() == {"job", "ktrain_status", *links}
 
 
 def test_without_xcom_push_a_retry_still_finds_the_outcome(instance: Instance) -> None:

@@ -23,7 +23,10 @@ class Writes:
         self.allow = threading.Semaphore(0 if blocked else 1000)
         self.running = self.most = 0
 
-    def __call__(self, key: TaskKey, status: Mapping[str, Any]) -> None:
+    def offer(self, writer: StatusWriter, key: TaskKey, n: Any, *, urgent: bool) -> None:
+        writer.offer(key, lambda: {"n": n}, functools.partial(self.write, key), urgent=urgent)
+
+    def write(self, key: TaskKey, status: Mapping[str, Any]) -> None:
         self.running += 1
         self.most = max(self.most, self.running)
         self.allow.acquire()
@@ -41,13 +44,13 @@ class Writes:
 
 async def test_urgent_statuses_go_first_and_the_latest_one_wins() -> None:
     writes = Writes(blocked=True)
-    writer = StatusWriter(writes, interval=0)
-    writer.offer(ONE, lambda: {"n": 1}, urgent=False)
+    writer = StatusWriter(interval=0)
+    writes.offer(writer, ONE, 1, urgent=False)
     await writes.wait_for(lambda: writes.running > 0)
-    writer.offer(TWO, lambda: {"n": 1}, urgent=False)
-    writer.offer(TWO, lambda: {"n": 2}, urgent=False)
-    writer.offer(THREE, lambda: {"n": 1}, urgent=True)
-    writer.offer(THREE, lambda: {"n": 2}, urgent=False)
+    writes.offer(writer, TWO, 1, urgent=False)
+    writes.offer(writer, TWO, 2, urgent=False)
+    writes.offer(writer, THREE, 1, urgent=True)
+    writes.offer(writer, THREE, 2, urgent=False)
     for _ in range(3):
         writes.allow.release()
     await writes.wait_for(lambda: len(writes.done) == 3)
@@ -57,10 +60,10 @@ async def test_urgent_statuses_go_first_and_the_latest_one_wins() -> None:
 
 async def test_writes_keep_their_interval() -> None:
     writes = Writes()
-    writer = StatusWriter(writes, interval=3600)
-    writer.offer(ONE, lambda: {"n": 1}, urgent=True)
+    writer = StatusWriter(interval=3600)
+    writes.offer(writer, ONE, 1, urgent=True)
     await writes.wait_for(lambda: len(writes.done) == 1)
-    writer.offer(TWO, lambda: {"n": 1}, urgent=True)
+    writes.offer(writer, TWO, 1, urgent=True)
     for _ in range(20):
         await asyncio.sleep(0)
     assert writes.done == [("one", 1)]
@@ -68,20 +71,20 @@ async def test_writes_keep_their_interval() -> None:
 
 async def test_failed_write_is_logged_once_and_the_next_one_follows(caplog: pytest.LogCaptureFixture) -> None:
     writes = Writes()
-    writer = StatusWriter(writes, interval=0)
+    writer = StatusWriter(interval=0)
     for number, text in enumerate(("fails", "fails", "works"), 1):
-        writer.offer(ONE, functools.partial(dict, n=text), urgent=True)
+        writes.offer(writer, ONE, text, urgent=True)
         await writes.wait_for(functools.partial(lambda n: len(writes.done) == n, number))
     assert [n for _, n in writes.done] == ["fails", "fails", "works"]
-    assert [r.getMessage().splitlines()[1] for r in caplog.records] == ["OSError: the supervisor is gone"]
+    assert [r.getMessage().splitlines()[1] for r in caplog.records] == ["the supervisor is gone"]
 
 
 async def test_nothing_is_written_after_the_withdrawal() -> None:
     writes = Writes(blocked=True)
-    writer = StatusWriter(writes, interval=0)
-    writer.offer(ONE, lambda: {"n": 1}, urgent=True)
+    writer = StatusWriter(interval=0)
+    writes.offer(writer, ONE, 1, urgent=True)
     await writes.wait_for(lambda: writes.running > 0)
-    writer.offer(ONE, lambda: {"n": 2}, urgent=True)
+    writes.offer(writer, ONE, 2, urgent=True)
     writer.withdraw(ONE)
     waiting = asyncio.ensure_future(writer.written(ONE))
     await asyncio.sleep(0)
