@@ -55,10 +55,6 @@ class Lines:
 
     warning = error = info
 
-    @property
-    def said(self) -> list[str]:  # the former name of `messages`, for tests on other branches
-        return self.messages
-
     def __str__(self) -> str:
         return "\n".join(self.messages)
 
