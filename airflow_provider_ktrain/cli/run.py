@@ -195,7 +195,7 @@ async def _follow(target: Target, args: argparse.Namespace, loaded: JobFile, con
 
 
 def _report(outcome: Any, unreleased: bool, console: Console) -> int:
-    """Print the result or the cause; returns the exit code.
+    """Print the result, or the cause in one line: its details were logged before the release. Returns the exit code.
 
     :param outcome: `engine.follow.messages.Outcome`.
     :param unreleased: whether the job could not be deleted.
@@ -207,8 +207,7 @@ def _report(outcome: Any, unreleased: bool, console: Console) -> int:
             console.info(f"Result: {json.dumps(outcome.result)}")
         return ExitCode.CLUSTER if unreleased else ExitCode.SUCCEEDED
     cause = outcome.cause or {}
-    lines = (cause.get("summary"), cause.get("detail"), cause.get("resolution"))
-    console.error("\n".join(line for line in lines if line) or "The training did not succeed.")
+    console.error(cause.get("summary") or "The training did not succeed.")
     return exit_codes.of_cause(cause)
 
 

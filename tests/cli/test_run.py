@@ -79,9 +79,9 @@ def test_success_prints_log_and_result_and_deletes_the_job(run: Start, cluster: 
 def test_failure_prints_the_cause_and_exits_1(run: Start, cluster: TestCluster) -> None:
     command = run(job("echo 'ValueError: bad learning rate'; exit 3", name="failure"))
     assert command.end() == 1, command.output
-    (error,) = [line for line in command.lines if " error: " in line]
-    assert "Master 0" in error
-    assert "exit code 3" in error
+    errors = [line for line in command.lines if " error: " in line]
+    assert "Master 0 failed: ValueError: bad learning rate (exit code 3)" in errors[0]
+    assert errors[-1].endswith("Master 0 failed: ValueError: bad learning rate (exit code 3)")
     assert not left(cluster, "failure")
 
 
