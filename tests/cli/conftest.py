@@ -35,6 +35,11 @@ sys.exit(status)
 """
 
 
+def end_on_hangup() -> None:
+    """Under nohup, and in some CI systems, SIGHUP is ignored, and child processes inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Ktrain:
     """A running `ktrain` command. Its standard error goes to its standard output.
 
@@ -48,7 +53,7 @@ class Ktrain:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WITHOUT_AIRFLOW, *map(str, args)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd,
-            env=environment, start_new_session=True,
+            env=environment, start_new_session=True, preexec_fn=end_on_hangup,
         )  # fmt: skip
         self.lines: list[str] = []
 

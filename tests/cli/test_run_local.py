@@ -88,7 +88,7 @@ def test_a_signal_while_the_cluster_starts_leaves_nothing(
 
 
 def test_each_replica_sees_only_its_own_gpus(ktrain: Start, tmp_path: Path, fake_gpus: dict[str, str]) -> None:
-    write(tmp_path, "echo sees $CUDA_VISIBLE_DEVICES in order $CUDA_DEVICE_ORDER; sleep 2", workers=2)
+    write(tmp_path, "echo sees $CUDA_VISIBLE_DEVICES in order $CUDA_DEVICE_ORDER; sleep 15", workers=2)
     command = ktrain("run", "--local", "job.yaml", env=fake_gpus)
     assert command.end() == 0, command.output
     assert "1 node, 3 GPUs" in command.output
