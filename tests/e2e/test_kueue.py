@@ -102,7 +102,7 @@ def test_a_queued_and_evicted_task_continues_from_its_checkpoint(begin: Begin, k
         run.wait_deferred()
         run.wait_line("ClusterQueue q70b is inactive: it is stopped, or not completely set up")
         driver.let_go("queue let go")
-        run.wait_line("saved")
+        run.wait_line("] saved")
         assert run.kube.gpus_held() == 1
         driver.let_go("queue drained")
         run.wait_line("lost its admission and is queued again (1 time so far)")
@@ -123,7 +123,7 @@ def test_a_preempted_task_is_queued_again_and_a_kill_releases_it(begin: Begin, k
     """Recording 72b: a TrainJob is preempted by one of a higher priority, and deleted while it waits."""
     with replaying(kueue, "72b-kueue-trainjob-preemption", ours={"low": None}, held=("create high",)) as driver:
         run = begin("kueue_trainjob", driver.namespace, TRAINJOB)
-        run.wait_line("trains")
+        run.wait_line("] trains")
         run.wait_deferred()
         driver.let_go("create high")
         run.wait_line("lost its admission and is queued again (1 time so far)")
@@ -142,7 +142,7 @@ def test_a_paused_task_waits_and_goes_on(begin: Begin, kueue: TestCluster, by: s
     by_others = (BY_SOMEBODY, *(control if by == "administrator" else ()))
     with replaying(kueue, PAUSED, ours={"train": None}, by_others=by_others, held=control) as driver:
         run = begin("kueue_continues", driver.namespace)
-        run.wait_line("saved")
+        run.wait_line("] saved")
         run.wait_deferred()
         job = run.job()
         driver.let_go("inactive")
