@@ -152,20 +152,24 @@ class TaskStatusSink:
             _writer().offer(self._key, build, self._write, urgent=urgent)
 
     def _write(self, status: Mapping[str, Any]) -> None:
-        """A trigger's task instance has no `xcom_push`."""
+        """A trigger's task instance has no `xcom_push`. Lines of the log may contain secrets that Airflow masks."""
+        key, value = self._key, compat.masked_values(dict(status))
         if self.host == WORKER:
-            self._ti.xcom_push(key=STATUS_XCOM, value=dict(status))
-            return
-        key = self._key
-        compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, dict(status))
+            self._ti.xcom_push(key=STATUS_XCOM, value=value)
+        else:
+            compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, value)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Publish nothing more. After an error or a kill, nothing waits for a write in flight."""
+        """Publish nothing more. A trigger waits for its write in flight, unless it ends by an error or a kill.
+
+        A worker doesn't wait: Airflow serializes its requests, so its later ones come after the write. During a wait it
+        would not react to a kill.
+        """
         _writer().withdraw(self._key)
-        if error is None:
+        if error is None and self.host == TRIGGER:
             await _writer().written(self._key)
 
 

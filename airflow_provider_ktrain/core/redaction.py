@@ -15,14 +15,17 @@ from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
 MASK = "***"
 MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
 _SECRET = (  # but not tokenizers, numbers of tokens and authors
-    r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!or)|cookie|signature|api_?key|(?:_|\b)key\b|"
+    r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!ors?\b)|cookie|signature|api_?key|(?:_|\b)key\b|"
     r"dsn\b|conn_str"
 )
 _NAME = re.compile(_SECRET, re.IGNORECASE)
 _WORD = rf"[\w-]{{0,60}}(?:{_SECRET})[\w-]{{0,60}}"  # bounded, so that no text takes long
 _ASSIGNED = re.compile(rf"(?i)({_WORD}=)(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
+#: `"api_key": "..."` of JSON, `password: ...`, `Authorization: Bearer ...`
+_FIELD = re.compile(rf"(?i)({_WORD}[\"']?\s*:\s*(?:(?:bearer|basic)\s+)?)(?!//)(\"[^\"]*\"|'[^']*'|[^\s\"',}}]+)")
 _FLAG = re.compile(rf"(?i)(--?{_WORD}\s+)(\"[^\"]*\"|'[^']*'|[^\s\"'-][^\s\"']*)")
 _FLAG_ALONE = re.compile(rf"(?i)--?{_WORD}")
+_REFERENCES = ("secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken")
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)")
 
 
@@ -35,7 +38,7 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
             return {**value, "value": _variable(value["name"], value["value"], hides)}
-        return {key: redacted(item, hides=hides) for key, item in value.items()}
+        return {key: MASK if _is_secret(key, item) else redacted(item, hides=hides) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [redacted(item, hides=hides) for item in value]
         return [MASK if n and _is_flag(value[n - 1]) and _is_operand(items[n]) else items[n] for n in range(len(items))]
@@ -54,7 +57,15 @@ def _text(text: str) -> str:
         kept = text[:MAX_VALUE_CHARS].rpartition(" ")[0]  # a word that is cut might be a secret
         return f"{_text(kept)} <{len(text) - len(kept):,} more characters>"
     text = _URL_PASSWORD.sub(rf"\g<1>{MASK}\g<2>", text)
-    return _FLAG.sub(rf"\g<1>{MASK}", _ASSIGNED.sub(rf"\g<1>{MASK}", text))
+    for pattern in (_FIELD, _ASSIGNED, _FLAG):
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
+
+
+def _is_secret(key: object, item: object) -> bool:
+    """Whether the key says that the text is a secret. In a manifest, such names are annotations or references."""
+    name = str(key)
+    return isinstance(item, str) and bool(item) and _NAME.search(name) is not None and name not in _REFERENCES
 
 
 def _is_flag(word: object) -> bool:

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.core.xcom_values import storable_outputs
@@ -76,8 +76,11 @@ class TrainingJobOperator(JobParameters):
             self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
-        """Store and push the job's identity. A failure is only logged: the job is also found by its name."""
-        submission.announce(submitted, self.log)
+        """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
+        try:
+            submission.announce(submitted, self.log)
+        except Exception as e:
+            self.log.warning("%s is followed, but could not be described in the log.\n%s", submitted.ref, e)
         try:
             submission.remember(context, submitted)
             self._push_job(context, submitted.ref)
@@ -89,9 +92,9 @@ class TrainingJobOperator(JobParameters):
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         compat.push(context, "job", job)
         ti = context["ti"]
-        page, dashboard = self.operator_extra_links
-        compat.push(context, page.xcom_key, page_url(ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
-        compat.push(context, dashboard.xcom_key, url_of(job))
+        page = page_url(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        compat.push(context, TrainingPageLink().xcom_key, page)
+        compat.push(context, TrainingJobLink().xcom_key, url_of(job))
 
     def _deferral(self, ref: JobRef, options: Options, handover: Handover) -> Deferral:
         from airflow_provider_ktrain.engine.follow.messages import Deferral
@@ -257,7 +260,10 @@ class TrainingJobOperator(JobParameters):
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
             if job := task_state.read_job(context):
-                self._push_job(context, job)
+                try:
+                    self._push_job(context, job)
+                except Exception as e:  # the result matters more
+                    self.log.warning("The identity of %s could not be pushed to Airflow.\n%s", job, e)
         return outcome
 
     def _finish(self, outcome: Outcome, context: Context) -> Any:
@@ -298,14 +304,17 @@ class TrainingJobOperator(JobParameters):
         outcome = self._with_fit_result(outcome)
         late = bool(outcome.release_error)
         unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
-        self._report_usage(outcome, context)
+        try:
+            self._report_usage(outcome, context)
+        except Exception as e:  # must not hide how the training ended
+            self.log.warning("Usage, metrics or the last status could not be pushed to Airflow.\n%s", e)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
         if unreleased and outcome.succeeded:  # the release failed, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         if outcome.kept or (late and outcome.succeeded):
             self._delete_ended_job(outcome, context, stored=stored)
-        if not outcome.succeeded and self._skips(outcome):
+        if not outcome.succeeded and not unreleased and self._skips(outcome):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
@@ -328,16 +337,16 @@ class TrainingJobOperator(JobParameters):
     def _push_training_metrics(self, outcome: Outcome, context: Context) -> None:
         """Push what the program reported, and the last status for the training page."""
         ti = context["ti"]
-        if outcome.training_metrics:
+        if outcome.training_metrics and self.do_xcom_push:
             compat.push(context, "metrics", outcome.training_metrics)
         for name, found in outcome.training_metrics.items():
             for which in ("last", "best"):
-                if isinstance(value := found.get(which), int | float):
+                if isinstance(value := mapping(found).get(which), int | float):
                     compat.gauge(
                         f"ktrain.metric.{which}", float(value), dag_id=ti.dag_id, task_id=ti.task_id, metric=name
                     )
         if outcome.status:
-            compat.push(context, STATUS_XCOM, outcome.status)
+            compat.push(context, STATUS_XCOM, compat.masked_values(outcome.status))
 
     def _delete_ended_job(self, outcome: Outcome, context: Context, *, stored: bool) -> None:
         """Delete the job, unless its status is the only proof of its success.

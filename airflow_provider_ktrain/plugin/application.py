@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,7 +48,7 @@ def task_key(
     map_index: Annotated[str, Query(max_length=20)] = "-1",
 ) -> TaskKey:
     """The task instance that a request asks for. Airflow leaves `{MAP_INDEX}` as it is for tasks that aren't mapped."""
-    index = int(map_index) if map_index.lstrip("-").isdecimal() else -1
+    index = int(map_index) if re.fullmatch(r"-?[0-9]{1,9}", map_index) else -1
     return TaskKey(dag_id, run_id, task_id, index)
 
 

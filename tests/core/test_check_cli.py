@@ -37,7 +37,7 @@ def test_exit_status_is_0_with_warnings_and_1_with_errors(capsys: pytest.Capture
     assert main(["check", str(DATA / "torchrun-cpu.yaml"), str(DATA / "practitioner-nccl.yaml")]) == 1
     out = capsys.readouterr().out
     assert f"{DATA / 'practitioner-nccl.yaml'}:104: error wrong-list at $.spec.pytorchReplicaSpecs.Worker" in out
-    assert out.endswith("2 files: 4 errors, 5 warnings\n")
+    assert out.endswith("2 files: 4 errors, 6 warnings\n")
 
 
 def test_json_output_has_one_entry_per_problem(capsys: pytest.CaptureFixture[str]) -> None:

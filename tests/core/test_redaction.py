@@ -67,3 +67,24 @@ def test_long_texts_are_cut_between_words() -> None:
 @pytest.mark.parametrize("text", ["-" * 200_000, "token" * 40_000, "a_" * 100_000, "://a:" * 40_000])
 def test_no_text_takes_long(text: str) -> None:
     assert len(redacted([text])[0]) < len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Authorization: Bearer abc123", "Authorization: Bearer ***"),
+        ('{"api_key": "abc123", "epochs": 3}', '{"api_key": ***, "epochs": 3}'),
+        ("password: abc123", "password: ***"),
+        ("tokens: 5", "tokens: 5"),
+        ("https://auth.example.com:443/x", "https://auth.example.com:443/x"),
+        ("authors: me", "authors: me"),
+    ],
+)
+def test_fields_with_a_secret_name_are_hidden(text: str, shown: str) -> None:
+    assert redacted(["curl", text]) == ["curl", shown]
+
+
+def test_annotations_with_a_secret_name_are_hidden() -> None:
+    assert redacted({"annotations": {"my/db-password": "abc123", "owner": "me"}}) == {
+        "annotations": {"my/db-password": "***", "owner": "me"}
+    }

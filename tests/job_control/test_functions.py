@@ -70,7 +70,7 @@ def load(folder: Path, body: str) -> ModuleType:
         "@small",
         "@partly(gpus=1)",
         "@configured(gpus=1)",
-        '@task.mpijob(image="x")',
+        '@task.mpijob(image="x", workers=1)',
         "@task.trainjob",
         '@setup\n    @task.pytorchjob(image="x")',
         '@task.run_if(lambda context: True)\n    @t.pytorchjob(image="x")',
@@ -111,7 +111,8 @@ def test_wrapper_that_hides_the_function_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_logs_that_lose_the_return_value_are_refused(tmp_path: Path, decorator: str, logs: str, primary: str) -> None:
-    body = f"with DAG('d'):\n    @task.{decorator}(image='x', logs={logs}OPTION)\n{FUNCTION}    train(1)\n"
+    workers = "workers=1, " if decorator == "mpijob" else ""
+    body = f"with DAG('d'):\n    @task.{decorator}(image='x', {workers}logs={logs}OPTION)\n{FUNCTION}    train(1)\n"
     with pytest.raises(ValueError, match=f"leaves out {primary}, whose log has the return value of train"):
         load(tmp_path, body.replace("OPTION", ""))
     load(tmp_path, body.replace("OPTION", ", do_xcom_push=False"))

@@ -22,7 +22,7 @@ FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
 def test_outcome_that_could_not_be_reported_is_taken_by_the_next_try(instance: Instance) -> None:
     """The next try adopts the result. The job is deleted when Airflow has the result."""
     with pytest.raises(ConnectionError):
-        instance.execute(command=RESULT, deferrable=False, retries=1, refuses="usage")
+        instance.execute(command=RESULT, deferrable=False, retries=1, refuses="return_value")
     (job,) = instance.jobs()
     assert not instance.running()
     assert instance.execute(command=RESULT, deferrable=False, number=2, retries=1) == {"loss": 0.5}
@@ -98,6 +98,13 @@ def test_xcom_backend_fails_in_push(instance: Instance) -> None:
         instance.execute(command=RESULT, deferrable=False, number=2, retries=2, refuses="return_value")
     assert [kept["metadata"]["uid"] for kept in instance.jobs()] == [job["metadata"]["uid"]]
     assert instance.execute(command=RESULT, deferrable=False, number=3, retries=2) == {"loss": 0.5}
+    assert not instance.jobs()
+
+
+@pytest.mark.parametrize("key", ["usage", "metrics", "ktrain_status"])
+def test_xcom_that_is_only_shown_fails_no_training(instance: Instance, key: str) -> None:
+    program = f"""echo 'KTRAIN_METRIC {{"step": 1, "loss": 0.5}}'; {RESULT[-1]}"""
+    assert instance.execute(command=["sh", "-c", program], deferrable=False, refuses=key) == {"loss": 0.5}
     assert not instance.jobs()
 
 

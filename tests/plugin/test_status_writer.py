@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.status_writer import StatusWriter, TaskKey
+from airflow_provider_ktrain.status_writer import WORKER, StatusWriter, TaskKey, TaskStatusSink
 
 ONE, TWO, THREE = (TaskKey("dag", "run", task, -1) for task in ("one", "two", "three"))
 
@@ -92,3 +92,20 @@ async def test_nothing_is_written_after_the_withdrawal() -> None:
     writes.allow.release()
     await waiting
     assert writes.done == [("one", 1)]
+
+
+async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
+    """A worker that waits would not react to a kill."""
+    allow = threading.Event()
+
+    class Ti:
+        dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
+
+        def xcom_push(self, key: str, value: Any) -> None:
+            allow.wait(60)
+
+    async with TaskStatusSink(Ti(), WORKER) as sink:
+        sink.offer(lambda: {"n": 1}, urgent=True)
+        await asyncio.sleep(0)
+    assert not allow.is_set()
+    allow.set()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
 
 from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 MAX_RECENT_LINES = 8  #: different lines that a repetition is compared with
 MIN_COLLAPSED_LINES = 3  #: fewer repetitions are logged as they are
@@ -87,6 +87,6 @@ def _without_times(text: str) -> str:
 
 def _duration(begin: str, end: str) -> str:
     """The time between two timestamps: `45 s`, `3 min`."""
-    first, last = (datetime.fromisoformat(time[:_MICROSECONDS]) for time in (begin, end))
-    seconds = max((last - first).total_seconds(), 0)
+    first, last = (parse_timestamp(time[:_MICROSECONDS]) for time in (begin, end))
+    seconds = max((last - first).total_seconds(), 0) if first and last else 0.0  # a line may have no time
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

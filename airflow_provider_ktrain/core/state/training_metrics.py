@@ -153,7 +153,7 @@ class TrainingMetrics:
 
     def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
         """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
-        count = MAX_POINTS
+        count = max(min(MAX_POINTS, max_bytes // (6 * max(len(self._series), 1))), 1)  # a pair has 6 characters or more
         while True:
             found = {
                 name: [[_json_number(p.step), _json_number(p.value)] for p in thinned(series.points, count)]
@@ -185,7 +185,9 @@ class TrainingMetrics:
         """Read a handover of this release or another one."""
         for name, value in mapping(given.get("series")).items():
             read = mapping(value)
-            points = [point for pair in read.get("points") or () if (point := _as_point(pair)) is not None]
+            listed = read.get("points")
+            pairs = listed if isinstance(listed, list | tuple) else ()
+            points = [point for pair in pairs if (point := _as_point(pair)) is not None]
             at = _as_number(read.get("at")) or 0.0
             self._series[str(name)] = Series(
                 str(read.get("source", "")), float(at), points, _as_point(read.get("best"))

@@ -228,8 +228,16 @@ class Finisher:
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
             training_metrics=self._output.training_metrics.summary(),
-            status=self._status(cause, ended=True),
+            status=self._last_status(cause),
         )
+
+    def _last_status(self, cause: Cause | None) -> dict[str, Any]:
+        """The last status for the training page. The outcome must not be lost because of it."""
+        try:
+            return self._status(cause, ended=True)
+        except Exception as e:
+            self._log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
+            return {}
 
     async def _request_release(
         self, succeeded: bool, verify: bool, timeout: float | None

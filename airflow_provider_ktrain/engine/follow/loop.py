@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Callable
 
@@ -29,6 +30,7 @@ from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import Log
 
+log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
 RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
 MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
@@ -161,6 +163,7 @@ class _Loop:
         self._replicas, self._finisher, self._reporter = replicas, finisher, reporter
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
+        self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
 
     async def run(self) -> Outcome | Handover:
@@ -171,15 +174,23 @@ class _Loop:
                 await self._output.follower.budget.awake()
             if await self._observer.update():
                 self._startup.phase_changed()
-            self._partial.update()
-            self._replicas.update()
-            self._reporter.update()
+            self._report()
             outcome = await self._decide_unless_killed()
             if outcome is not None:
                 return outcome
             if until is not None and time.monotonic() >= until:
                 return await self._finisher.hand_over()
             await self._observer.wait(self._stopped, max(self._seconds_to_wait(), 0.01))
+
+    def _report(self) -> None:
+        """Log and publish what has changed. An error must not end the following of the job: it is logged once."""
+        for update in (self._partial.update, self._replicas.update, self._reporter.update):
+            try:
+                update()
+            except Exception:
+                if update not in self._broken:
+                    log.exception("The state of %s can't be reported completely.", self._state.ref)
+                    self._broken.append(update)
 
     async def _decide_unless_killed(self) -> Outcome | None:
         """Run `_decide`, and cancel it on a kill: it may read logs and events for longer than a kill allows.

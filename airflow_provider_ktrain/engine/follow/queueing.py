@@ -140,6 +140,8 @@ class QueueFollower:
             if self._workloads is not None:
                 workload = workload_of(self._workloads.objects.values(), self._state.ref.uid)
         if workload is None:
+            if self.status is not None:
+                self._remember(phase="", since=0.0)
             self.status = None  # what an earlier Workload showed proves nothing about the job now
             self._no_workload_since = min(self._no_workload_since, time.monotonic())
             self._log_missing_workload()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class JobState:
         self.began = self.phase_since = time.monotonic()
         self.metrics = dict(handover.metrics)
         self.queue: dict[str, Any] = dict(mapping(handover.queue))  #: a `QueueMemory` as JSON types
-        self.phases = [(str(name), float(at)) for name, at in handover.phases]  #: with the epoch seconds of each
+        self.phases = list(_phases(handover.phases))  #: with the epoch seconds of each
 
     @property
     def known_job(self) -> Object:
@@ -131,3 +131,10 @@ def phase_of_pod(pod: Mapping[str, Any]) -> str:
 def utc_now() -> datetime.datetime:
     """The current time, with the time zone UTC."""
     return datetime.datetime.now(datetime.UTC)
+
+
+def _phases(handed_over: object) -> Iterator[tuple[str, float]]:
+    """The phases of a handover of this release or another one."""
+    for pair in handed_over if isinstance(handed_over, list | tuple) else ():
+        if isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], int | float):
+            yield str(pair[0]), float(pair[1])
