@@ -1,6 +1,6 @@
 """Explains the messages with which Kueue leaves a Workload without quota.
 
-Sources: recordings 70 to 74e (Kueue 0.18.5), and Kueue's code from 0.6 to 0.19: pkg/scheduler/scheduler.go,
+Sources: recordings 70 to 74e (Kueue 0.18.5), and Kueue's code of several releases: pkg/scheduler/scheduler.go,
 pkg/scheduler/flavorassigner, pkg/controller/core/workload_controller.go.
 """
 
