@@ -25,6 +25,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("scenario", runnable(), ids=lambda s: s.name)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first scenario's test starts the process that runs all, so it comes first. The others read results: last."""
+    scenarios = [item for item in items if "results" in getattr(item, "fixturenames", ())]
+    if len(scenarios) > 1:
+        others = [item for item in items if item not in scenarios]
+        items[:] = [scenarios[0], *others, *scenarios[1:]]
+
+
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     """What was not as expected in a scenario. The first process of pytest-xdist has all run, the others read."""
