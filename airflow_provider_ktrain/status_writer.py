@@ -146,6 +146,14 @@ class TaskStatusSink:
         self._key = TaskKey.of(ti)
         self._ti = ti
 
+    @classmethod
+    def of(cls, ti: Any, host: str) -> TaskStatusSink | None:
+        """The sink of a task instance; None if it lacks what identifies it, as in `airflow dags test`."""
+        try:
+            return cls(ti, host)
+        except (AttributeError, TypeError, ValueError):
+            return None
+
     def offer(self, build: Build, *, urgent: bool) -> None:
         """Publish a status soon: see `StatusSink`."""
         with contextlib.suppress(Exception):  # it must not disturb the training

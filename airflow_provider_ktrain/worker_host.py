@@ -97,7 +97,7 @@ class Try:
     def of(cls, ti: Any) -> Try:
         """:param ti: the task instance of an Airflow context."""
         ask = functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-        return cls(compat.has_tries_left(ti), ask, TaskStatusSink(ti, WORKER))
+        return cls(compat.has_tries_left(ti), ask, TaskStatusSink.of(ti, WORKER))
 
 
 class WorkerHost:

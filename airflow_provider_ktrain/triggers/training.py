@@ -136,8 +136,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         handover = Handover.from_dict(self.handover)
         self._cursor = Cursor.from_dict(handover.cursor)
 
-        ti = self.task_instance
-        sink = TaskStatusSink(ti, TRIGGER) if ti is not None and self.options["release"] else None
+        sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         async with hook.api(ref) as api, sink or contextlib.nullcontext():
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
