@@ -115,8 +115,7 @@ def test_a_queued_and_evicted_task_continues_from_its_checkpoint(begin: Begin, k
     assert "Admitted by ClusterQueue q70b with flavor q70b." in run.log()
     assert "[Master 0] continues in attempt 1" in run.log()
     usage = run.airflow.xcom(run.dag, run.run, "train", "usage")
-    assert usage["queued"] > 0
-    assert usage["wasted"] > 0
+    assert usage["queued"] + usage["wasted"] > 0  # each may round to 0: timestamps have whole seconds
 
 
 def test_a_preempted_task_is_queued_again_and_a_kill_releases_it(begin: Begin, kueue: TestCluster) -> None:
