@@ -30,6 +30,9 @@ RESTARTS = {  # reason and message of the event of each action that restarts the
 }
 
 
+CONFLICT = 409
+
+
 class JobSetController(ObjectController):
     """Creates the Jobs of a JobSet in order, and applies its success and failure policies."""
 
@@ -123,7 +126,10 @@ class JobSetController(ObjectController):
             self.store.create(r.BATCH_JOB, job)
         except ApiError as error:
             message = f'job "{name}" creation failed with error: {error.message}'
-            self.recorder.event(jobset, "Warning", "JobCreationFailed", message)
+            if (
+                error.code != CONFLICT
+            ):  # of the same name: a deleted JobSet's Job, which will be gone at the next attempt
+                self.recorder.event(jobset, "Warning", "JobCreationFailed", message)
             raise ReconcileError(message) from None
 
     def _has_succeeded(self, jobset: Obj, status: Obj) -> bool:
