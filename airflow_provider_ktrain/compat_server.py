@@ -12,24 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
-
-
-@dataclass(frozen=True)
-class TaskKey:
-    """A task instance.
-
-    :param dag_id: id of the DAG.
-    :param run_id: id of the run.
-    :param task_id: id of the task.
-    :param map_index: index of a mapped task. Default: -1, it is not mapped.
-    """
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int = -1
 
 
 @dataclass(frozen=True)
@@ -43,7 +28,7 @@ class TaskRecord:
     :param ended_at: epoch seconds at which it ended; None if it has not ended.
     """
 
-    key: TaskKey
+    key: TaskInstanceId
     state: str
     try_number: int
     started_at: float | None
@@ -119,7 +104,7 @@ def readable_dag_ids(user: Any, dag_ids: set[str]) -> set[str]:
     return {dag_id for dag_id in dag_ids & manager.get_authorized_dag_ids(user=user, method="GET") if may_read(dag_id)}
 
 
-def find_task(key: TaskKey) -> TaskRecord | None:
+def find_task(key: TaskInstanceId) -> TaskRecord | None:
     """The task instance; None if there is none."""
     from airflow.models.taskinstance import TaskInstance
     from sqlalchemy import select
@@ -150,7 +135,7 @@ def active_trainings() -> list[TaskRecord]:
         return [_record(row) for row in session.execute(wanted)]
 
 
-def read_status(key: TaskKey) -> Mapping[str, Any] | None:
+def read_status(key: TaskInstanceId) -> Mapping[str, Any] | None:
     """The status that was last written for a task instance; None if there is none, or if it can't be read."""
     from airflow.models.xcom import XComModel
     from sqlalchemy import select
@@ -160,7 +145,7 @@ def read_status(key: TaskKey) -> Mapping[str, Any] | None:
     return None if row is None else _mapping(row.value)
 
 
-def read_tries(key: TaskKey) -> list[Mapping[str, Any]]:
+def read_tries(key: TaskInstanceId) -> list[Mapping[str, Any]]:
     """The summaries of the task's last tries, oldest first; none on Airflow below 3.3, which has no task state."""
     try:
         from airflow.models.task_state_store import TaskStateStoreModel
@@ -191,7 +176,7 @@ def _task_columns() -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _is(model: Any, key: TaskKey) -> Iterable[Any]:
+def _is(model: Any, key: TaskInstanceId) -> Iterable[Any]:
     return (
         model.dag_id == key.dag_id,
         model.run_id == key.run_id,
@@ -202,7 +187,7 @@ def _is(model: Any, key: TaskKey) -> Iterable[Any]:
 
 def _record(row: Any) -> TaskRecord:
     started, ended = (None if at is None else at.timestamp() for at in (row.start_date, row.end_date))
-    key = TaskKey(row.dag_id, row.run_id, row.task_id, row.map_index)
+    key = TaskInstanceId(row.dag_id, row.run_id, row.task_id, row.map_index)
     return TaskRecord(key, str(row.state or ""), int(row.try_number or 0), started, ended)
 
 

@@ -19,11 +19,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +36,6 @@ SLOW_SECONDS = 10.0  #: after which a write counts as slow
 LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
 
 
-@dataclass(frozen=True)
-class TaskKey:
-    """A task instance.
-
-    :param dag_id: id of the DAG.
-    :param run_id: id of the run.
-    :param task_id: id of the task.
-    :param map_index: index of a mapped task; -1 for another one.
-    """
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-
-    @classmethod
-    def of(cls, ti: Any) -> TaskKey:
-        """The key of Airflow's `ti`."""
-        return cls(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
-
-
 class StatusWriter:
     """Writes the statuses of all tasks that are followed in one event loop.
 
@@ -65,13 +44,13 @@ class StatusWriter:
 
     def __init__(self, interval: float = SECONDS_BETWEEN_WRITES) -> None:
         self._interval = interval
-        self._urgent: dict[TaskKey, tuple[Build, Write]] = {}  # offered and not yet written, oldest first
-        self._other: dict[TaskKey, tuple[Build, Write]] = {}
+        self._urgent: dict[TaskInstanceId, tuple[Build, Write]] = {}  # offered and not yet written, oldest first
+        self._other: dict[TaskInstanceId, tuple[Build, Write]] = {}
         self._working: asyncio.Task[None] | None = None
-        self._in_flight: tuple[TaskKey, asyncio.Future[object]] | None = None
+        self._in_flight: tuple[TaskInstanceId, asyncio.Future[object]] | None = None
         self._slow = self._failed = False  # whether that was logged
 
-    def offer(self, key: TaskKey, build: Build, write: Write, *, urgent: bool) -> None:
+    def offer(self, key: TaskInstanceId, build: Build, write: Write, *, urgent: bool) -> None:
         """Write the task's status as soon as the budget allows, instead of one that was offered before.
 
         :param build: returns the status; called right before the write.
@@ -88,12 +67,12 @@ class StatusWriter:
             context = contextvars.Context()
             self._working = asyncio.get_running_loop().create_task(self._work(), context=context)
 
-    def withdraw(self, key: TaskKey) -> None:
+    def withdraw(self, key: TaskInstanceId) -> None:
         """Write nothing more for the task. A write in flight goes on."""
         self._urgent.pop(key, None)
         self._other.pop(key, None)
 
-    async def written(self, key: TaskKey) -> None:
+    async def written(self, key: TaskInstanceId) -> None:
         """Wait some seconds for the task's write in flight, so that it can't replace a later one."""
         if self._in_flight is not None and self._in_flight[0] == key:
             await asyncio.wait([self._in_flight[1]], timeout=LAST_WRITE_SECONDS)
@@ -143,7 +122,7 @@ class TaskStatusSink:
     def __init__(self, ti: Any, host: str) -> None:
         self.host = host
         self.try_number = int(ti.try_number)
-        self._key = TaskKey.of(ti)
+        self._key = TaskInstanceId.of(ti)
         self._ti = ti
 
     @classmethod

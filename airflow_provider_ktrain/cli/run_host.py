@@ -131,7 +131,7 @@ class RunHost:
     # submit
 
     async def _submit_unless_stopped(self) -> Submitted | None:
-        """Create the job. None: a signal came first, and there is no job."""
+        """Create the job; returns None if a signal came first, so that there is no job."""
         creating, stopped = asyncio.ensure_future(self._submit()), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait([creating, stopped], return_when=asyncio.FIRST_COMPLETED)

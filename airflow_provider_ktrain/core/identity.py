@@ -54,6 +54,27 @@ class OnFinishAction(enum.StrEnum):
 
 
 @dataclass(frozen=True)
+class TaskInstanceId:
+    """A task instance of one Airflow.
+
+    :param dag_id: id of the DAG.
+    :param run_id: id of the run.
+    :param task_id: id of the task.
+    :param map_index: index of a mapped task. Default: -1, it is not mapped.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @classmethod
+    def of(cls, ti: Any) -> TaskInstanceId:
+        """The key of Airflow's `ti` or `ti_key`."""
+        return cls(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+
+
+@dataclass(frozen=True)
 class TaskKey:
     """What stays the same over all tries of a task: who a job belongs to."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from airflow.sdk import BaseOperatorLink
 
 from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -33,14 +35,17 @@ class TrainingPageLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The path of the page."""
-        return page_url(ti_key.dag_id, ti_key.run_id, ti_key.task_id, ti_key.map_index)
+        return page_url(TaskInstanceId.of(ti_key))
 
 
-def page_url(dag_id: str, run_id: str, task_id: str, map_index: int | None) -> str:
+def page_url(key: TaskInstanceId) -> str:
     """The path of the page about a task instance."""
-    index = -1 if map_index is None else map_index
-    task = {"dag_id": dag_id, "run_id": run_id, "task_id": task_id, "map_index": str(index)}
-    return f"{compat.base_path()}{PAGE_PATH}?{urlencode(task)}"
+    return f"{compat.base_path()}{PAGE_PATH}?{page_query(key)}"
+
+
+def page_query(key: TaskInstanceId) -> str:
+    """The query of requests about a task instance."""
+    return urlencode(asdict(key))
 
 
 class TrainingJobLink(BaseOperatorLink):

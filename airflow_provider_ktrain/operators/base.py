@@ -13,7 +13,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.core.xcom_values import storable_outputs
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -91,8 +91,7 @@ class TrainingJobOperator(JobParameters):
         """Push the job's identity and its links, which users see while the job runs."""
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         compat.push(context, "job", job)
-        ti = context["ti"]
-        page = page_url(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+        page = page_url(TaskInstanceId.of(context["ti"]))
         compat.push(context, TrainingPageLink().xcom_key, page)
         compat.push(context, TrainingJobLink().xcom_key, url_of(job))
 

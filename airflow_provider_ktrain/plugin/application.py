@@ -19,7 +19,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from jinja2 import Environment, PackageLoader
 
 from airflow_provider_ktrain import compat, compat_server
-from airflow_provider_ktrain.compat_server import TaskKey
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.links.training import PREFIX
 from airflow_provider_ktrain.plugin import views
 from airflow_provider_ktrain.plugin.running import RunningTrainings
@@ -46,13 +46,13 @@ def task_key(
     run_id: Annotated[str, Query(max_length=250)],
     task_id: Annotated[str, Query(max_length=250)],
     map_index: Annotated[str, Query(max_length=20)] = "-1",
-) -> TaskKey:
+) -> TaskInstanceId:
     """The task instance that a request asks for. Airflow leaves `{MAP_INDEX}` as it is for tasks that aren't mapped."""
     index = int(map_index) if re.fullmatch(r"-?[0-9]{1,9}", map_index) else -1
-    return TaskKey(dag_id, run_id, task_id, index)
+    return TaskInstanceId(dag_id, run_id, task_id, index)
 
 
-Key = Annotated[TaskKey, Depends(task_key)]
+Key = Annotated[TaskInstanceId, Depends(task_key)]
 
 
 def build() -> FastAPI:
@@ -78,7 +78,7 @@ def build() -> FastAPI:
         html = templates.get_template(name).render(view=view)
         return Response(json.dumps({"html": html, **data}), media_type="application/json", headers=headers)
 
-    def view_of(key: TaskKey, user: Any) -> views.TrainingView:
+    def view_of(key: TaskInstanceId, user: Any) -> views.TrainingView:
         record = compat_server.find_task(key)
         if record is None:
             raise HTTPException(404, f"no task instance {key.task_id} in the run {key.run_id} of {key.dag_id}")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain import compat_server
-from airflow_provider_ktrain.compat_server import TaskKey, TaskRecord
+from airflow_provider_ktrain.compat_server import TaskRecord
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.plugin import views
 
 MAX_ROWS = 50
@@ -22,7 +23,7 @@ class RunningTrainings:
         self._lock = threading.Lock()  # requests are answered in threads
         self._records: list[TaskRecord] = []
         self._read_at = float("-inf")
-        self._statuses: dict[TaskKey, tuple[float, Mapping[str, Any] | None]] = {}
+        self._statuses: dict[TaskInstanceId, tuple[float, Mapping[str, Any] | None]] = {}
 
     def view(self, user: Any, now: float) -> views.RunningView:
         """The newest MAX_ROWS trainings of DAGs that the user may read.
@@ -45,7 +46,7 @@ class RunningTrainings:
                 self._statuses = {key: read for key, read in self._statuses.items() if key in active}
             return self._records
 
-    def _status(self, key: TaskKey) -> Mapping[str, Any] | None:
+    def _status(self, key: TaskInstanceId) -> Mapping[str, Any] | None:
         with self._lock:
             read_at, status = self._statuses.get(key, (float("-inf"), None))
             if time.monotonic() >= read_at + CACHE_SECONDS:

@@ -12,11 +12,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskKey, TaskRecord
+from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE
 from airflow_provider_ktrain.core.success_summary import format_duration
+from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of an active training counts as old
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
@@ -49,7 +51,7 @@ class TrainingView:
     """
 
     data: object
-    key: TaskKey
+    key: TaskInstanceId
     query: str
     state: str
     active: bool
@@ -124,7 +126,7 @@ def training_view(
     return TrainingView(
         data=(record, status, list(tries), with_logs, stale),
         key=key,
-        query=_query(key),
+        query=page_query(key),
         state=record.state or "no status",
         active=active or record.state in WAITING_STATES,
         phase=_text(read.get("phase")) or "Unknown",
@@ -161,7 +163,7 @@ def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float
     loss = next((name for name in metrics if "loss" in str(name).lower()), None)
     since = _number(read.get("phase_since"))
     return {
-        "query": _query(key),
+        "query": page_query(key),
         "dag_id": key.dag_id,
         "task": key.task_id if key.map_index < 0 else f"{key.task_id} [{key.map_index}]",
         "run_id": key.run_id,
@@ -285,15 +287,10 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
     return commands
 
 
-def _task_path(key: TaskKey) -> str:
+def _task_path(key: TaskInstanceId) -> str:
     dag_id, run_id, task_id = (quote(part, safe="") for part in (key.dag_id, key.run_id, key.task_id))
     mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
     return f"/dags/{dag_id}/runs/{run_id}/tasks/{task_id}{mapped}"
-
-
-def _query(key: TaskKey) -> str:
-    values = {"dag_id": key.dag_id, "run_id": key.run_id, "task_id": key.task_id, "map_index": str(key.map_index)}
-    return "&".join(f"{name}={quote(value, safe='')}" for name, value in values.items())
 
 
 def _clock(at: float | None) -> str:

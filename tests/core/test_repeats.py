@@ -49,6 +49,12 @@ def test_a_few_repetitions_are_logged_as_they_are() -> None:
     assert collapsed(*lines) == lines
 
 
+def test_lines_without_a_time_are_counted() -> None:
+    repeats = Repeats()
+    out = [line for _ in range(5) for line in repeats.add("", "waiting for master")] + list(repeats.flush())
+    assert [line.text for line in out] == ["waiting for master", "waiting for master (repeated 4 times in 0 s)"]
+
+
 @pytest.mark.parametrize("stamp", ["2026-11-21T10:00:0{}.123Z", "2026/11/21 10:00:0{}", "[10:00:0{},5]"])
 def test_times_do_not_distinguish_lines(stamp: str) -> None:
     lines = [f"{stamp.format(n)} waiting for master" for n in range(5)]

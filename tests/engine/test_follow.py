@@ -16,7 +16,8 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishActi
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.loop import follow
+from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
@@ -36,6 +37,28 @@ async def test_succeeded_job_is_logged_and_released(task: Task) -> None:
     assert "has ended. 1 pod had ended, no GPUs were left to release." in outcome.released
     assert lines(task) == ["0", "1"]
     assert await task.job() is None
+
+
+class BrokenSink:
+    """A host whose status can be neither published nor built."""
+
+    host = "worker"
+
+    @property
+    def try_number(self) -> int:
+        raise RuntimeError("no try")
+
+    def offer(self, build: object, *, urgent: bool) -> None:
+        raise RuntimeError("no page")
+
+
+async def test_status_that_fails_does_not_end_the_training(task: Task) -> None:
+    ref = (await task.submit(1, "echo line 0")).ref
+    sink: Any = BrokenSink()
+    outcome = await follow(ref, task.api, Options(), log=task.log, stop=StopSignal(), host=HostPolicy(status_sink=sink))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.succeeded, outcome.status) == (True, {})
+    assert "no GPUs were left to release" in outcome.released
 
 
 @of_each_kind

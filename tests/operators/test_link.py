@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.links.training import TrainingJobLink, url_of
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.task_instance import Instance
 
 JOB = {"kind": "MPIJob", "namespace": "ns", "name": "train-1", "uid": "u-1"}
@@ -34,6 +35,16 @@ def test_link_is_empty_without_a_template(instance: Instance) -> None:
     assert link_of(instance) == ""
     nobody: Any = SimpleNamespace()
     assert TrainingJobLink().get_link(nobody, ti_key=nobody) == "", "Airflow is not even asked for the job"
+
+
+class WithOwnLinks(PyTorchJobOperator):
+    operator_extra_links: Any = (TrainingJobLink(),)
+
+
+def test_operator_may_have_links_of_its_own(instance: Instance) -> None:
+    instance.execute(operator=WithOwnLinks)
+    assert instance.ti is not None
+    assert "job" in instance.ti.xcoms
 
 
 @pytest.mark.parametrize("template", ["https://x/{pod}", "https://x/{", "https://x/{}"])

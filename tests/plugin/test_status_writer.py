@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.status_writer import WORKER, StatusWriter, TaskKey, TaskStatusSink
+from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.status_writer import WORKER, StatusWriter, TaskStatusSink
 
-ONE, TWO, THREE = (TaskKey("dag", "run", task, -1) for task in ("one", "two", "three"))
+ONE, TWO, THREE = (TaskInstanceId("dag", "run", task, -1) for task in ("one", "two", "three"))
 
 
 class Writes:
@@ -20,13 +22,15 @@ class Writes:
 
     def __init__(self, *, blocked: bool = False) -> None:
         self.done: list[tuple[str, Any]] = []
+        self.began: list[float] = []  # by `time.monotonic`
         self.allow = threading.Semaphore(0 if blocked else 1000)
         self.running = self.most = 0
 
-    def offer(self, writer: StatusWriter, key: TaskKey, n: Any, *, urgent: bool) -> None:
+    def offer(self, writer: StatusWriter, key: TaskInstanceId, n: Any, *, urgent: bool) -> None:
         writer.offer(key, lambda: {"n": n}, functools.partial(self.write, key), urgent=urgent)
 
-    def write(self, key: TaskKey, status: Mapping[str, Any]) -> None:
+    def write(self, key: TaskInstanceId, status: Mapping[str, Any]) -> None:
+        self.began.append(time.monotonic())
         self.running += 1
         self.most = max(self.most, self.running)
         self.allow.acquire()
@@ -60,13 +64,12 @@ async def test_urgent_statuses_go_first_and_the_latest_one_wins() -> None:
 
 async def test_writes_keep_their_interval() -> None:
     writes = Writes()
-    writer = StatusWriter(interval=3600)
-    writes.offer(writer, ONE, 1, urgent=True)
-    await writes.wait_for(lambda: len(writes.done) == 1)
-    writes.offer(writer, TWO, 1, urgent=True)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert writes.done == [("one", 1)]
+    writer = StatusWriter(interval=0.3)
+    for key in (ONE, TWO):
+        writes.offer(writer, key, 1, urgent=True)
+    await writes.wait_for(lambda: len(writes.done) == 2)
+    first, second = writes.began
+    assert second - first >= 0.25  # the clocks of thread and loop differ a little
 
 
 async def test_failed_write_is_logged_once_and_the_next_one_follows(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,16 +99,24 @@ async def test_nothing_is_written_after_the_withdrawal() -> None:
 
 async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
     """A worker that waits would not react to a kill."""
-    allow = threading.Event()
+    started, allow = threading.Event(), threading.Event()
 
     class Ti:
         dag_id, run_id, task_id, map_index, try_number = "dag", "run", "task", -1, 1
 
         def xcom_push(self, key: str, value: Any) -> None:
+            started.set()
             allow.wait(60)
 
-    async with TaskStatusSink(Ti(), WORKER) as sink:
-        sink.offer(lambda: {"n": 1}, urgent=True)
+    sink = TaskStatusSink(Ti(), WORKER)
+    sink.offer(lambda: {"n": 1}, urgent=True)
+    await Writes().wait_for(started.is_set)
+    leaving = asyncio.ensure_future(sink.__aexit__(None))
+    for _ in range(5):
         await asyncio.sleep(0)
-    assert not allow.is_set()
+    assert leaving.done()
     allow.set()
+
+
+def test_task_instance_that_cannot_be_identified_has_no_sink() -> None:
+    assert TaskStatusSink.of(None, WORKER) is None

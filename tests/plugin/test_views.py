@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader
 
-from airflow_provider_ktrain.compat_server import TaskKey, TaskRecord
+from airflow_provider_ktrain.compat_server import TaskRecord
+from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.plugin.views import TrainingView, running_row, training_view
 
-KEY = TaskKey("dag", "run+1", "train")
+KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
 TEMPLATES.globals.update(root="/ktrain", airflow="")
 
@@ -129,3 +130,10 @@ def test_a_status_of_another_release_never_breaks_the_page(found: dict[str, Any]
         page(shown)
         json.dumps(shown.series)
         running_row(record(), given_status, 110.0)
+
+
+@pytest.mark.parametrize(("text", "index"), [("3", 3), ("-1", -1), ("{MAP_INDEX}", -1), ("--5", -1), ("9" * 12, -1)])
+def test_map_index_of_a_request(text: str, index: int) -> None:
+    from airflow_provider_ktrain.plugin.application import task_key
+
+    assert task_key("dag", "run", "task", text).map_index == index

@@ -15,7 +15,7 @@ MIG_LINE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 def devices(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them: indices, or UUIDs of MIG devices.
 
-    [] if there is no nvidia-smi or it fails. A CUDA_VISIBLE_DEVICES of this process limits them.
+    Empty without a working nvidia-smi. CUDA_VISIBLE_DEVICES of this process limits them.
     """
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LIST_SECONDS, check=True)
