@@ -297,6 +297,11 @@ class Airflow:
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         return list(self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"])
 
+    def wait_run(self, dag_id: str, run_id: str, state: str) -> None:
+        """Wait until the DAG run itself has this state, which the scheduler sets some time after the tasks end."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id)}"
+        wait_for(f"the run {run_id} is {state}", lambda: self.call("GET", path)["state"] == state)
+
     def known(self, dag_id: str) -> bool:
         return any(d["dag_id"] == dag_id for d in self.call("GET", "/api/v2/dags?limit=100")["dags"])
 

@@ -129,7 +129,8 @@ def test_elastic_horovod_continues_while_it_is_scaled(airflow: Airflow, kube: Ku
     assert counts == [0, 1, 2, 3, 2, 1, 0]
     log = airflow.log(dag, run_id, "train").splitlines()
     rounds = [int(line.split("round of ")[1][0]) for line in log if "horovodrun: round of" in line]
-    assert rounds == [2, 3, 1]
+    # the pods of two Workers are deleted one after the other: horovodrun may see one of them for a moment
+    assert rounds in ([2, 3, 1], [2, 3, 2, 1])
     assert any(line.startswith("[Launcher 0] trained: y = 3.0") or "trained: y = 2.9" in line for line in log)
     assert not kube.pods()
 
