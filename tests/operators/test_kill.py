@@ -78,7 +78,8 @@ def test_kill_while_following_releases_the_job(
     monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
     kill(instance.running)
     output = check_killed(instance, deferrable=deferrable)
-    assert "1 GPU will be released when 1 pod terminates." in output
+    # the pod terminates within milliseconds, so the second of two releases may find that it has ended
+    assert "1 GPU will be released when 1 pod terminates." in output or "1 pod had ended" in output
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
