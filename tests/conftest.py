@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from tests.cluster.facts import Facts
 from tests.clusters import REAL
+from tests.reruns import print_first_failures
 
 # the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -29,9 +30,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many facts of the recordings agree with the cluster of the conformance suite."""
+    """Print how many facts of the recordings agree with the tested cluster, and what failed at the first attempt."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ())]
     for title, counted in (("Conformance", "facts"), ("Replays of Kueue", "kueue")):
         found = [Facts(*value) for r in reports for name, value in r.user_properties if name == counted]
         if found:
             terminalreporter.write_line(f"{title}: {sum(found, Facts())}, in {len(found)} scenarios")
+    print_first_failures(terminalreporter)

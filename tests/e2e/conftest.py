@@ -9,6 +9,7 @@ from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import ROOT, Airflow, running
 from tests.e2e.kube import Kube
+from tests.reruns import run_twice_at_most
 
 DAGS = pathlib.Path(__file__).parent / "dags"
 EXAMPLES = {  # image -> its directory below examples/
@@ -18,6 +19,10 @@ EXAMPLES = {  # image -> its directory below examples/
     "horovod/horovod": "horovod",
     "registry.sensetime.com/share/platform/pytorch/pytorch": "allreduce",
 }
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    run_twice_at_most(config, [item for item in items if DAGS.parent in item.path.parents])
 
 
 @pytest.fixture(scope="session")
