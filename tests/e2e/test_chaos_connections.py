@@ -127,4 +127,8 @@ def test_unknown_certificate_authority(begin: Begin) -> None:
     stage = begin("chaos_verified")
     stage.wait_line("certificate verify failed")
     stage.check_created(0)
-    stage.set_state("failed")
+    try:
+        stage.set_state("failed")
+    except AssertionError as e:  # on a slow machine, the task has failed before its log could be read
+        if "already in failed state" not in str(e):
+            raise
