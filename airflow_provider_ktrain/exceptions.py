@@ -67,7 +67,7 @@ class TrainingTimeoutError(TrainingJobError):
 
 
 class TrainingHangError(TrainingJobError):
-    """No followed replica of a running job wrote a log line for `log_stall_timeout`."""
+    """A running job wrote no log line for `log_stall_timeout`, or reported no higher step for `progress_timeout`."""
 
 
 class TrainingKilledError(TrainingJobError):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
 FOLLOWING_PARAMETERS = (
     "deferrable", "on_finish_action", "reattach", "queue_timeout", "schedule_timeout", "startup_timeout",
-    "partial_start_timeout", "log_stall_timeout", "max_restarts", "crash_loop_limit",
+    "partial_start_timeout", "log_stall_timeout", "progress_timeout", "max_restarts", "crash_loop_limit",
 )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         startup_timeout: timedelta | float | None = timedelta(hours=1),
         partial_start_timeout: timedelta | float | None = timedelta(hours=1),
         log_stall_timeout: timedelta | float | None = None,
+        progress_timeout: timedelta | float | None = None,
         max_restarts: int | None = None,
         crash_loop_limit: int | None = 6,
         image: str | None = None,
@@ -118,6 +119,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.startup_timeout = startup_timeout
         self.partial_start_timeout = partial_start_timeout
         self.log_stall_timeout = log_stall_timeout
+        self.progress_timeout = progress_timeout
         self.max_restarts = max_restarts
         self.crash_loop_limit = crash_loop_limit
         self.image = image
@@ -327,14 +329,17 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         if "logs" not in given:
             return
         check_choice(self.logs, self.kind)
-        if self.logs == "none" and self.log_stall_timeout is not None:
-            raise ManifestError(
-                "no log is followed",
-                where="log_stall_timeout",
-                found=f"{self.log_stall_timeout!r} with logs='none'",
-                expected="followed logs: without them, every job appears to stall",
-                remedy="follow a replica, such as logs='primary', or remove log_stall_timeout",
-            )
+        if self.logs != "none":
+            return
+        for name in ("log_stall_timeout", *(() if self.kind.reports_progress else ("progress_timeout",))):
+            if (limit := getattr(self, name)) is not None:
+                raise ManifestError(
+                    "no log is followed",
+                    where=name,
+                    found=f"{limit!r} with logs='none'",
+                    expected="followed logs: without them, every job appears to stall",
+                    remedy=f"follow a replica, such as logs='primary', or remove {name}",
+                )
 
     def _can_follow(self) -> bool:
         """Whether the job of an earlier try can be followed although the manifest or another parameter is invalid."""
@@ -361,6 +366,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
                 startup=_seconds(self.startup_timeout),
                 partial_start=_seconds(self.partial_start_timeout),
                 log_stall=_seconds(self.log_stall_timeout),
+                progress=_seconds(self.progress_timeout),
                 max_restarts=numbers["max_restarts"],
                 crash_loop=numbers["crash_loop_limit"],
             ),

@@ -73,6 +73,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
+    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
+        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -171,6 +173,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
+    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
+        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -275,6 +279,8 @@ class TrainJobOperator(TrainingJobOperator):
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
+    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
+        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
     :param max_restarts: maximum number of container restarts, replaced pods and restarts of the JobSet, over all
         pods. Default: None, no limit but the runtime's.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its

@@ -107,6 +107,7 @@ VALID_PARAMETERS: dict[str, Any] = {
     "skip_on_exit_code": [3, 99],
     "schedule_timeout": 0.5,
     "partial_start_timeout": timedelta(minutes=30),
+    "progress_timeout": 600,
     "namespace": "",
     "conditions": ["Running", "Succeeded"],
 }

@@ -31,6 +31,8 @@ def produced() -> Iterator[tuple[str, str]]:
     for limit, seconds, job in ((Limit.QUEUE, 60, held["job"]), (Limit.LOG_STALL, 600, job_named("train"))):
         cause = diagnose_limit(limit, seconds, job, [])
         yield cause.category, cause.summary
+    cause = diagnose_limit(Limit.PROGRESS, 600, job_named("train"), [], step=4200)
+    yield cause.category, cause.summary
     cause = diagnose(job_named("train"), [])
     yield cause.category, cause.summary
     for state in ("failed", "running"):

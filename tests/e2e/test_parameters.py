@@ -48,6 +48,16 @@ def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kub
     assert not jobs_of(kube, "partial_start")
 
 
+def test_training_that_hangs_but_logs_is_released(airflow: Airflow, kube: Kube) -> None:
+    run = airflow.trigger("no_progress")
+    airflow.wait_state("no_progress", run, "train", "up_for_retry")
+    log = airflow.log("no_progress", run, "train")
+    assert "the triggerer now follows" in log
+    assert "reported no step higher than 7 for 20 s (progress_timeout)" in log
+    wait_for("the job is gone", lambda: not jobs_of(kube, "no_progress"))
+    assert kube.gpus_held("ktrain.airflow/dag-id=no_progress") == 0
+
+
 def test_retry_avoids_the_node_with_a_broken_gpu(airflow: Airflow) -> None:
     run = airflow.trigger("avoids_nodes")
     ended = airflow.wait_state("avoids_nodes", run, "train", "success")

@@ -187,7 +187,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "a whole number, 1 or more, or None", lambda value: _whole(value, 1), remedy="write 6, or None", numbers=True
     ),
     **dict.fromkeys(("queue_timeout", "schedule_timeout", "startup_timeout", "log_stall_timeout"), _DURATION),
-    "partial_start_timeout": _DURATION,
+    **dict.fromkeys(("partial_start_timeout", "progress_timeout"), _DURATION),
     **dict.fromkeys(("timeout", "confirm_after"), _DURATION),
     **dict.fromkeys(("command", "args"), _WORDS),
     **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),

@@ -62,12 +62,15 @@ def diagnose_limit(
     pods: Sequence[Json],
     events: Sequence[Json] = (),
     log_tails: Mapping[str, Sequence[str]] | None = None,
+    *,
+    step: float | None = None,
 ) -> Cause:
     """The cause if one of the task's limits ended the job: the limit, and what kept the job from making progress.
 
     :param limit: the limit that was exceeded.
     :param amount: its value: seconds, or a number of restarts for `max_restarts`.
-    :param job: the job as last seen; the other parameters are those of `diagnose`.
+    :param job: the job as last seen; the parameters up to `log_tails` are those of `diagnose`.
+    :param step: the highest step that the program reported, for `progress_timeout`. Default: None, it reported none.
     """
     evidence = replace(make_evidence(job, pods, events, log_tails), include_recovered=limit is Limit.RESTARTS)
     if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
@@ -87,10 +90,11 @@ def diagnose_limit(
             description = "had no pods within {seconds} s ({limit})"
             resolution = f"Check that {evidence.operators} runs, and the events of the job and of what it owns."
     why = f": {obstacle.summary}" if obstacle else ""
+    higher = "" if step is None else f" higher than {step:.10g}"
     decisive = obstacle if limit in (Limit.SCHEDULE, Limit.STARTUP) else None
     cause = Cause(
         decisive.category if decisive else category,
-        f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit)}{why}",
+        f"{evidence.title} {description.format(seconds=f'{amount:.0f}', limit=limit, higher=higher)}{why}",
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
@@ -170,6 +174,13 @@ _LIMITS = {
         "wrote no log line for {seconds} s ({limit})",
         "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy "
         "dump in a pod shows where it waits. Raise log_stall_timeout if the program may be silent for longer.",
+    ),
+    Limit.PROGRESS: (
+        Category.HANG,
+        "reported no step{higher} for {seconds} s ({limit})",
+        "Look for a replica that waits for another: a missing peer, unequal numbers of batches, a deadlock. py-spy "
+        "dump in a pod shows where it waits. Raise progress_timeout if steps, their evaluation or the start may take "
+        'longer. The program must print lines such as KTRAIN_METRIC {"step": 120}.',
     ),
 }
 

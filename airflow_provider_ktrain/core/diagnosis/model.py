@@ -95,5 +95,6 @@ class Limit(enum.StrEnum):
     PARTIAL_START = "partial_start_timeout"
     EXECUTION = "execution_timeout"
     LOG_STALL = "log_stall_timeout"
+    PROGRESS = "progress_timeout"
     RESTARTS = "max_restarts"
     CRASH_LOOP = "crash_loop_limit"

@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
+from airflow_provider_ktrain.core.state.progress import run_began
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -28,6 +29,7 @@ class Limits:
         operator has reconciled the job.
     :param partial_start: some pods hold GPUs while others have no node; see `partial_start.py`.
     :param log_stall: the job runs, and no followed replica writes a log line.
+    :param progress: the job runs, and reports no higher step; see `progress.py`.
     :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
     :param crash_loop: number of failures of one container in a row, each after a short run; see `crash_loop.py`.
     """
@@ -39,6 +41,7 @@ class Limits:
     max_restarts: int | None = None
     crash_loop: int | None = None
     partial_start: float | None = None
+    progress: float | None = None
 
     def to_dict(self) -> dict[str, float | None]:
         """A form that fits into trigger kwargs."""
@@ -67,6 +70,7 @@ def clocks(
     *,
     deadline: float | None,
     last_line: float,
+    last_progress: float | None = None,
     has_events: bool = False,
     had_pods: bool = False,
 ) -> Iterator[Clock]:
@@ -78,6 +82,8 @@ def clocks(
     :param limits: the task's limits.
     :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
+    :param last_progress: time of the last progress that the program reported, in epoch seconds. Default: None, it
+        reported none.
     :param has_events: whether the job has events. An operator that can't create pods, as for a quota, writes events but
         no status. Default: False.
     :param had_pods: whether the job has had pods, so that an operator has reconciled it. Default: False.
@@ -94,6 +100,8 @@ def clocks(
     known = list(pods)
     for pod in known:
         yield from _pod_clocks(pod, limits)
+    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and (began := run_began(job, known)):
+        yield Clock(Limit.PROGRESS, max(began, last_progress or 0.0) + limits.progress, limits.progress)
     if limits.partial_start is not None and (partial := find_partial_start(job, known)):
         yield Clock(Limit.PARTIAL_START, partial.since + limits.partial_start, limits.partial_start)
     resumed = _resumed_at(job)

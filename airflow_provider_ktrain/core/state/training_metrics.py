@@ -91,6 +91,7 @@ class TrainingMetrics:
         self.step: Number | None = None  #: highest step, or percentage, that was reported
         self.progress_at: float | None = None  #: when it was, in epoch seconds
         self._progress_from = ""  # the replica that did
+        self._steps: dict[str, Number] = {}  # last step of each replica
         self.omitted: set[str] = set()  #: names beyond MAX_NAMES
         self._read(given)
 
@@ -195,11 +196,24 @@ class TrainingMetrics:
         self.step = _as_number(given.get("step"))
         self.progress_at = _as_number(given.get("progress_at"))
         self._progress_from = str(given.get("progress_from") or "")
+        if self.step is not None:
+            self._steps[self._progress_from] = self.step
 
     def _note_progress(self, source: str, step: Number, at: float) -> None:
-        """A higher step is progress. So is an earlier one of the replica that reported it: it has restarted."""
-        if self.step is None or step > self.step or (step < self.step and source == self._progress_from):
-            self.step, self.progress_at, self._progress_from = step, at, source
+        """A step that is higher than all, or that isn't the replica's last one, is progress.
+
+        A replica whose step is lower than before has gone back to a checkpoint. Until it has caught up, its steps are
+        lower than the highest one, which another replica may have reported. A replica that hangs may still log, but
+        repeats its step.
+        """
+        last = self._steps.get(source)
+        self._steps[source] = step
+        if self.step is None or step > self.step or source == self._progress_from:
+            self.step, self._progress_from, is_progress = step, source, step != self.step
+        else:
+            is_progress = last is not None and step != last
+        if is_progress:
+            self.progress_at = max(at, self.progress_at or at)
 
     def _add_all(self, source: str, step: Number, values: Mapping[str, Number], at: float) -> None:
         for name, value in values.items():

@@ -141,7 +141,8 @@ class Finisher:
         """The cause of a job that passed a limit, with its last log lines."""
         await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
         state = self._state
-        return diagnosis.diagnose_limit(limit, amount, state.known_job, state.pods.all, *await self._evidence())
+        seen = state.known_job, state.pods.all, *await self._evidence()
+        return diagnosis.diagnose_limit(limit, amount, *seen, step=self._output.training_metrics.step)
 
     async def diagnose_crash_loop(self, loop: CrashLoop) -> Cause:
         """The cause of a job with a replica that fails again and again, with its last log lines."""

@@ -23,6 +23,7 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy,
 from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS, Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
+from airflow_provider_ktrain.engine.follow.progress import ProgressCheck
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
@@ -97,6 +98,7 @@ async def follow(
             )
             startup = StartupChecks(state, output.evidence, log)
             partial = PartialStartWarning(state, options, log)
+            progress = ProgressCheck(api, state, output, options, clocks_now, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
             loop = _Loop(
                 state,
@@ -104,6 +106,7 @@ async def follow(
                 observer,
                 startup,
                 partial,
+                progress,
                 queue,
                 replicas,
                 finisher,
@@ -133,6 +136,7 @@ def running_clocks(state: JobState, output: JobOutput, options: Options) -> list
             options.limits,
             deadline=options.deadline,
             last_line=output.last_line_at,
+            last_progress=output.training_metrics.progress_at,
             has_events=output.evidence.has_events,
             had_pods=bool(state.pods.all),
         )
@@ -149,6 +153,7 @@ class _Loop:
         observer: Observer,
         startup: StartupChecks,
         partial: PartialStartWarning,
+        progress: ProgressCheck,
         queue: QueueFollower,
         replicas: ReplicaReporter,
         finisher: Finisher,
@@ -159,7 +164,7 @@ class _Loop:
         stopped: asyncio.Event,
     ) -> None:
         self._state, self._output, self._observer = state, output, observer
-        self._startup, self._partial, self._queue = startup, partial, queue
+        self._startup, self._partial, self._progress, self._queue = startup, partial, progress, queue
         self._replicas, self._finisher, self._reporter = replicas, finisher, reporter
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
@@ -249,7 +254,8 @@ class _Loop:
     # limits
 
     def _clocks(self) -> list[Clock]:
-        return running_clocks(self._state, self._output, self._options)
+        clocks = running_clocks(self._state, self._output, self._options)
+        return [self._progress.postponed(clock) for clock in clocks]
 
     async def _passed_limit(self) -> Cause | None:
         """The limit that was passed first, as a cause."""
@@ -264,6 +270,8 @@ class _Loop:
             # No line has arrived, but that doesn't prove that none was written: a stream may be cut, or the API server
             # unreachable. The API server didn't confirm the silence, so it starts to count again.
             self._output.restart_silence(now)
+            return None
+        if passed.limit is Limit.PROGRESS and not await self._progress.confirmed():
             return None
         cause = await self._finisher.diagnose_limit(passed.limit, passed.seconds)
         return self._queue.explain(cause) if passed.limit is Limit.QUEUE else cause

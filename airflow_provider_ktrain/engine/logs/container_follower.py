@@ -165,6 +165,21 @@ class ContainerFollower:
         self._last_peeked = time_of_line(last) or ""
         return "" < self._last_peeked <= known
 
+    async def has_read_until(self, time: str) -> bool:
+        """Whether every line that was written before `time` has certainly been read."""
+        position, run = self._position, self._observed.run
+        if position.last >= time or (position.complete and position.restart >= run.restart):
+            return True
+        last = await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")
+        if not last:
+            return last is not None and not position.last
+        return "" < (time_of_line(last) or "") <= position.last
+
+    @property
+    def read_since(self) -> str:
+        """From when on the newest run's log was read without a gap; "" before its first line."""
+        return max(self._position.first, self._emitter.gap_until)
+
     # the states
 
     async def _run(self) -> None:

@@ -122,6 +122,7 @@ class RateLimitedEmitter:
         self.read = 0  #: lines, including repeated ones
         self.count_only = False  #: whether lines are only inspected and counted
         self.gaps: list[str] = []
+        self.gap_until = ""  #: time of the first line after the last gap that a rotation left
         self._sink = sink
         self._budget = budget
         self._inspect = inspect
@@ -170,6 +171,7 @@ class RateLimitedEmitter:
             elif replay.fresh(time):
                 fresh += 1
                 if replay.gap is not None:
+                    self.gap_until = replay.gap.until
                     self.gap(
                         f"lines between {replay.gap.after} and {replay.gap.until} may be missing: "
                         "the node rotated the log",

@@ -176,6 +176,25 @@ class LogFollower:
                 return bool(running) and all(await asyncio.gather(*(container.silent() for container in running)))
         return False
 
+    async def has_read_until(self, time: str) -> bool:
+        """Whether every line that the followed containers wrote before a time has certainly been read.
+
+        False if none has started, or if this can't be found out.
+
+        :param time: as `core.logs.cursor.normal_time` returns it.
+        """
+        followed = list(self._followed.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_CHECK_TIMEOUT_SECONDS):
+                checks = (container.has_read_until(time) for container in followed)
+                return bool(followed) and all(await asyncio.gather(*checks))
+        return False
+
+    @property
+    def read_since(self) -> str:
+        """From when on all followed logs were read without a gap, as far as they have lines; "" if none has."""
+        return max((container.read_since for container in self._followed.values()), default="")
+
     def report(self) -> DrainReport:
         """What became of the logs so far, including pods in the cursor that were never observed here."""
         found = dict(self._gone)

@@ -48,6 +48,21 @@ with DAG("partial_start", schedule=None, start_date=START):  # each node has 8 G
         retry_delay=datetime.timedelta(hours=1),
     )
 
+with DAG("no_progress", schedule=None, start_date=START):  # it hangs, but still logs
+    PyTorchJobOperator(
+        task_id="train",
+        image=IMAGE,
+        command=[
+            "sh",
+            "-c",
+            """trap 'exit 143' TERM; while :; do echo 'KTRAIN_METRIC {"step": 7}'; sleep 1 & wait; done""",
+        ],
+        gpus=1,
+        progress_timeout=20,
+        retries=1,
+        retry_delay=datetime.timedelta(hours=1),
+    )
+
 ECC = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
 
 with DAG("avoids_nodes", schedule=None, start_date=START):
