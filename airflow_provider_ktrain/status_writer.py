@@ -5,6 +5,8 @@ another: 30 ms of CPU, and some seconds for the first write of a process (it bui
 process share one writer, with one write in flight and at most one a second. A status with a new phase goes first. Of
 one task only the latest status is written. A write that is slow or fails never holds up a training: it is logged once,
 and the page shows how old its data is.
+
+Airflow answers the requests of a process one after another. So no write begins while a kill waits for the task's state.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
 from airflow_provider_ktrain import compat
@@ -40,10 +42,14 @@ class StatusWriter:
     """Writes the statuses of all tasks that are followed in one event loop.
 
     :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
+    :param slow_after: seconds after which a write counts as slow. Default: SLOW_SECONDS.
     """
 
-    def __init__(self, interval: float = SECONDS_BETWEEN_WRITES) -> None:
-        self._interval = interval
+    def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
+        self._interval, self._slow_after = interval, slow_after
+        self._questions = 0  # that wait for Airflow's answer
+        self._unasked = asyncio.Event()  # set while there is none
+        self._unasked.set()
         self._urgent: dict[TaskInstanceId, tuple[Build, Write]] = {}  # offered and not yet written, oldest first
         self._other: dict[TaskInstanceId, tuple[Build, Write]] = {}
         self._working: asyncio.Task[None] | None = None
@@ -77,26 +83,40 @@ class StatusWriter:
         if self._in_flight is not None and self._in_flight[0] == key:
             await asyncio.wait([self._in_flight[1]], timeout=LAST_WRITE_SECONDS)
 
+    @contextlib.contextmanager
+    def question(self) -> Iterator[None]:
+        """Begin no write while the body of the `with` waits for an answer of Airflow. A write in flight goes on."""
+        self._questions += 1
+        self._unasked.clear()
+        try:
+            yield
+        finally:
+            self._questions -= 1
+            if not self._questions:
+                self._unasked.set()
+
     async def _work(self) -> None:
         while self._urgent or self._other:
+            await self._unasked.wait()
             began = time.monotonic()
             await self._write_next()
             await asyncio.sleep(max(self._interval - (time.monotonic() - began), 0))
 
     async def _write_next(self) -> None:
         """Write the most urgent status. Log the first write that is slow and the first one that fails."""
-        statuses = self._urgent or self._other
+        if not (statuses := self._urgent or self._other):  # withdrawn meanwhile
+            return
         key = next(iter(statuses))
         build, write = statuses.pop(key)
         try:
             writing = in_thread(functools.partial(write, build()))
             self._in_flight = key, writing
-            await asyncio.wait([writing], timeout=SLOW_SECONDS)
+            await asyncio.wait([writing], timeout=self._slow_after)
             if not writing.done():
                 if not self._slow:
                     log.warning(
                         "Writing a training's status to Airflow takes over %.0f s. Its page may show old data.",
-                        SLOW_SECONDS,
+                        self._slow_after,
                     )
                 self._slow = True
                 await asyncio.wait([writing])
@@ -163,6 +183,11 @@ class TaskStatusSink:
 def _writer() -> StatusWriter:
     """The writer of the running event loop."""
     return _writers.setdefault(asyncio.get_running_loop(), StatusWriter())
+
+
+def question() -> contextlib.AbstractContextManager[None]:
+    """While the body of the `with` waits for an answer of Airflow, the running event loop begins no status write."""
+    return _writer().question()
 
 
 def in_thread(ask: Callable[[], T]) -> asyncio.Future[T]:

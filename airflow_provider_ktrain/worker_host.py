@@ -28,7 +28,7 @@ from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, rele
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, in_thread
+from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, in_thread, question
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -213,7 +213,8 @@ class WorkerHost:
         if self._task is None:
             return kill_decision.UNKNOWN
         try:
-            return await asyncio.wait_for(in_thread(self._task.ask_state), STATE_SECONDS)
+            with question():
+                return await asyncio.wait_for(in_thread(self._task.ask_state), STATE_SECONDS)
         except Exception as e:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return kill_decision.UNKNOWN

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, acti
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink
+from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
 
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
@@ -285,7 +285,8 @@ async def _ask_state(ti: Any) -> str:
     from airflow_provider_ktrain.compat import task_state
 
     asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-    return await asyncio.wait_for(asking, STATE_TIMEOUT)
+    with question():
+        return await asyncio.wait_for(asking, STATE_TIMEOUT)
 
 
 _warmed_up: object | None = None  # the connection to the supervisor that was used for the request
