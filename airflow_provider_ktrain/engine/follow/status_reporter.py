@@ -1,8 +1,8 @@
 """Offers the training's status to the host, which publishes it for the training page.
 
 The status is built only when the host is about to write it: the host's budget decides how often. It changes when the
-phase or the state of a replica does. While the job runs, its metrics, last lines and GPU time change too, so a new
-status is offered once a minute.
+phase, the state of a replica, or the reason for which the job waits in its queue does. While the job runs, its metrics,
+last lines and GPU time change too, so a new status is offered once a minute.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class StatusReporter:
         self._sink = sink
         self._replicas: dict[str, str] = {}  # states by the uid of the pod
         self._phase: Phase | None = None
+        self._waits_for = ""  # in its queue
         self._offered_at = 0.0
 
     @property
@@ -62,9 +63,11 @@ class StatusReporter:
         urgent = self._phase is not self._state.phase
         replicas = {pod["metadata"]["uid"]: state_of_pod(pod) for pod in self._state.pods.live}
         refresh = self.due is not None and time.monotonic() >= self.due
-        if not urgent and not refresh and replicas == self._replicas:
+        waits_for = self._queue_reason()
+        if not urgent and not refresh and (replicas, waits_for) == (self._replicas, self._waits_for):
             return
         self._phase, self._replicas, self._offered_at = self._state.phase, replicas, time.monotonic()
+        self._waits_for = waits_for
         self._sink.offer(self.status, urgent=urgent)
 
     def status(self, cause: Cause | None = None, *, ended: bool = False) -> dict[str, Any]:
@@ -75,7 +78,6 @@ class StatusReporter:
         """
         state, now = self._state, utc_now()
         pods = state.pods.all
-        queue = self._queue.status
         completed = parse_timestamp(state.known_job.get("status", {}).get("completionTime"))
         return TrainingStatus(
             job={
@@ -93,10 +95,15 @@ class StatusReporter:
             metrics=self._output.training_metrics,
             usage=state.pods.usage(now, completed).as_dict(),
             limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
-            queue=queue.why if queue is not None and state.phase in (Phase.QUEUED, Phase.SUSPENDED) else "",
+            queue=self._queue_reason(),
             ended=ended,
             cause=None if cause is None else cause.as_dict(),
         ).to_dict()
+
+    def _queue_reason(self) -> str:
+        """Why the job waits in its queue; empty if it doesn't, or if the reason isn't known."""
+        queue, phase = self._queue.status, self._state.phase
+        return queue.why if queue is not None and phase in (Phase.QUEUED, Phase.SUSPENDED) else ""
 
     def _limits(self, ended: bool) -> list[Clock]:
         """The running limits, of several of one kind the first that expires."""
