@@ -13,10 +13,13 @@ import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from jinja2 import Environment, PackageLoader
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from airflow_provider_ktrain import compat, compat_server
 from airflow_provider_ktrain.core.identity import TaskInstanceId
@@ -26,7 +29,7 @@ from airflow_provider_ktrain.plugin.running import RunningTrainings
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
-    "page.js": "text/javascript", "page.css": "text/css",
+    "theme.js": "text/javascript", "charts.js": "text/javascript", "page.js": "text/javascript", "page.css": "text/css",
     "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
 }  # fmt: skip
 HEADERS = {
@@ -37,6 +40,16 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
+}
+#: status code -> title and text of the page that a browser shows instead of Airflow's JSON
+ERRORS = {
+    401: ("You are not logged in", "This page is shown to users of Airflow who may read the DAG."),
+    403: (
+        "You may not see this training",
+        "It needs the right to read the DAG's task instances and XComs. Ask an administrator of this Airflow.",
+    ),
+    404: ("No such training", "Airflow has no such task instance. Its run may have been deleted."),
+    422: ("Incomplete address", "The address of this page needs dag_id, run_id and task_id. Use the link of the task."),
 }
 User = Annotated[Any, Depends(compat_server.user_dependency())]
 
@@ -53,6 +66,13 @@ def task_key(
 
 
 Key = Annotated[TaskInstanceId, Depends(task_key)]
+
+
+def _login(request: Request, code: int) -> str:
+    """The address of Airflow's login, which leads back to the page; empty if a login doesn't help."""
+    base, name = compat.base_path(), request.url.path.rpartition("/")[2]
+    back = urlencode({"next": f"{base}{PREFIX}/{name}?{request.url.query}"})
+    return f"{base}/api/v2/auth/login?{back}" if code == 401 else ""
 
 
 def build() -> FastAPI:
@@ -85,6 +105,18 @@ def build() -> FastAPI:
         status = compat_server.read_status(key)
         with_logs = compat_server.may_read_logs(user, key.dag_id)
         return views.training_view(record, status, compat_server.read_tries(key), with_logs=with_logs, now=time.time())
+
+    def error(request: Request, failure: Exception) -> Response:
+        """A page for people, or JSON for the script."""
+        code = failure.status_code if isinstance(failure, StarletteHTTPException) else 422
+        if code not in ERRORS or request.url.path.endswith("/update") or "/static/" in request.url.path:
+            return JSONResponse({"detail": getattr(failure, "detail", "invalid query")}, code, headers=HEADERS)
+        title, text = ERRORS[code]
+        html = templates.get_template("error.html").render(title=title, text=text, login=_login(request, code))
+        return HTMLResponse(html, code, headers=HEADERS)
+
+    app.add_exception_handler(StarletteHTTPException, error)
+    app.add_exception_handler(RequestValidationError, error)
 
     @app.get("/training", dependencies=rights)
     def training(key: Key, user: User) -> HTMLResponse:

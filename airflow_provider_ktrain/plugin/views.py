@@ -5,6 +5,7 @@ Statuses may come from another release: a field that is missing or has another t
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,22 @@ from airflow_provider_ktrain.compat_server import ACTIVE_STATES, TaskRecord
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.success_summary import format_duration
 from airflow_provider_ktrain.links.training import page_query
 
-STALE_SECONDS = 180.0  #: after which the data of an active training counts as old
+STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
+REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is written only when something changes
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
+STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
 USAGE = {
-    "held": "held", "wasted": "of these without training", "queued": "waited for a node", "requested": "requested",
+    "held": "Held", "wasted": "Held without training", "queued": "Waiting for a node", "requested": "Requested",
 }  # fmt: skip
+ENDED = tuple(phase for phase in Phase if phase.ended)
+#: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,14 @@ class Segment:
     :param began: when it began, as text.
     :param lasted: how long it lasted, as text.
     :param share: its part of the whole time, 0 to 100.
+    :param ends: whether the job ends with it, so that it has no length.
     """
 
     phase: str
     began: str
     lasted: str
     share: float
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,8 +76,7 @@ class TrainingView:
     job: Mapping[str, str] = field(default_factory=dict)
     replicas: Sequence[Mapping[str, Any]] = ()
     replica_count: int = 0
-    gpus: int = 0
-    states: Sequence[tuple[str, int]] = ()
+    facts: Sequence[tuple[str, str]] = ()
     metrics: Sequence[Mapping[str, str]] = ()
     series: Mapping[str, Any] = field(default_factory=dict)
     last_lines: Sequence[tuple[str, str]] = ()
@@ -77,6 +86,7 @@ class TrainingView:
     queue: str = ""
     tries: Sequence[Mapping[str, str]] = ()
     commands: Sequence[str] = ()
+    path: Sequence[tuple[str, str]] = ()
     log_path: str = ""
     code_path: str = ""
 
@@ -113,7 +123,7 @@ def training_view(
     """
     read, key = mapping(status), record.key
     written_at, active = _number(read.get("written_at")), record.state in ACTIVE_STATES
-    stale = active and written_at is not None and now - written_at > STALE_SECONDS
+    stale = active and read.get("phase") in REFRESHED and written_at is not None and now - written_at > STALE_SECONDS
     job = {name: _text(value) for name, value in mapping(read.get("job")).items()}
     phases = _phases(read)
     replicas = mapping(read.get("replicas"))
@@ -122,37 +132,38 @@ def training_view(
     cause = {name: _text(value) for name, value in mapping(read.get("cause")).items()}
     if not with_logs:
         cause.pop("detail", None)
+    cause = {name: printable(value) for name, value in cause.items()}
     lines = mapping(read.get("last_lines"))
     return TrainingView(
         data=(record, status, list(tries), with_logs, stale),
         key=key,
         query=page_query(key),
-        state=record.state or "no status",
+        state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
         active=active or record.state in WAITING_STATES,
-        phase=_text(read.get("phase")) or "Unknown",
+        phase=_text(read.get("phase")),
         since=_clock(_number(read.get("phase_since"))),
-        age="" if written_at is None else format_duration(max(now - written_at, 0)),
+        age="" if not active or written_at is None else format_duration(max(now - written_at, 0)),
         written_at=written_at,
         stale=stale,
-        notes=_notes(record, read, written_at, now),
+        notes=_notes(record, read, stale),
         cause=cause,
         timeline=_timeline(phases, until),
         job=job,
         replicas=rows,
         replica_count=int(_number(replicas.get("count")) or 0),
-        gpus=int(_number(replicas.get("gpus")) or 0),
-        states=[(_text(name), int(_number(count) or 0)) for name, count in mapping(replicas.get("states")).items()],
+        facts=_facts(job, replicas),
         metrics=_metrics(read),
         series=_series(read),
-        last_lines=[(_text(name), _text(line)) for name, line in lines.items()] if with_logs else (),
+        last_lines=[(_text(name), _line(line)) for name, line in lines.items()] if with_logs else (),
         lines_hidden=bool(lines) and not with_logs,
         usage=_usage(read),
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
         tries=[_try(one) for one in reversed(tries)],
         commands=_commands(job, rows),
+        path=[(key.dag_id, _dag_path(key)), (key.run_id, _run_path(key))],
         log_path=_task_path(key),
-        code_path=f"/dags/{quote(key.dag_id, safe='')}/code",
+        code_path=f"{_dag_path(key)}/code",
     )
 
 
@@ -167,18 +178,18 @@ def running_row(record: TaskRecord, status: Mapping[str, Any] | None, now: float
         "dag_id": key.dag_id,
         "task": key.task_id if key.map_index < 0 else f"{key.task_id} [{key.map_index}]",
         "run_id": key.run_id,
-        "phase": _text(read.get("phase")) or "Unknown",
+        "phase": _text(read.get("phase")),
         "replicas": int(_number(replicas.get("count")) or 0),
         "gpus": int(_number(replicas.get("gpus")) or 0),
         "since": "" if since is None else format_duration(max(now - since, 0)),
         "since_seconds": 0 if since is None else round(now - since),
-        "loss": "" if loss is None else _value(mapping(metrics[loss]).get("last")),
+        "loss": "" if loss is None else _value(mapping(metrics[loss]).get("last"), digits=4),
     }
 
 
-def _notes(record: TaskRecord, read: Mapping[str, Any], written_at: float | None, now: float) -> list[str]:
+def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str]:
     """What the page can't know."""
-    if written_at is None:
+    if _number(read.get("written_at")) is None:
         if record.state in WAITING_STATES:
             return ["The training has not begun: the task waits for a worker."]
         if record.state in ACTIVE_STATES:
@@ -187,7 +198,7 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], written_at: float | None
     notes = []
     if read.get("try_number") != record.try_number:
         notes.append(f"The data is of try {_text(read.get('try_number'))}. Try {record.try_number} has none yet.")
-    if record.state in ACTIVE_STATES and now - written_at > STALE_SECONDS:
+    if stale:
         notes.append(
             "The data is old. The triggerer or worker that follows the job may be gone, or writes for many trainings."
         )
@@ -208,13 +219,25 @@ def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[Segment]:
-    ends = [at for _, at in phases[1:]] + [until]
+    ends = [at for _, at in phases[1:]] + [phases[-1][1] if phases and phases[-1][0] in ENDED else until]
     lengths = [max(end - at, 0.0) for (_, at), end in zip(phases, ends, strict=True)] if phases else []
     whole = sum(lengths) or 1.0
     return [
-        Segment(name, _clock(at), format_duration(length), round(100 * length / whole, 2))
+        Segment(name, _clock(at), format_duration(length), round(100 * length / whole, 2), name in ENDED)
         for (name, at), length in zip(phases, lengths, strict=True)
     ]
+
+
+def _facts(job: Mapping[str, str], replicas: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What identifies the job, and its size."""
+    facts = []
+    if job.get("name"):
+        facts.append((job.get("kind") or "Job", f"{job.get('namespace', '')}/{job['name']}"))
+    states = mapping(replicas.get("states"))
+    if states:
+        counts = [f"{int(_number(count) or 0)} {_text(state)}" for state, count in states.items()]
+        facts += [("Replicas", ", ".join(counts)), ("GPUs", str(int(_number(replicas.get("gpus")) or 0)))]
+    return facts
 
 
 def _replica(row: Any) -> dict[str, Any]:
@@ -244,12 +267,10 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def _usage(read: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """GPU time by what it was used for; nothing as long as the job has used none."""
     used = mapping(read.get("usage"))
-    return [
-        (label, format_duration(seconds))
-        for name, label in USAGE.items()
-        if (seconds := _number(used.get(name))) is not None
-    ]
+    found = {label: seconds for name, label in USAGE.items() if (seconds := _number(used.get(name))) is not None}
+    return [(label, format_duration(seconds)) for label, seconds in found.items()] if any(found.values()) else []
 
 
 def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
@@ -257,14 +278,14 @@ def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
     for limit in map(mapping, _list(read.get("limits"))):
         due = _number(limit.get("due"))
         if due is not None:
-            left = "has passed" if due <= now else f"in {format_duration(due - now)}"
+            left = "has expired" if due <= now else f"expires in {format_duration(due - now)}"
             found.append((_text(limit.get("name")), left))
     return found
 
 
 def _try(one: Mapping[str, Any]) -> dict[str, str]:
     began, ended = (_text(one.get(name))[:19].replace("T", " ") for name in ("started_at", "ended_at"))
-    cause = _text(one.get("cause"))
+    cause = printable(_text(one.get("cause")))
     return {"number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded"}
 
 
@@ -287,10 +308,17 @@ def _commands(job: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> list
     return commands
 
 
+def _dag_path(key: TaskInstanceId) -> str:
+    return f"/dags/{quote(key.dag_id, safe='')}"
+
+
+def _run_path(key: TaskInstanceId) -> str:
+    return f"{_dag_path(key)}/runs/{quote(key.run_id, safe='')}"
+
+
 def _task_path(key: TaskInstanceId) -> str:
-    dag_id, run_id, task_id = (quote(part, safe="") for part in (key.dag_id, key.run_id, key.task_id))
     mapped = f"/mapped/{key.map_index}" if key.map_index >= 0 else ""
-    return f"/dags/{dag_id}/runs/{run_id}/tasks/{task_id}{mapped}"
+    return f"{_run_path(key)}/tasks/{quote(key.task_id, safe='')}{mapped}"
 
 
 def _clock(at: float | None) -> str:
@@ -300,9 +328,9 @@ def _clock(at: float | None) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, digits: int = 6) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.{digits}g}"
     return _text(value)
 
 
@@ -312,6 +340,17 @@ def _text(value: Any) -> str:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def printable(text: str) -> str:
+    """The text without terminal control sequences; U+FFFD for each other control character."""
+    return CONTROLS.sub("\ufffd", ESCAPES.sub("", text))
+
+
+def _line(value: Any) -> str:
+    """A log line; the status has its first MAX_LINE_CHARS characters."""
+    text = _text(value)
+    return printable(text) + ("…" if len(text) >= MAX_LINE_CHARS else "")
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -62,7 +62,14 @@ def test_page_follows_a_deferred_training(airflow: Airflow) -> None:
 
     status, text, headers = get(airflow.url, page(run, "succeeds"), admin)
     assert status == 200
-    for shown in ("Succeeded", "Master 0", "Worker 0", "GPU time held", "kubectl get pytorchjobs.kubeflow.org", "NaN"):
+    for shown in (
+        "Succeeded",
+        "Master 0",
+        "Worker 0",
+        "Held without training",
+        "kubectl get pytorchjobs.kubeflow.org",
+        "NaN",
+    ):
         assert shown in text, shown
     assert html.escape('alert("from') in text or "alert(&#34;from" in text
     assert "<script>alert" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from airflow_provider_ktrain.compat_server import TaskRecord
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
-from airflow_provider_ktrain.plugin.views import TrainingView, running_row, training_view
+from airflow_provider_ktrain.plugin.views import TrainingView, printable, running_row, training_view
 
 KEY = TaskInstanceId("dag", "run+1", "train")
 TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), autoescape=True)
@@ -56,8 +57,9 @@ def test_page_of_a_running_training() -> None:
     shown = view()
     assert (shown.phase, shown.age, shown.stale, list(shown.notes)) == ("Running", "10 s", False, [])
     assert [(part.phase, part.lasted) for part in shown.timeline] == [("Pending", "30 s"), ("Running", "1 min 10 s")]
-    assert shown.usage == [("held", "1 h")]
-    assert shown.limits == [("startup_timeout", "in 50 s")]
+    assert shown.facts == [("PyTorchJob", "ml/mnist"), ("Replicas", "1 Running, 1 Pending"), ("GPUs", "16")]
+    assert shown.usage == [("Held", "1 h")]
+    assert shown.limits == [("startup_timeout", "expires in 50 s")]
     assert shown.series == {"loss": [[1], [0.5]]}
     assert "kubectl get pytorchjobs.kubeflow.org mnist --namespace ml --output yaml" in shown.commands
     assert "kubectl logs --namespace ml w --all-containers --follow" in shown.commands, "the replica that is not fine"
@@ -86,6 +88,62 @@ def test_lines_of_the_log_need_the_right_to_read_it() -> None:
 )
 def test_page_says_what_it_does_not_know(found: Any, state: str, now: float, note: str) -> None:
     assert note in " ".join(view(found, state=state, now=now).notes)
+
+
+def test_data_of_a_training_that_waits_is_not_called_old() -> None:
+    """Nothing is written while nothing changes."""
+    shown = view(phases=[("Queued", 10.0)], queue="needs 8 nvidia.com/gpu more in flavor h100", now=5000.0)
+    assert (shown.stale, list(shown.notes)) == (False, [])
+
+
+def test_timeline_of_an_ended_training_ends_with_its_last_phase() -> None:
+    shown = view(state="failed", phases=[("Running", 40.0), ("Failed", 100.0)], ended=True)
+    assert [(part.phase, part.lasted, part.ends) for part in shown.timeline] == [
+        ("Running", "1 min", False),
+        ("Failed", "0 s", True),
+    ]
+    assert "Failed from" in page(shown)
+    assert "0 s" not in page(shown)
+    assert not shown.age, "the data of an ended training doesn't age"
+
+
+def test_gpu_time_is_not_shown_before_there_is_any() -> None:
+    assert view(usage={"held": 0.0, "queued": 0.0}).usage == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m \x1b[1;38;5;9mbold\x1b[m", "red bold"),
+        ("\x1b]0;title\x07text \x1b]8;;http://a\x1b\\link", "text link"),
+        ("a\tb\nc", "a\tb\nc"),
+        ("50%\r100%\x00\x08", "50%\ufffd100%\ufffd\ufffd"),
+        ("\x1b", "\ufffd"),
+    ],
+)
+def test_terminal_control_sequences_are_left_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_cut_off_log_line_ends_with_an_ellipsis() -> None:
+    shown = view(last_lines={"Master 0": "x" * 500, "Worker 0": "y"})
+    assert dict(shown.last_lines) == {"Master 0": "x" * 120 + "…", "Worker 0": "y"}
+
+
+def test_task_that_has_not_begun_has_no_phase() -> None:
+    shown = view({}, state="queued")
+    assert shown.phase == ""
+    assert "No data" in page(shown)
+    assert "Task state: queued." in page(shown)
+
+
+def test_parts_of_the_page_have_names_that_differ() -> None:
+    """The script replaces a part of the page by its id."""
+    given = status(cause={"summary": "failed", "detail": "d"}, queue="waits")
+    text = page(training_view(record(try_number=2), given, [{"cause": "c"}], with_logs=True, now=5000.0))
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+    assert {"cause-section", "notes", "phase-section", "metrics-section", "replicas-section", "cards"} <= set(ids)
 
 
 def test_data_of_an_earlier_try_is_marked() -> None:

@@ -1,67 +1,10 @@
-// Keeps the page up to date and draws the curves. The page works without it, too.
+// Keeps the page up to date. The page works without it, too.
 "use strict";
 
 const FASTEST = 5000, SLOWEST = 30000, AFTER_ERROR = 60000; // milliseconds between two requests
 const content = document.getElementById("content");
 const connection = document.getElementById("connection");
-const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
-let series = {}, charts = [], tag = "", delay = FASTEST, timer = 0, sorted = null;
-
-// Airflow's theme, which its UI stores in this browser
-function applyTheme() {
-  let theme = null;
-  try { theme = localStorage.getItem("theme"); } catch { /* the sandbox may forbid it */ }
-  const dark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-}
-
-function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function drawCharts() {
-  const place = content.querySelector(".charts");
-  charts.forEach((chart) => chart.destroy());
-  charts = [];
-  if (!place || !window.uPlot) return;
-  place.replaceChildren();
-  for (const [name, [steps, values]] of Object.entries(series)) {
-    if (steps.length < 2) continue;
-    const box = document.createElement("div");
-    const title = document.createElement("h3");
-    const scale = document.createElement("button");
-    const log = logarithmic.has(name);
-    box.className = "chart";
-    title.append(name);
-    scale.type = "button";
-    scale.className = "scale";
-    scale.textContent = log ? "linear" : "log";
-    scale.setAttribute("aria-label", `${name}: ${log ? "linear" : "logarithmic"} scale`);
-    scale.addEventListener("click", () => {
-      log ? logarithmic.delete(name) : logarithmic.add(name);
-      drawCharts();
-    });
-    title.append(scale);
-    box.append(title);
-    place.append(box);
-    const drawn = values.map((value) => (typeof value === "number" && (!log || value > 0) ? value : null));
-    const axis = { stroke: color("--quiet"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
-    charts.push(new uPlot({
-      width: box.clientWidth, height: 200,
-      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: [{ ...axis }, { ...axis, size: 64 }],
-      series: [{ label: "step" }, { label: name, stroke: color("--busy"), width: 2, spanGaps: false }],
-    }, [steps.map(Number), drawn], box));
-    const odd = values.map((value, i) => [value, steps[i]]).filter(([value]) => typeof value !== "number");
-    const text = document.createElement("p");
-    text.className = "quiet";
-    text.textContent = odd.slice(0, 5).map(([value, step]) => `${value} at step ${step}`).join(", ")
-      + (odd.length > 5 ? ` and ${odd.length - 5} more` : "");
-    box.append(text);
-    box.setAttribute("role", "img");
-    box.setAttribute("aria-label", `Curve of ${name}; its last and best values are in the table below`);
-  }
-}
+let series = {}, served = new Map(), tag = "", delay = FASTEST, timer = 0, sorted = null;
 
 function showAge() {
   const age = document.getElementById("age");
@@ -73,17 +16,28 @@ function showAge() {
 
 function layOut() {
   for (const item of content.querySelectorAll("[data-share]")) item.style.flexGrow = Math.max(item.dataset.share, 1);
-  drawCharts();
+  showCharts(content.querySelector(".charts"), series);
   if (sorted) sortRows(sorted.column, sorted.descending);
+  showAge();
+}
+
+// A number if the text is one, else the text; what is neither, such as NaN or nothing, comes last.
+function sortKey(row, column) {
+  const text = row.cells[column].dataset.sort ?? row.cells[column].textContent.trim();
+  return text === "" || text === "NaN" ? null : Number.isNaN(Number(text)) ? text : Number(text);
+}
+
+function compareKeys(a, b, descending) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return descending ? -order : order;
 }
 
 function sortRows(column, descending) {
   const table = content.querySelector("table.sortable");
-  if (!table) return;
   sorted = { column, descending };
-  const value = (row) => row.cells[column].dataset.sort ?? row.cells[column].textContent.trim();
-  const compare = (a, b) => value(a).localeCompare(value(b), undefined, { numeric: true });
-  const rows = [...table.tBodies[0].rows].sort((a, b) => (descending ? compare(b, a) : compare(a, b)));
+  if (!table) return;
+  const rows = [...table.tBodies[0].rows].sort((a, b) => compareKeys(sortKey(a, column), sortKey(b, column), descending));
   table.tBodies[0].append(...rows);
   [...table.tHead.rows[0].cells].forEach((cell, i) => {
     if (i === column) cell.setAttribute("aria-sort", descending ? "descending" : "ascending");
@@ -91,8 +45,60 @@ function sortRows(column, descending) {
   });
 }
 
+// What identifies an element after its part of the page was replaced.
+function nameOf(item) {
+  return item && content.contains(item) ? [item.tagName, item.getAttribute("href") ?? item.getAttribute("aria-label") ?? item.textContent] : null;
+}
+
+function focusOn(name) {
+  if (!name || content.contains(document.activeElement)) return;
+  [...content.querySelectorAll(name[0])].find((item) => nameOf(item)[1] === name[1])?.focus({ preventScroll: true });
+}
+
+// Replaces only the parts of the page that have changed, so that selected text and scroll positions of others stay.
+function replaceParts(html) {
+  const parts = new DOMParser().parseFromString(html, "text/html").body.children; // escaped by the server
+  const focused = nameOf(document.activeElement), phase = phaseShown(), before = served;
+  served = new Map();
+  let place = content.firstElementChild;
+  for (const part of [...parts]) {
+    const old = document.getElementById(part.id);
+    served.set(part.id, part.outerHTML);
+    if (old && before.get(part.id) === part.outerHTML) {
+      while (place !== old) place = removed(place);
+      place = old.nextElementSibling;
+    } else {
+      keepState(old, part);
+      content.insertBefore(document.adoptNode(part), place);
+    }
+  }
+  while (place) place = removed(place);
+  layOut();
+  focusOn(focused);
+  if (phase && phaseShown() && phase !== phaseShown()) connection.textContent = `The phase is now ${phaseShown()}.`;
+}
+
+function phaseShown() {
+  return content.querySelector("[data-phase]")?.dataset.phase;
+}
+
+function removed(item) {
+  const next = item.nextElementSibling;
+  item.remove();
+  return next;
+}
+
+// Which details are open, and how far tables are scrolled.
+function keepState(old, part) {
+  const open = [...(old?.querySelectorAll("details") ?? [])].map((details) => details.open);
+  part.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? details.open; });
+  const scrolled = (old?.matches(".wide") ? old : old?.querySelector(".wide"))?.scrollLeft;
+  if (scrolled) requestAnimationFrame(() => { (part.matches(".wide") ? part : part.querySelector(".wide"))?.scrollTo(scrolled, 0); });
+}
+
 async function update() {
   let active = true;
+  clearTimeout(timer);
   try {
     const headers = tag ? { "If-None-Match": tag } : {};
     const answer = await fetch(document.body.dataset.update, { headers, credentials: "same-origin", cache: "no-store" });
@@ -100,51 +106,62 @@ async function update() {
       connection.textContent = "You are logged out, or no longer have the right to see this. Reload the page.";
       return;
     }
+    connection.textContent = "";
     if (answer.status !== 304) {
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const data = await answer.json();
       tag = answer.headers.get("ETag") ?? "";
       series = data.series ?? {};
       active = data.active;
-      const focused = document.activeElement?.getAttribute("aria-label");
-      const open = [...content.querySelectorAll("details")].map((details) => details.open);
-      content.innerHTML = data.html; // escaped by the server
-      content.querySelectorAll("details").forEach((details, i) => { details.open = open[i] ?? false; });
-      layOut();
-      if (focused) content.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+      replaceParts(data.html);
       delay = FASTEST;
     } else {
       delay = Math.min(delay * 1.5, SLOWEST);
     }
-    connection.textContent = "";
-    showAge();
   } catch {
     delay = AFTER_ERROR;
-    connection.textContent = "Airflow can't be reached. Trying again in a minute.";
+    connection.textContent = "Airflow can't be reached. The next attempt is in a minute.";
   }
   clearTimeout(timer);
   if (active && !document.hidden) timer = setTimeout(update, delay);
 }
 
+// The clipboard's API exists only with TLS and on localhost.
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = element("textarea", "hidden", text);
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+async function copyCommand(button) {
+  const done = await copy(button.parentElement.querySelector("code").textContent);
+  button.focus();
+  button.textContent = done ? "Copied" : "Can't copy";
+  connection.textContent = done ? "The command was copied." : "The browser doesn't allow copying.";
+  setTimeout(() => { button.textContent = "Copy"; connection.textContent = ""; }, 2000);
+}
+
 document.addEventListener("visibilitychange", () => {
   clearTimeout(timer);
-  if (!document.hidden) { delay = FASTEST; update(); }
+  if (!document.hidden && document.body.dataset.update) { delay = FASTEST; update(); }
 });
 content.addEventListener("click", (event) => {
   const button = event.target.closest("button");
-  if (button?.classList.contains("copy")) {
-    navigator.clipboard?.writeText(button.parentElement.querySelector("code").textContent)
-      .then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Can't copy"; });
-  }
+  if (button?.classList.contains("copy")) copyCommand(button);
   const heading = button?.closest("table.sortable th");
   if (heading) sortRows(heading.cellIndex, sorted?.column === heading.cellIndex && !sorted.descending);
 });
-addEventListener("resize", () => charts.forEach((chart) => {
-  chart.setSize({ width: chart.root.parentElement.clientWidth, height: 200 });
-}));
-addEventListener("storage", (event) => { if (event.key === "theme") { applyTheme(); drawCharts(); } });
+addEventListener("resize", resizeCharts);
+addEventListener("storage", (event) => { if (event.key === "theme") { applyTheme(); redrawCharts(); } });
 
-applyTheme();
-if (window.top !== window) document.documentElement.classList.add("framed");
 layOut();
-update();
+setInterval(() => { if (!document.hidden) showAge(); }, 1000);
+if (document.body.dataset.update) update();

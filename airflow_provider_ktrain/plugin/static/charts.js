@@ -1,0 +1,112 @@
+// The curves of the metrics. A chart is kept while the page is updated, so that it doesn't flicker.
+"use strict";
+
+const CHART_HEIGHT = 180, MAX_ODD_SHOWN = 5;
+const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, values
+const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
+
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function formatNumber(value) {
+  if (typeof value !== "number") return String(value);
+  const rounded = Number(value.toPrecision(4)), size = Math.abs(rounded);
+  if (rounded && (size < 1e-3 || size >= 1e6)) return rounded.toExponential().replace("e+", "e");
+  return rounded.toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function makeChart(name) {
+  const chart = {
+    plot: element("div", "plot"), readout: element("span", "quiet"), odd: element("p", "odd attention"),
+    scale: element("button", "scale", "log"), uplot: null, steps: [], values: [],
+  };
+  chart.scale.type = "button";
+  chart.scale.setAttribute("aria-label", `Logarithmic scale for ${name}`);
+  chart.scale.addEventListener("click", () => {
+    if (!logarithmic.delete(name)) logarithmic.add(name);
+    redraw(name, chart);
+  });
+  chart.plot.setAttribute("role", "img");
+  const title = element("h3", "", name);
+  chart.box = element("div", "chart", element("div", "chart-head", title, chart.readout, chart.scale), chart.plot, chart.odd);
+  return chart;
+}
+
+function showValue(chart, index) {
+  const hovered = index !== null && index !== undefined;
+  const at = hovered ? index : chart.values.length - 1;
+  chart.readout.textContent = `${formatNumber(chart.values[at])}${hovered ? ` at step ${formatNumber(chart.steps[at])}` : ""}`;
+}
+
+// Draws a chart from nothing: its scale, the theme or its place has changed.
+function redraw(name, chart) {
+  const log = logarithmic.has(name);
+  chart.uplot?.destroy();
+  chart.scale.setAttribute("aria-pressed", String(log));
+  const axis = {
+    stroke: color("--quiet"), font: "12px sans-serif", values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : formatNumber(tick))),
+    grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1, size: 5 },
+  };
+  const line = color("--busy");
+  chart.uplot = new uPlot({
+    width: Math.max(chart.plot.clientWidth, 100), height: CHART_HEIGHT, legend: { show: false },
+    scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+    axes: [{ ...axis, size: 32 }, { ...axis, size: 60 }],
+    series: [{}, { label: name, stroke: line, width: 2, spanGaps: false, points: { fill: color("--card") } }],
+    cursor: { y: false, drag: { x: true, y: false } },
+    hooks: { setCursor: [(uplot) => showValue(chart, uplot.cursor.idx)] },
+  }, points(name, chart), chart.plot);
+}
+
+// What uPlot draws: values that a logarithmic scale or a chart can't show are gaps.
+function points(name, { steps, values }) {
+  const log = logarithmic.has(name);
+  return [steps, values.map((value) => (typeof value === "number" && (!log || value > 0) ? value : null))];
+}
+
+function describe(name, chart) {
+  const { steps, values } = chart;
+  const odd = values.map((value, i) => [value, steps[i]]).filter(([value]) => typeof value !== "number");
+  chart.odd.textContent = odd.slice(0, MAX_ODD_SHOWN).map(([value, step]) => `${value} at step ${formatNumber(step)}`).join(", ")
+    + (odd.length > MAX_ODD_SHOWN ? ` and ${odd.length - MAX_ODD_SHOWN} more` : "");
+  chart.plot.setAttribute("aria-label", `Curve of ${name} from step ${formatNumber(steps[0])} to ${formatNumber(steps.at(-1))}, last value ${formatNumber(values.at(-1))}`);
+  showValue(chart, chart.uplot?.cursor.idx);
+}
+
+// Shows the series in `place`. `series`: {name: [steps, values]}.
+function showCharts(place, series) {
+  for (const [name, chart] of charts) {
+    if (place && (series[name]?.[0].length ?? 0) > 1) continue;
+    chart.uplot?.destroy();
+    chart.box.remove();
+    charts.delete(name);
+  }
+  if (!place || !window.uPlot) return;
+  for (const [name, [steps, values]] of Object.entries(series)) {
+    if (steps.length < 2) continue;
+    const known = charts.get(name), chart = known ?? makeChart(name);
+    chart.steps = steps.map(Number);
+    chart.values = values;
+    charts.set(name, chart);
+    if (chart.box.parentElement !== place) place.append(chart.box);
+    if (known) chart.uplot.setData(points(name, chart));
+    else redraw(name, chart);
+    describe(name, chart);
+  }
+}
+
+function redrawCharts() {
+  for (const [name, chart] of charts) redraw(name, chart);
+}
+
+function resizeCharts() {
+  for (const chart of charts.values()) chart.uplot.setSize({ width: Math.max(chart.plot.clientWidth, 100), height: CHART_HEIGHT });
+}
