@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint chaos soak test-matrix bench docs test-kind test-gpu clean
+.PHONY: demo test lint test-browser chaos soak test-matrix bench docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -17,6 +17,11 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# the training page in the system's Chromium, driven by Playwright; skipped where there is no browser.
+# QUICK=1 for the page of one training alone
+test-browser: $(VENV)/.browser
+	@$(BIN)/python -m pytest -q -rs -m browser $(if $(QUICK),tests/browser/test_training_page.py,tests/browser)
 
 # on SQLite with one triggerer, then on PostgreSQL with two (skipped where there is no server)
 chaos: $(VENV)/.test

@@ -1,0 +1,71 @@
+"""A headless Chromium of the system, and an Airflow for it. Without one of them the tests are skipped with the reason.
+
+Playwright drives the browser of the system; it downloads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser.site import BROWSERS, Site, browser_path, site, token
+from tests.browser.tabs import SLOW
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The browser, by Playwright's API."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`: pip install '.[browser]'")
+    if (chosen := browser_path()) is None:
+        pytest.skip(f"no browser on this machine: {', '.join(BROWSERS)} (Debian: apt-get install chromium)")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chosen, timeout=4 * SLOW)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def airflow_site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("airflow")) as started:
+        yield started
+
+
+@pytest.fixture
+def open_page(browser: Any, airflow_site: Site) -> Iterator[Open]:
+    """Opens a URL in a new tab and returns the tab. The test fails if a tab reports an error.
+
+    Errors are those in the console, such as violations of the Content-Security-Policy, and uncaught exceptions.
+    """
+    problems: list[str] = []
+    contexts: list[Any] = []
+
+    def open_one(url: str, *, user: str = "", allowed: str = "", **context: Any) -> Any:
+        """
+        :param user: the token of the user. Default: an administrator's. `-` for nobody.
+        :param allowed: errors in the console that contain this text are expected. Default: none is.
+        :param context: of Playwright's `new_context`, such as `color_scheme` and `viewport`.
+        """
+        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context}))
+        contexts[-1].set_default_timeout(SLOW)
+        if user != "-":
+            cookie = {"name": "_token", "value": user or token(airflow_site.airflow), "url": url}
+            contexts[-1].add_cookies([cookie])
+        tab = contexts[-1].new_page()
+        tab.on("pageerror", lambda error: problems.append(f"{url}: {error}"))
+
+        def printed(message: Any) -> None:
+            if message.type == "error" and not (allowed and allowed in message.text):
+                problems.append(f"{url}: {message.text}")
+
+        tab.on("console", printed)
+        tab.goto(url, timeout=2 * SLOW)
+        return tab
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not problems

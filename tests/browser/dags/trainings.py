@@ -1,0 +1,63 @@
+"""DAGs of the browser tests and of scripts/screenshots.py."""
+
+import os
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+# Arguments: seconds to train, and the step at which replica 2 runs out of memory; 0 for never.
+PROGRAM = r"""
+import json, math, os, random, signal, sys, time
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+seconds, failing_step = float(sys.argv[1]), int(sys.argv[2])
+rank, end, step = int(os.environ.get("RANK", "0")), time.monotonic() + seconds, 0
+noise = random.Random(7)
+while time.monotonic() < end:
+    loss = 0.35 + 6.5 * math.exp(-step / 900) + noise.uniform(-0.06, 0.06)
+    report = {"step": step, "loss": round(loss, 4), "lr": round(3e-4 * (1 + math.cos(step / 1500)) / 2, 8)}
+    if step % 100 == 0:
+        report["val_accuracy"] = round(0.91 * (1 - math.exp(-step / 700)) + noise.uniform(-0.008, 0.008), 4)
+    report["images_per_second"] = round(10240 + noise.uniform(-260, 260), 1)
+    if step == 200:
+        report["grad_norm"] = float("nan")
+    elif step % 100 == 0:
+        report["grad_norm"] = round(1 + 9 * math.exp(-step / 300) + noise.uniform(0, 0.8), 3)
+    if rank == 0:
+        print("KTRAIN_METRIC", json.dumps(report), flush=True)
+    print(f"epoch {step // 500}  step {step}  loss {loss:.4f}", flush=True)
+    if rank == 2 and step == failing_step > 0:
+        print(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
+            "79.15 GiB of which 1.12 GiB is free.", file=sys.stderr, flush=True,
+        )
+        sys.exit(1)
+    step += 20
+    time.sleep(0.25)
+print('<script>document.title = "injected"</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m', flush=True)
+"""
+JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
+START = pendulum.datetime(2026, 1, 1, tz="UTC")
+
+
+def command(seconds: int, failing_step: int = 0) -> list[str]:
+    return ["python3", "-u", "-c", PROGRAM, str(seconds), str(failing_step)]
+
+
+with DAG("image_classifier", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=command(900), gpus=4, workers=3)
+
+with DAG("text_embeddings", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="finetune", command=command(900), gpus=1, workers=1)
+
+with DAG("short_training", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=command(5), gpus=1)
+
+with DAG("large_batch", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=command(900, failing_step=6000), gpus=2, workers=3)
+
+with DAG("queued_training", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=command(60), gpus=8, workers=3, queue_name="team-vision")

@@ -1,0 +1,96 @@
+"""The list of running trainings in a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.site import Site
+from tests.browser.tabs import until
+
+pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+SORTED_BY_LOSS = """values => {
+  const body = document.querySelector("table.sortable").tBodies[0], row = body.rows[0], loss = 6;
+  body.replaceChildren(...values.map((value) => {
+    const copy = row.cloneNode(true);
+    copy.cells[loss].textContent = value;
+    return copy;
+  }));
+  return [false, true].map((descending) => {
+    sortRows(loss, descending);
+    return [...body.rows].map((copy) => copy.cells[loss].textContent);
+  });
+}"""
+
+
+def rows(tab: Any) -> list[str]:
+    """The DAGs of the rows, from top to bottom."""
+    return [str(text) for text in tab.locator("tbody tr td:first-child").all_inner_texts()]
+
+
+def open_list(site: Site, open_page: Open) -> Any:
+    """The list, when it has the trainings that run and the script has updated it."""
+    running, queued = site.running(), site.queued()
+    tab = open_page(site.list())
+    for training in (running, queued):
+        tab.get_by_role("row", name=training.dag_id).wait_for()
+    until(tab, "served.size > 0")
+    return tab
+
+
+def test_columns_are_sorted(airflow_site: Site, open_page: Open) -> None:
+    tab = open_list(airflow_site, open_page)
+    heading = tab.get_by_role("columnheader", name="DAG")
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert rows(tab) == sorted(rows(tab))
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert rows(tab) == sorted(rows(tab), reverse=True)
+    gpus = tab.get_by_role("columnheader", name="GPUs")
+    gpus.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") is None
+    assert gpus.get_attribute("aria-sort") == "ascending"
+    assert rows(tab)[0] == "queued_training", "a queued training has no GPUs"
+
+
+def test_numbers_are_sorted_by_their_value(airflow_site: Site, open_page: Open) -> None:
+    tab = open_list(airflow_site, open_page)
+    values = ["0.4", "", "0.35", "10.2", "NaN", "1e-05", "-3"]
+    ascending, descending = tab.evaluate(SORTED_BY_LOSS, values)
+    numbers = ["-3", "1e-05", "0.35", "0.4", "10.2"]
+    assert ascending[:5] == numbers
+    assert descending[:5] == numbers[::-1], "what isn't known is last in both orders"
+
+
+def test_order_and_focus_stay_when_the_list_is_updated(airflow_site: Site, open_page: Open) -> None:
+    tab = open_list(airflow_site, open_page)
+    button = tab.get_by_role("columnheader", name="DAG").get_by_role("button")
+    button.click()
+    button.click()
+    tab.evaluate("served = new Map(); tag = ''; update()")  # as if each part had changed
+    until(tab, "served.size > 0")
+    assert rows(tab) == sorted(rows(tab), reverse=True)
+    assert tab.evaluate("document.activeElement.textContent") == "DAG"
+
+
+def test_keyboard_leads_to_a_training(airflow_site: Site, open_page: Open) -> None:
+    tab = open_list(airflow_site, open_page)
+    for _ in range(30):
+        tab.keyboard.press("Tab")
+        if "dag_id=image_classifier" in (tab.evaluate("document.activeElement.getAttribute('href')") or ""):
+            break
+    tab.keyboard.press("Enter")
+    tab.get_by_role("heading", name="Training train").wait_for()
+    assert "dag_id=image_classifier" in tab.url
+
+
+def test_whole_row_leads_to_its_training(airflow_site: Site, open_page: Open) -> None:
+    tab = open_list(airflow_site, open_page)
+    row = tab.get_by_role("row", name="queued_training")
+    box = row.bounding_box()
+    tab.mouse.click(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
+    tab.get_by_role("heading", name="Training train").wait_for()
+    assert "dag_id=queued_training" in tab.url

@@ -1,0 +1,124 @@
+"""The training page of trainings in other states, and how it treats texts from the cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.site import Site
+from tests.browser.tabs import GROWS, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+PHONE = {"width": 360, "height": 740}
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def test_queued_training_shows_what_it_waits_for(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.queued()))
+    assert tab.locator("#phase .phase").inner_text() == "Queued"
+    assert "needs 24 nvidia.com/gpu more in flavor h100" in tab.locator("#phase-section .note").inner_text()
+    assert not tab.locator("#notes").count(), "nothing is wrong"
+
+
+def test_log_line_with_markup_and_control_sequences_is_text(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    line = tab.get_by_role("region").or_(tab.locator(".lines")).locator("code", has_text="<script>").first
+    assert line.inner_text().endswith("</script><img src=x onerror=alert(1)> red")
+    until(tab, "charts.size > 0")  # the script has replaced the parts of the page
+    assert tab.locator(".lines code", has_text="<script>").count() == 1
+    assert not tab.locator("main script, main img").count()
+    assert tab.title() == "train · Training"
+
+
+def test_page_works_without_its_script(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.succeeded()), java_script_enabled=False)
+    assert tab.locator("#phase .phase").inner_text() == "Succeeded"
+    assert tab.get_by_role("row", name="loss").count() == 1
+
+
+def test_metrics_have_curves_and_a_logarithmic_scale(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    curve = tab.get_by_role("img", name="Curve of loss from step 0")
+    curve.wait_for()
+    assert tab.get_by_text("NaN at step 200").is_visible()
+    scale = tab.get_by_role("button", name="Logarithmic scale for loss")
+    assert scale.get_attribute("aria-pressed") == "false"
+    scale.focus()
+    tab.keyboard.press("Enter")
+    assert scale.get_attribute("aria-pressed") == "true"
+    assert tab.evaluate("charts.get('loss').uplot.scales.y.distr") == 3
+    assert tab.evaluate("document.activeElement.textContent") == "log"
+    labels = tab.evaluate("charts.get('lr').uplot.axes[1]._values")
+    assert len(set(labels)) == len(labels), "small values have different labels"
+
+
+def test_command_is_copied(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    button = tab.get_by_role("button", name="Copy: kubectl get pytorchjobs").first
+    command = button.get_attribute("aria-label").removeprefix("Copy: ")
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button.click()
+    tab.get_by_text("The command was copied.").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == command
+    assert tab.evaluate("document.activeElement.className") == "copy"
+
+
+def test_command_is_copied_where_the_browser_has_no_clipboard_api(airflow_site: Site, open_page: Open) -> None:
+    """As over plain HTTP on another host than localhost."""
+    tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    tab.evaluate("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
+    button = tab.get_by_role("button", name="Copy: kubectl get pytorchjobs").first
+    button.click()
+    tab.get_by_text("The command was copied.").wait_for()
+    assert tab.evaluate("window.copied") == button.get_attribute("aria-label").removeprefix("Copy: ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(airflow_site: Site, open_page: Open, scheme: str) -> None:
+    trainings = airflow_site.running(), airflow_site.failed(), airflow_site.succeeded()
+    for url in (*map(airflow_site.page, trainings), airflow_site.list()):
+        tab = open_page(url, viewport=PHONE, color_scheme=scheme)
+        until(tab, "served.size > 0")
+        assert tab.evaluate(OVERFLOW) == 0, url
+
+
+def test_page_keeps_focus_and_selection_when_it_is_updated(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.running()))
+    until(tab, "charts.size > 0")
+    tab.get_by_role("button", name="Logarithmic scale for loss").focus()
+    tab.evaluate("getSelection().selectAllChildren(document.querySelector('#commands-section code'))")
+    selected = tab.evaluate("String(getSelection())")
+    last = "document.querySelector('#metrics-section tbody td').textContent"
+    before = tab.evaluate(last)
+    until(tab, f"before => {last} !== before", arg=before, timeout=GROWS)
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Logarithmic scale for loss"
+    assert tab.evaluate("String(getSelection())") == selected != ""
+
+
+def test_contrast_of_texts(airflow_site: Site, open_page: Open) -> None:
+    """WCAG 2 AA: 4.5 to 1 for texts of normal size, in both themes."""
+    for scheme in ("light", "dark"):
+        tab = open_page(airflow_site.page(airflow_site.failed()), color_scheme=scheme)
+        assert tab.evaluate("document.documentElement.dataset.theme") == scheme
+        assert tab.evaluate(LOW_CONTRAST) == []
+
+
+LOW_CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = (rgb) => rgb.slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const backOf = (item) => {
+    const color = parse(getComputedStyle(item).backgroundColor);
+    return color.length === 4 && color[3] === 0 ? backOf(item.parentElement) : color;
+  };
+  const found = [];
+  for (const item of document.body.querySelectorAll("*")) {
+    if (![...item.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
+    const [a, b] = [parse(getComputedStyle(item).color), backOf(item)].map(luminance);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`${item.tagName} ${item.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+}"""
