@@ -78,6 +78,7 @@ class Airflow:
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = ""
+        trigger_log_port = str(free_port())
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW")}
         self.env = {
             **inherited,
@@ -93,7 +94,9 @@ class Airflow:
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API_AUTH__JWT_SECRET": "of-a-test-that-runs-on-loopback-only-and-ends-soon",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
-            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": trigger_log_port,
+            # the API server of Airflow below 3.3 reads this one instead
+            "AIRFLOW__LOGGING__TRIGGERER_LOG_SERVER_PORT": trigger_log_port,
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.sql,
             "AIRFLOW__CORE__HOSTNAME_CALLABLE": "hostname_of_test.own",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
