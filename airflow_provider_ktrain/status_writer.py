@@ -12,25 +12,22 @@ Airflow answers the requests of a process one after another. So no write begins 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
-import functools
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import TaskInstanceId
+from airflow_provider_ktrain.engine.threads import in_thread
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Build = Callable[[], Mapping[str, Any]]
+Build = Callable[[], Callable[[], Mapping[str, Any]]]
 Write = Callable[[Mapping[str, Any]], object]
 WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
@@ -59,8 +56,9 @@ class StatusWriter:
     def offer(self, key: TaskInstanceId, build: Build, write: Write, *, urgent: bool) -> None:
         """Write the task's status as soon as the budget allows, instead of one that was offered before.
 
-        :param build: returns the status; called right before the write.
-        :param write: writes it; it may block, and is called in a thread.
+        :param build: takes the status right before the write. It returns a function that makes the document, which is
+            called in a thread.
+        :param write: writes it; it may block, and is called in that thread.
         :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
         """
         if urgent or key in self._urgent:
@@ -109,7 +107,8 @@ class StatusWriter:
         key = next(iter(statuses))
         build, write = statuses.pop(key)
         try:
-            writing = in_thread(functools.partial(write, build()))
+            make = build()
+            writing = in_thread(lambda: write(make()))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)
             if not writing.done():
@@ -188,22 +187,3 @@ def _writer() -> StatusWriter:
 def question() -> contextlib.AbstractContextManager[None]:
     """While the body of the `with` waits for an answer of Airflow, the running event loop begins no status write."""
     return _writer().question()
-
-
-def in_thread(ask: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `ask` in a daemon thread: the loop waits for threads of its own executor when it closes.
-
-    `ask` blocks until Airflow's supervisor responds, or while the main thread, interrupted by a signal handler, holds
-    the lock of the connection to the supervisor.
-    """
-    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-    answer.set_running_or_notify_cancel()
-
-    def answered() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as e:
-            answer.set_exception(e)
-
-    threading.Thread(target=answered, name="ktrain-supervisor", daemon=True).start()
-    return asyncio.wrap_future(answer)

@@ -26,9 +26,10 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy,
 from airflow_provider_ktrain.engine.job_requests import Log, read_job
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
+from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
-from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, in_thread, question
+from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question
 
 T = TypeVar("T")
 Object = dict[str, Any]

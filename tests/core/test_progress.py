@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
-from airflow_provider_ktrain.core.state.progress import run_began
+from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 
@@ -24,25 +24,19 @@ from .test_partial_start import pod as pod_without_status
 def pod(role: str, at: int | None, **more: Any) -> dict[str, Any]:
     """A pod whose container started `at` seconds after the job; None: it has not started."""
     state = {} if at is None else {"state": {"running": {"startedAt": time(at)}}}
-    return pod_without_status(role, node=True, containerStatuses=[{"name": "pytorch", **state, **more}])
+    return pod_without_status(
+        role, node=True, meta={"uid": role}, containerStatuses=[{"name": "pytorch", **state, **more}]
+    )
 
 
 def due(
     *pods: dict[str, Any], phase: Phase = Phase.RUNNING, progress: float | None = None, elastic: bool = False
 ) -> float | None:
     """When the clock of one minute expires, in seconds after the job's creation."""
-    limits = Limits(progress=60)
-    found = list(
-        clocks(
-            job(**(ELASTIC if elastic else {})),
-            pods,
-            phase,
-            limits,
-            deadline=None,
-            last_line=T0,
-            last_progress=progress,
-        )
-    )
+    limits, spec = Limits(progress=60), ELASTIC if elastic else {}
+    began = RunStarts().last(job(**spec), pods)
+    since = None if began is None else max(began, progress or began)
+    found = list(clocks(job(**spec), pods, phase, limits, deadline=None, last_line=T0, progress_since=since))
     return found[0].due - T0 if found else None
 
 
@@ -63,6 +57,16 @@ def test_container_that_waits_for_its_restart_counts_since_its_last_start() -> N
     assert due(pod("Master", None, state=waiting, lastState={"terminated": {"startedAt": time(30)}})) == 90
 
 
+def test_start_of_a_changed_pod_is_noticed_and_a_deleted_pod_is_forgotten() -> None:
+    starts = RunStarts()
+    master, worker = pod("Master", 10), pod("Worker", 30)
+    for number, known in enumerate((master, worker)):
+        known["metadata"]["uid"] = str(number)
+    again = pod("Worker", 500) | {"metadata": worker["metadata"]}
+    found = [starts.last(job(), pods) for pods in ([master, worker], [master, worker], [master, again], [master])]
+    assert found == [T0 + 30, T0 + 30, T0 + 500, T0 + 10]
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 def test_clock_runs_only_while_the_job_runs(phase: Phase) -> None:
     assert due(pod("Master", 0), phase=phase) == (60 if phase in (Phase.RUNNING, Phase.RESTARTING) else None)
@@ -73,7 +77,7 @@ def test_clock_waits_until_all_containers_have_started() -> None:
     assert due(pod("Master", 10), pod("Worker", None), elastic=True) == 70, "an elastic job trains without this Worker"
     assert due(pod("Master", 10), pod("Worker", None) | {"status": {"phase": "Failed"}}) == 70
     assert due() is None
-    assert run_began({}, [pod("Master", 0)]) is None, "job not seen yet"
+    assert RunStarts().last({}, [pod("Master", 0)]) is None, "job not seen yet"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.status_document import MAX_BYTES, TrainingStatus, replica_rows, state_of_pod
+from airflow_provider_ktrain.core.state.status_document import (
+    MAX_BYTES,
+    TrainingStatus,
+    last_lines,
+    replica_rows,
+    state_of_pod,
+)
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 
 JOB = {"kind": "PyTorchJob", "namespace": "train", "name": "mnist", "uid": "u1"}
@@ -81,6 +87,22 @@ def test_series_give_way_first_when_the_document_is_too_large() -> None:
     assert len(document["replicas"]["rows"]) == 64
     assert len(document["metrics"]) == 32
     assert all(len(series) < 20 for series in document["series"].values())
+
+
+def test_small_series_are_kept_beside_a_document_that_is_nearly_full() -> None:
+    metrics = TrainingMetrics()
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 1, "loss": 0.5}', 1.0)
+    rows = [["Worker", i, "p" * 120, "a-long-name-of-a-node", 8, "Pending", 1] for i in range(64)]
+    document = status(metrics=metrics, rows=rows, queue="q" * 500, last_lines={f"Worker {i}": "x" for i in range(16)})
+    assert document.to_dict()["series"] == {"loss": [[1, 0.5]]}
+    assert len(document.to_dict()["replicas"]["rows"]) == 64
+
+
+def test_last_lines_begin_with_the_primary_then_come_replicas_that_are_not_fine() -> None:
+    pods = [pod("worker", 0, phase="Running"), pod("worker", 1, phase="Failed"), pod("master", 0, phase="Running")]
+    lines = {f"mnist-{name}": name for name in ("worker-0", "worker-1", "master-0")}
+    found = last_lines(kind_of("PyTorchJob"), {"kind": "PyTorchJob"}, [*pods, pod("worker", 2)], lines)
+    assert list(found.items()) == [("Master 0", "master-0"), ("Worker 1", "worker-1"), ("Worker 0", "worker-0")]
 
 
 def test_document_never_exceeds_its_limit() -> None:

@@ -32,7 +32,7 @@ class Sink:
         self.offered: list[dict[str, Any]] = []
 
     def offer(self, build: Any, *, urgent: bool) -> None:
-        self.offered.append(build())
+        self.offered.append(build()())
 
     async def queue_is(self, reason: str) -> bool:
         return bool(self.offered) and self.offered[-1]["queue"] == reason

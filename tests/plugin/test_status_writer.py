@@ -27,7 +27,7 @@ class Writes:
         self.running = self.most = 0
 
     def offer(self, writer: StatusWriter, key: TaskInstanceId, n: Any, *, urgent: bool) -> None:
-        writer.offer(key, lambda: {"n": n}, functools.partial(self.write, key), urgent=urgent)
+        writer.offer(key, lambda: lambda: {"n": n}, functools.partial(self.write, key), urgent=urgent)
 
     def write(self, key: TaskInstanceId, status: Mapping[str, Any]) -> None:
         self.began.append(time.monotonic())
@@ -65,9 +65,9 @@ async def test_urgent_statuses_go_first_and_the_latest_one_wins() -> None:
 async def test_writes_keep_their_interval() -> None:
     writer, built = StatusWriter(interval=0.3), list[float]()
 
-    def build() -> dict[str, Any]:
+    def build() -> Callable[[], dict[str, Any]]:
         built.append(time.monotonic())
-        return {}
+        return dict
 
     for key in (ONE, TWO):
         writer.offer(key, build, lambda status: None, urgent=True)
@@ -139,7 +139,7 @@ async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
             allow.wait(60)
 
     sink = TaskStatusSink(Ti(), WORKER)
-    sink.offer(lambda: {"n": 1}, urgent=True)
+    sink.offer(lambda: lambda: {"n": 1}, urgent=True)
     await Writes().wait_for(started.is_set)
     leaving = asyncio.ensure_future(sink.__aexit__(None))
     for _ in range(5):

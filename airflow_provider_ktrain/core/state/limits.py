@@ -12,7 +12,6 @@ from typing import Any
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
-from airflow_provider_ktrain.core.state.progress import run_began
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -70,7 +69,7 @@ def clocks(
     *,
     deadline: float | None,
     last_line: float,
-    last_progress: float | None = None,
+    progress_since: float | None = None,
     has_events: bool = False,
     had_pods: bool = False,
 ) -> Iterator[Clock]:
@@ -82,8 +81,8 @@ def clocks(
     :param limits: the task's limits.
     :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
     :param last_line: time of the last log line, or of the start of following, in epoch seconds.
-    :param last_progress: time of the last progress that the program reported, in epoch seconds. Default: None, it
-        reported none.
+    :param progress_since: from when on the job makes no progress, in epoch seconds: see `progress.py`. Default: None,
+        this doesn't count.
     :param has_events: whether the job has events. An operator that can't create pods, as for a quota, writes events but
         no status. Default: False.
     :param had_pods: whether the job has had pods, so that an operator has reconciled it. Default: False.
@@ -97,11 +96,11 @@ def clocks(
         return
     if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.log_stall is not None:
         yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
+    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and progress_since is not None:
+        yield Clock(Limit.PROGRESS, progress_since + limits.progress, limits.progress)
     known = list(pods)
     for pod in known:
         yield from _pod_clocks(pod, limits)
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and (began := run_began(job, known)):
-        yield Clock(Limit.PROGRESS, max(began, last_progress or 0.0) + limits.progress, limits.progress)
     if limits.partial_start is not None and (partial := find_partial_start(job, known)):
         yield Clock(Limit.PARTIAL_START, partial.since + limits.partial_start, limits.partial_start)
     resumed = _resumed_at(job)

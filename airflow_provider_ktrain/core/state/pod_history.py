@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -86,6 +87,12 @@ class PodHistory:
         """
         spent = _plus(usage(self.all, now, job_ended=job_ended, evicted=self._evicted), self._dropped_usage)
         return replace(spent, requested=spent.requested + in_queue, queued=spent.queued + in_queue)
+
+    def frozen(self) -> PodHistory:
+        """A copy for another thread, in which `all` and `usage` don't change."""
+        frozen = copy.copy(self)
+        frozen._known, frozen._evicted = dict(self._known), set(self._evicted)
+        return frozen
 
     def handover(self, now: datetime) -> dict[str, float]:
         """For the next process: restarts and GPU-seconds of the pods that no longer exist."""

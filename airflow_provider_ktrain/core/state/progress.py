@@ -16,24 +16,34 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 Object = Mapping[str, Any]
 
 
-def run_began(job: Object, pods: Iterable[Object]) -> float | None:
-    """When the last training container started, in epoch seconds.
+class RunStarts:
+    """When the containers of a job started. A pod is looked at again only when it has changed."""
 
-    :param job: the job as last seen; empty if it has not been seen yet.
-    :param pods: its pods.
-    :return: None if a container has not started yet: the others wait for it. An elastic job doesn't wait.
-    """
-    if not job:
-        return None
-    kind = kind_of(job.get("kind"))
-    waits, starts = not kind.is_elastic(job), []
-    for pod in pods:
-        started = _started_at(kind, job, pod)
-        if started is not None:
-            starts.append(started)
-        elif waits and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Object, float | None]] = {}  # pods by uid, as last seen, each with its start
+
+    def last(self, job: Object, pods: Iterable[Object]) -> float | None:
+        """When the last training container started, in epoch seconds.
+
+        :param job: the job as last seen; empty if it has not been seen yet.
+        :param pods: its pods.
+        :return: None if a container has not started yet: the others wait for it. An elastic job doesn't wait.
+        """
+        if not job:
             return None
-    return max(starts, default=None)
+        kind = kind_of(job.get("kind"))
+        known, self._known = self._known, {}
+        for pod in pods:
+            uid = str((pod.get("metadata") or {}).get("uid"))
+            found = known.get(uid)
+            self._known[uid] = found if found and found[0] is pod else (pod, _started_at(kind, job, pod))
+        if not kind.is_elastic(job) and any(at is None and not _ended(pod) for pod, at in self._known.values()):
+            return None
+        return max((at for _, at in self._known.values() if at is not None), default=None)
+
+
+def _ended(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _started_at(kind: Kind, job: Object, pod: Object) -> float | None:

@@ -65,11 +65,15 @@ class TrainingStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types of at most MAX_BYTES. If it is too large, series give way first, then lines, then replicas."""
+        series = self.metrics.points()
+        needed = len(json.dumps(clean(series)))
         document: dict[str, Any] = {}
         for size in _SIZES:
             document = self._document(size)
-            if len(json.dumps(document)) <= MAX_BYTES:
-                break
+            room = MAX_BYTES - len(json.dumps(document))
+            if room >= min(needed, size.series_bytes):
+                fits = series if room >= needed else self.metrics.points(room)
+                return document | {"series": clean(fits) if size.series_bytes else {}}
         return document
 
     def _document(self, size: _Size) -> dict[str, Any]:
@@ -97,7 +101,7 @@ class TrainingStatus:
                     name: line[:MAX_LINE_CHARS] for name, line in list(self.last_lines.items())[: size.lines]
                 },
                 "metrics": metrics.summary() if size.text_chars == MAX_TEXT_CHARS else {},
-                "series": metrics.points(size.series_bytes) if size.series_bytes else {},
+                "series": {},
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
                 "queue": self.queue[: size.text_chars],
@@ -110,7 +114,7 @@ class TrainingStatus:
 class _Size(NamedTuple):
     """How much a document may contain.
 
-    :param series_bytes: JSON of the series.
+    :param series_bytes: for which there must be room, if the series need as much. 0: no series.
     :param lines: number of last lines.
     :param rows: number of replicas.
     :param text_chars: of each text.
@@ -123,7 +127,6 @@ class _Size(NamedTuple):
 
 
 _SIZES = (
-    _Size(MAX_SERIES_BYTES, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS),
     _Size(MAX_SERIES_BYTES // 2, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS),
     _Size(MAX_SERIES_BYTES // 5, MAX_LINES // 2, MAX_REPLICAS, MAX_TEXT_CHARS),
     _Size(1024, MAX_LINES // 4, MAX_REPLICAS // 2, MAX_TEXT_CHARS),
@@ -156,6 +159,24 @@ def _row(role: str, index: int, pod: Pod) -> list[Any]:
     restarts = sum(int(c.get("restartCount") or 0) for c in _statuses(pod))
     node = str(spec.get("nodeName") or "")
     return [role, index, str(meta.get("name")), node, pod_gpus(spec), state_of_pod(pod), restarts]
+
+
+def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
+    """The last line of the primary, then of replicas that are not fine, then of the others.
+
+    :param kind: of the job.
+    :param job: as last seen.
+    :param pods: all pods.
+    :param lines: the last line of each pod, by its name.
+    """
+    primary = kind.primary(job), 0
+    found = []
+    for pod in pods:
+        meta = pod.get("metadata") or {}
+        if line := lines.get(str(meta.get("name"))):
+            role = kind.pod_role(meta.get("labels") or {})
+            found.append((role != primary, state_of_pod(pod) in FINE, kind.replica_name(*role), line))
+    return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}
 
 
 def state_of_pod(pod: Pod) -> str:

@@ -13,10 +13,11 @@ series, and the JSON of all series together.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
@@ -161,9 +162,16 @@ class TrainingMetrics:
                 for name, series in self._series.items()
                 if series.points
             }
-            if count <= 1 or len(json.dumps(found, separators=(",", ":"))) <= max_bytes:
+            size = len(json.dumps(clean(found)))
+            if count <= 1 or size <= max_bytes:
                 return found
-            count = count * 3 // 4
+            count = max(min(count * max_bytes // size, count - 1), 1)
+
+    def frozen(self) -> TrainingMetrics:
+        """A copy that doesn't change, for another thread."""
+        frozen = copy.copy(self)
+        frozen._series = {name: replace(series, points=list(series.points)) for name, series in self._series.items()}
+        return frozen
 
     def handover(self) -> dict[str, Any]:
         """For the next process that follows the job."""

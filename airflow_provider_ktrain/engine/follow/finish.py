@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.report import DrainReport
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
+from airflow_provider_ktrain.engine.threads import in_thread
 
 Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
@@ -41,7 +42,7 @@ class Finisher:
     :param observer: brings the state up to date after the logs were read.
     :param options: of the task.
     :param stop: how the host asks for an early end, and what then becomes of the job.
-    :param status: builds the training's last status: see `StatusReporter.status`.
+    :param take_status: takes the training's last status: see `StatusReporter.take`.
     :param waits_after_timeout: whether the release waits for the pods to stop after a TIMEOUT. False in a worker:
         there Airflow's own timeout would interrupt that.
     :param watches_before: number of watch requests that the client had made when the following began.
@@ -57,13 +58,13 @@ class Finisher:
         options: Options,
         stop: StopSignal,
         *,
-        status: Callable[..., dict[str, Any]],
+        take_status: Callable[..., Callable[[], dict[str, Any]]],
         waits_after_timeout: bool,
         watches_before: int,
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._observer = api, state, output, observer
-        self._options, self._stop, self._log, self._status = options, stop, log, status
+        self._options, self._stop, self._log, self._take_status = options, stop, log, take_status
         self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
@@ -229,13 +230,13 @@ class Finisher:
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
             training_metrics=self._output.training_metrics.summary(),
-            status=self._last_status(cause),
+            status=await self._last_status(cause),
         )
 
-    def _last_status(self, cause: Cause | None) -> dict[str, Any]:
+    async def _last_status(self, cause: Cause | None) -> dict[str, Any]:
         """The last status for the training page. The outcome must not be lost because of it."""
         try:
-            return self._status(cause, ended=True)
+            return await in_thread(self._take_status(cause, ended=True))
         except Exception as e:
             self._log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
             return {}

@@ -91,7 +91,7 @@ async def follow(
                 observer,
                 options,
                 stop,
-                status=reporter.status,
+                take_status=reporter.take,
                 waits_after_timeout=host.shared,
                 watches_before=watches_before,
                 log=log,
@@ -136,7 +136,7 @@ def running_clocks(state: JobState, output: JobOutput, options: Options) -> list
             options.limits,
             deadline=options.deadline,
             last_line=output.last_line_at,
-            last_progress=output.training_metrics.progress_at,
+            progress_since=None if options.limits.progress is None else output.progress_since(),
             has_events=output.evidence.has_events,
             had_pods=bool(state.pods.all),
         )

@@ -66,10 +66,11 @@ class StatusSink(Protocol):
     try_number: int
     """Of the task instance."""
 
-    def offer(self, build: Callable[[], Mapping[str, Any]], *, urgent: bool) -> None:
+    def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None:
         """Publish a status soon. It must not block or raise.
 
-        :param build: returns the status as it is when the host is about to write it.
+        :param build: takes the status as it is when the host is about to write it. It returns a function that makes the
+            document, which the host calls in a thread.
         :param urgent: whether the phase has changed.
         """
 

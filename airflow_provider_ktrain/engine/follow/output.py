@@ -10,6 +10,7 @@ from typing import Any
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
+from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
@@ -51,6 +52,7 @@ class JobOutput:
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
         self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
         self.training_metrics = TrainingMetrics(handover.training_metrics)  #: what the program reports while it runs
+        self._starts = RunStarts()
         self.evidence = EvidenceCollector(api, state.kind, cursor, log)
         self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
         self.follower = LogFollower(
@@ -93,6 +95,11 @@ class JobOutput:
         """Record that a pod was deleted. `pod` is its last state."""
         self.restarts.mark_deleted(pod)
         self.follower.observe(pod, deleted=True)
+
+    def progress_since(self) -> float | None:
+        """From when on the job makes no progress, in epoch seconds; None while this doesn't count."""
+        began = self._starts.last(self._state.job or {}, self._state.pods.live)
+        return None if began is None else max(began, self.training_metrics.progress_at or began)
 
     def restart_silence(self, at: float) -> None:
         """Count the time without a line from `at` on, in epoch seconds."""

@@ -1,6 +1,6 @@
 """Offers the training's status to the host, which publishes it for the training page.
 
-The status is built only when the host is about to write it: the host's budget decides how often. It changes when the
+The status is taken only when the host is about to write it: the host's budget decides how often. It changes when the
 phase, the state of a replica, or the reason for which the job waits in its queue does. While the job runs, its metrics,
 last lines and GPU time change too, so a new status is offered once a minute.
 """
@@ -8,13 +8,14 @@ last lines and GPU time change too, so a new status is offered once a minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.status_document import FINE, TrainingStatus, replica_rows, state_of_pod
+from airflow_provider_ktrain.core.state.status_document import TrainingStatus, last_lines, replica_rows, state_of_pod
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.messages import StatusSink
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -68,37 +69,44 @@ class StatusReporter:
             return
         self._phase, self._replicas, self._offered_at = self._state.phase, replicas, time.monotonic()
         self._waits_for = waits_for
-        self._sink.offer(self.status, urgent=urgent)
+        self._sink.offer(self.take, urgent=urgent)
 
-    def status(self, cause: Cause | None = None, *, ended: bool = False) -> dict[str, Any]:
-        """The status now.
+    def take(self, cause: Cause | None = None, *, ended: bool = False) -> Callable[[], dict[str, Any]]:
+        """Take the status now. The function that is returned makes the document, in any thread.
+
+        For a job of 1,000 replicas, that takes too long for the event loop.
 
         :param cause: why the job failed. Default: None.
         :param ended: whether the try ends. Default: False.
         """
         state, now = self._state, utc_now()
-        pods = state.pods.all
-        completed = parse_timestamp(state.known_job.get("status", {}).get("completionTime"))
-        return TrainingStatus(
-            job={
-                "kind": state.ref.kind,
-                "namespace": state.ref.namespace,
-                "name": state.ref.name,
-                "uid": state.ref.uid,
-            },
+        kind, job, ref = state.kind, state.known_job, state.ref
+        pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
+        completed = parse_timestamp(job.get("status", {}).get("completionTime"))
+        status = TrainingStatus(
+            job={"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid},
             try_number=self._sink.try_number if self._sink else 0,
             written_at=now.timestamp(),
             host=self._sink.host if self._sink else "",
-            phases=state.phases,
-            rows=replica_rows(state.kind, pods),
-            last_lines=self._last_lines(),
-            metrics=self._output.training_metrics,
-            usage=state.pods.usage(now, completed).as_dict(),
+            phases=list(state.phases),
+            rows=(),
+            metrics=self._output.training_metrics.frozen(),
             limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
             queue=self._queue_reason(),
             ended=ended,
             cause=None if cause is None else cause.as_dict(),
-        ).to_dict()
+        )
+
+        def make() -> dict[str, Any]:
+            found = replace(
+                status,
+                rows=replica_rows(kind, pods.all),
+                last_lines=last_lines(kind, job, pods.all, lines),
+                usage=pods.usage(now, completed).as_dict(),
+            )
+            return found.to_dict()
+
+        return make
 
     def _queue_reason(self) -> str:
         """Why the job waits in its queue; empty if it doesn't, or if the reason isn't known."""
@@ -111,19 +119,3 @@ class StatusReporter:
         for clock in [] if ended else sorted(self._clocks(), key=lambda clock: clock.due):
             first.setdefault(clock.limit, clock)
         return list(first.values())
-
-    def _last_lines(self) -> dict[str, str]:
-        """The last line of the primary, then of replicas that are not fine, then of the others."""
-        state, lines = self._state, self._output.evidence.newest_lines()
-        primary = state.kind.primary(state.known_job), 0
-
-        def rank(pod: Mapping[str, Any]) -> tuple[bool, bool]:
-            role_and_index = state.kind.pod_role(pod["metadata"].get("labels") or {})
-            return role_and_index != primary, state_of_pod(pod) in FINE
-
-        found: dict[str, str] = {}
-        for pod in sorted(state.pods.all, key=rank):
-            if line := lines.get(str(pod["metadata"]["name"])):
-                role, index = state.kind.pod_role(pod["metadata"].get("labels") or {})
-                found[state.kind.replica_name(role, index)] = line
-        return found

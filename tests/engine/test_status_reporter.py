@@ -1,0 +1,92 @@
+"""The status of a job is taken in the event loop, and made into a document in a thread."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.engine.follow.messages import Handover
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
+
+REPLICAS = 1000
+MAX_SLICE_SECONDS = 0.01  # of the event loop; taking the status needs 2 ms on a slow machine
+
+
+class Output:
+    """What a reporter needs of the job's output."""
+
+    def __init__(self) -> None:
+        self.training_metrics = TrainingMetrics()
+        self.evidence = self
+
+    def newest_lines(self) -> dict[str, str]:
+        return {f"train-worker-{index}": "x" * 200 for index in range(REPLICAS)}
+
+
+class Queue:
+    status = None
+
+
+def pod(index: int, phase: str) -> dict[str, Any]:
+    labels = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
+    state = {"running": {"startedAt": "2026-11-22T10:00:06Z"}}
+    return {
+        "metadata": {
+            "name": f"train-worker-{index}",
+            "uid": str(index),
+            "labels": labels,
+            "creationTimestamp": "2026-11-22T10:00:00Z",
+        },
+        "spec": {
+            "nodeName": f"node-{index // 8}",
+            "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
+        },
+        "status": {"phase": phase, "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}]},
+    }
+
+
+def reporter_of_a_large_job() -> tuple[StatusReporter, JobState, TrainingMetrics]:
+    state = JobState(JobRef("PyTorchJob", "v1", "default", "train", "u"), Handover())
+    state.job = {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {}}
+    update(state, "Running")
+    state.enter(Phase.RUNNING)
+    output: Any = Output()
+    queue: Any = Queue()
+    for step in range(400):
+        line = json.dumps({"step": step, **{f"metric-{number}": step / 7 for number in range(32)}})
+        output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
+    return StatusReporter(state, output, queue, list, None), state, output.training_metrics
+
+
+def update(state: JobState, phase: str) -> None:
+    state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, utc_now())
+
+
+def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None:
+    reporter, _, _ = reporter_of_a_large_job()
+    slices = []
+    for _ in range(5):
+        began = time.thread_time()
+        reporter.take()
+        slices.append(time.thread_time() - began)
+    assert min(slices) < MAX_SLICE_SECONDS
+
+
+def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
+    reporter, state, metrics = reporter_of_a_large_job()
+    make = reporter.take()
+    before = make()
+    update(state, "Failed")
+    state.enter(Phase.FAILED)
+    metrics.read_line("Worker 0", 'KTRAIN_METRIC {"step": 1000, "metric-1": 0.5}', 500.0)
+    assert make() == before
+    assert before["replicas"]["states"] == {"Running": REPLICAS}
+    assert before["usage"]["gpus"] == 8 * REPLICAS
+    after = reporter.take()()
+    assert (after["phase"], after["replicas"]["states"]) == ("Failed", {"Failed": REPLICAS})
+    assert after["metrics"]["metric-1"]["step"] == 1000
