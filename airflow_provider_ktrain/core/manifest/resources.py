@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -30,6 +31,7 @@ def gpus_of_job(job: Mapping[str, Any]) -> int:
     return sum(kind.count(job, role) * pod_gpus(_pod(spec)) for role, spec in kind.replicas(job).items())
 
 
+@lru_cache(maxsize=256)
 def is_gpu(resource: str) -> bool:
     """Whether an extended resource is a GPU or a part of one: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb."""
     return bool(re.fullmatch(r"[a-z0-9.-]+\.com/(gpu(\.shared)?|mig-.+)", resource))

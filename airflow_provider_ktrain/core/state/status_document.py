@@ -66,14 +66,14 @@ class TrainingStatus:
     def to_dict(self) -> dict[str, Any]:
         """As JSON types of at most MAX_BYTES. If it is too large, series give way first, then lines, then replicas."""
         series = self.metrics.points()
-        needed = len(json.dumps(clean(series)))
+        needed = len(json.dumps(series))
         document: dict[str, Any] = {}
         for size in _SIZES:
             document = self._document(size)
             room = MAX_BYTES - len(json.dumps(document))
             if room >= min(needed, size.series_bytes):
                 fits = series if room >= needed else self.metrics.points(room)
-                return document | {"series": clean(fits) if size.series_bytes else {}}
+                return document | {"series": fits if size.series_bytes else {}}
         return document
 
     def _document(self, size: _Size) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class TrainingMetrics:
         if at is None:
             return
         values = {
-            str(metric.get("name"))[:MAX_NAME_CHARS]: value
+            clean(str(metric.get("name"))[:MAX_NAME_CHARS]): value
             for metric in map(mapping, reported.get("metrics") or ())
             if (value := _as_number(metric.get("value"))) is not None
         }
@@ -162,7 +162,7 @@ class TrainingMetrics:
                 for name, series in self._series.items()
                 if series.points
             }
-            size = len(json.dumps(clean(found)))
+            size = len(json.dumps(found))
             if count <= 1 or size <= max_bytes:
                 return found
             count = max(min(count * max_bytes // size, count - 1), 1)
@@ -198,7 +198,7 @@ class TrainingMetrics:
             pairs = listed if isinstance(listed, list | tuple) else ()
             points = [point for pair in pairs if (point := _as_point(pair)) is not None]
             at = _as_number(read.get("at")) or 0.0
-            self._series[str(name)] = Series(
+            self._series[clean(str(name))] = Series(
                 str(read.get("source", "")), float(at), points, _as_point(read.get("best"))
             )
         self.step = _as_number(given.get("step"))

@@ -64,7 +64,7 @@ def usage(
     :param job_ended: when the job ended. Default: None, it has not.
     :param evicted: uids of pods that a queue took from the job: all that they held is wasted. Default: none.
     """
-    total = Usage()
+    all_queued = all_held = all_wasted = 0.0
     gpus: dict[str, int] = {}
     for pod in pods:
         spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
@@ -81,10 +81,8 @@ def usage(
             gpus[name] = max(count, gpus.get(name, 0))
         seconds = (placed - created, end - placed, (started - placed) + (end - idle_from))
         queued, held, wasted = (count * s.total_seconds() for s in seconds)
-        total = Usage(
-            total.requested + queued + held, total.queued + queued, total.held + held, total.wasted + wasted, 0
-        )
-    return Usage(total.requested, total.queued, total.held, total.wasted, sum(gpus.values()))
+        all_queued, all_held, all_wasted = all_queued + queued, all_held + held, all_wasted + wasted
+    return Usage(all_queued + all_held, all_queued, all_held, all_wasted, sum(gpus.values()))
 
 
 def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
