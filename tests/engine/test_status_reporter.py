@@ -6,7 +6,9 @@ import json
 import time
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.engine.follow.messages import Handover
@@ -60,7 +62,8 @@ def reporter_of_a_large_job() -> tuple[StatusReporter, JobState, TrainingMetrics
     for step in range(400):
         line = json.dumps({"step": step, **{f"metric-{number}": step / 7 for number in range(32)}})
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
-    return StatusReporter(state, output, queue, list, None), state, output.training_metrics
+    clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
+    return StatusReporter(state, output, queue, lambda: clocks, None), state, output.training_metrics
 
 
 def update(state: JobState, phase: str) -> None:
@@ -87,6 +90,7 @@ def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
     assert make() == before
     assert before["replicas"]["states"] == {"Running": REPLICAS}
     assert before["usage"]["gpus"] == 8 * REPLICAS
+    assert before["limits"] == [{"name": "progress_timeout", "due": 160.0, "seconds": 60.0}]
     after = reporter.take()()
     assert (after["phase"], after["replicas"]["states"]) == ("Failed", {"Failed": REPLICAS})
     assert after["metrics"]["metric-1"]["step"] == 1000
