@@ -50,7 +50,7 @@ def test_a_replica_with_a_problem_is_named(reason: str) -> None:
 def test_replicas_that_start_are_counted() -> None:
     initializing = {"phase": "Pending", "initContainerStatuses": [{"name": "init-pytorch", "state": {"running": {}}}]}
     pods = [pod("master", 0, waiting("ContainerCreating")), pod("worker", 0, initializing)]
-    assert line(*pods) == "0/4 Running · 1 ContainerCreating · 1 Initializing · 2 not created"
+    assert line(*pods) == "0/4 Running · 1 ContainerCreating · 1 Init:0/1 · 2 not created"
 
 
 def test_replicas_with_the_same_problem_share_an_entry() -> None:
@@ -63,6 +63,19 @@ def test_a_crashing_container_and_an_ended_one() -> None:
     crashing = {**waiting("CrashLoopBackOff"), "phase": "Running"}
     pods = [pod("master", 0, {"phase": "Succeeded"}), pod("worker", 0, crashing), pod("worker", 1, RUNS)]
     assert line(*pods) == "1/4 Running · Worker 0 CrashLoopBackOff 26 s · 1 Succeeded · 1 not created"
+
+
+def test_failed_replicas_are_named_with_their_reason() -> None:
+    killed = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "pytorch", "state": {"terminated": {"reason": "OOMKilled"}}}],
+    }
+    pods = [
+        pod("master", 0, RUNS),
+        pod("worker", 0, killed),
+        pod("worker", 1, {"phase": "Failed", "reason": "Evicted"}),
+    ]
+    assert line(*pods) == "1/4 Running · Worker 1 Evicted · Worker 0 OOMKilled · 1 not created"
 
 
 def test_times_are_no_change() -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status_document import (
     MAX_BYTES,
     TrainingStatus,
     last_lines,
     replica_rows,
-    state_of_pod,
 )
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 
@@ -47,22 +44,8 @@ def test_rows_have_the_order_of_ranks_and_the_newest_pod() -> None:
     assert rows == [
         ["Master", 0, "mnist-master-0b", "n1", 2, "Running", 0],
         ["Worker", 2, "mnist-worker-2", "n1", 2, "Running", 0],
-        ["Worker", 10, "mnist-worker-10", "n1", 2, "Pending", 0],
+        ["Worker", 10, "mnist-worker-10", "n1", 2, "ContainerCreating", 0],
     ]
-
-
-@pytest.mark.parametrize(
-    ("found", "state"),
-    [
-        ({"phase": "Running"}, "Running"),
-        ({"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}, "ImagePullBackOff"),
-        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled"}}}]}, "OOMKilled"),
-        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
-        ({}, "Pending"),
-    ],
-)  # fmt: skip
-def test_state_of_a_pod(found: dict[str, Any], state: str) -> None:
-    assert state_of_pod(pod("worker", 0, **found)) == state
 
 
 def test_document_of_a_large_job_lists_what_is_not_fine() -> None:

@@ -8,15 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.pod_state import FAILED, RUNNING, SUCCEEDED, passes_by_itself, state_of_pod
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 Json = Mapping[str, Any]
 MAX_NAMED_REPLICAS = 3  #: with the same problem
-RUNNING, SUCCEEDED, FAILED, INITIALIZING = "Running", "Succeeded", "Failed", "Initializing"
-_CREATING = "ContainerCreating"
-#: states that pass by themselves: replicas in them are only counted
-_NORMAL = (RUNNING, SUCCEEDED, INITIALIZING, _CREATING, "PodInitializing", "Pending", "Terminating")
-_SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between the two
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ def replica_status(kind: Kind, job: Json, pods: Iterable[Json], now: datetime) -
     """
     found: dict[str, list[tuple[tuple[str, int], datetime | None]]] = {}
     for pod in pods:
-        state, since = _state_of(kind, job, pod)
+        state, since = state_of_pod(pod, kind), _waiting_since(pod)
         role = kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
         found.setdefault(state, []).append((role, since))
     present = sum(map(len, found.values()))
@@ -51,10 +47,10 @@ def replica_status(kind: Kind, job: Json, pods: Iterable[Json], now: datetime) -
     running = len(found.pop(RUNNING, ()))
     others: list[str] = []
     states: list[tuple[str, tuple[str, ...]]] = [(RUNNING, (str(running), str(wanted)))]
-    for state, replicas in sorted(found.items(), key=lambda entry: (entry[0] in _NORMAL, entry[0])):
+    for state, replicas in sorted(found.items(), key=lambda entry: (passes_by_itself(entry[0]), entry[0])):
         replicas.sort(key=lambda replica: replica[0])
         names = tuple(kind.replica_name(*role) for role, _ in replicas)
-        if state in _NORMAL:
+        if passes_by_itself(state):
             others.append(f"{len(names)} {state}")
             states.append((state, (str(len(names)),)))
         else:
@@ -83,33 +79,10 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _state_of(kind: Kind, job: Json, pod: Json) -> tuple[str, datetime | None]:
-    """The state of a pod in one word, as kubectl shows it, and since when it has been in it, if known."""
+def _waiting_since(pod: Json) -> datetime | None:
+    """When the scheduler last decided about the pod; None if that is unknown, or if the pod ends or has ended."""
     status = pod.get("status") or {}
-    phase = str(status.get("phase") or "Pending")
-    if (pod.get("metadata") or {}).get("deletionTimestamp"):
-        return "Terminating", None
-    if phase in (SUCCEEDED, FAILED):
-        return phase, None
+    if status.get("phase") in (SUCCEEDED, FAILED) or (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return None
     scheduled: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
-    since = parse_timestamp(scheduled.get("lastTransitionTime"))
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("reason") or "Unschedulable"), since
-    for waiting in _waiting(kind, job, pod):
-        reason = str(waiting.get("reason") or _CREATING)
-        if reason not in (_CREATING, "PodInitializing"):
-            return _SAME.get(reason, reason), since
-    if phase == RUNNING:
-        return RUNNING, since
-    if any("running" in (c.get("state") or {}) for c in status.get("initContainerStatuses") or ()):
-        return INITIALIZING, since
-    return (_CREATING if (pod.get("spec") or {}).get("nodeName") else "Pending"), since
-
-
-def _waiting(kind: Kind, job: Json, pod: Json) -> Iterable[Json]:
-    """The waiting states of the init containers, then that of the main container."""
-    status, main = pod.get("status") or {}, kind.main_container_name(job, pod)
-    containers = [c for c in status.get("containerStatuses") or () if c.get("name") == main]
-    for container in [*(status.get("initContainerStatuses") or ()), *containers]:
-        if waiting := (container.get("state") or {}).get("waiting"):
-            yield waiting
+    return parse_timestamp(scheduled.get("lastTransitionTime"))

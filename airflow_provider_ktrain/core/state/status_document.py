@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.formats import VERSION
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
+from airflow_provider_ktrain.core.state.pod_state import RUNNING, SUCCEEDED, state_of_pod
 from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
 from airflow_provider_ktrain.core.text import clean
 
@@ -25,7 +26,7 @@ MAX_LINES = 16  #: replicas whose last line is shown
 MAX_LINE_CHARS = 120  #: of a last line
 MAX_PHASES = 20  #: the latest ones
 MAX_TEXT_CHARS = 500  #: of each text of the cause and the queue
-FINE = ("Running", "Succeeded")  #: states of replicas that need no attention
+FINE = (RUNNING, SUCCEEDED)  #: states of replicas that need no attention
 #: columns of `replicas.rows`
 COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
 
@@ -151,14 +152,14 @@ def replica_rows(kind: Kind, pods: Iterable[Pod]) -> list[list[Any]]:
         role, index = replica
         return (kind.roles.index(role) if role in kind.roles else len(kind.roles), role, index)
 
-    return [_row(role, index, newest[role, index]) for role, index in sorted(newest, key=rank)]
+    return [_row(kind, role, index, newest[role, index]) for role, index in sorted(newest, key=rank)]
 
 
-def _row(role: str, index: int, pod: Pod) -> list[Any]:
+def _row(kind: Kind, role: str, index: int, pod: Pod) -> list[Any]:
     spec, meta = pod.get("spec") or {}, pod.get("metadata") or {}
     restarts = sum(int(c.get("restartCount") or 0) for c in _statuses(pod))
     node = str(spec.get("nodeName") or "")
-    return [role, index, str(meta.get("name")), node, pod_gpus(spec), state_of_pod(pod), restarts]
+    return [role, index, str(meta.get("name")), node, pod_gpus(spec), state_of_pod(pod, kind), restarts]
 
 
 def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, str]) -> dict[str, str]:
@@ -175,26 +176,8 @@ def last_lines(kind: Kind, job: Pod, pods: Iterable[Pod], lines: Mapping[str, st
         meta = pod.get("metadata") or {}
         if line := lines.get(str(meta.get("name"))):
             role = kind.pod_role(meta.get("labels") or {})
-            found.append((role != primary, state_of_pod(pod) in FINE, kind.replica_name(*role), line))
+            found.append((role != primary, state_of_pod(pod, kind) in FINE, kind.replica_name(*role), line))
     return {name: line for _, _, name, line in sorted(found, key=lambda entry: entry[:2])}
-
-
-def state_of_pod(pod: Pod) -> str:
-    """The state of a pod as kubectl prints it: what a container waits for, else the pod's phase."""
-    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
-    phase = str(status.get("phase") or "Pending")
-    if meta.get("deletionTimestamp") and phase not in ("Succeeded", "Failed"):
-        return "Terminating"
-    for container in _statuses(pod):
-        state = container.get("state") or {}
-        if reason := (state.get("waiting") or {}).get("reason"):
-            if reason != "PodInitializing":
-                return str(reason)
-        elif phase == "Failed" and (reason := (state.get("terminated") or {}).get("reason")) and reason != "Completed":
-            return str(reason)
-    if phase == "Pending" and not (pod.get("spec") or {}).get("nodeName"):
-        return "Unscheduled"
-    return str(status.get("reason") or phase) if phase == "Failed" else phase
 
 
 def _statuses(pod: Pod) -> list[Mapping[str, Any]]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.core.state.pod_state import state_of_pod
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus, last_lines, replica_rows, state_of_pod
+from airflow_provider_ktrain.core.state.status_document import TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.messages import StatusSink
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -62,7 +63,7 @@ class StatusReporter:
         if self._sink is None or self._state.phase is None:
             return
         urgent = self._phase is not self._state.phase
-        replicas = {pod["metadata"]["uid"]: state_of_pod(pod) for pod in self._state.pods.live}
+        replicas = {pod["metadata"]["uid"]: state_of_pod(pod, self._state.kind) for pod in self._state.pods.live}
         refresh = self.due is not None and time.monotonic() >= self.due
         waits_for = self._queue_reason()
         if not urgent and not refresh and (replicas, waits_for) == (self._replicas, self._waits_for):

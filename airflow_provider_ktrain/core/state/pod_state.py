@@ -1,0 +1,83 @@
+"""The state of a pod in one word, as `kubectl get pods` prints it in the column STATUS.
+
+There are two differences: a pod without a node has the scheduler's reason instead of Pending, if there is one, and a
+pod that has succeeded is Succeeded instead of Completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.kinds import Kind
+
+Pod = Mapping[str, Any]
+PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
+TERMINATING, CREATING = "Terminating", "ContainerCreating"
+INIT = "Init:"  #: begins the states of a pod whose init containers have not all ended
+_STARTS = (CREATING, "PodInitializing")  # reasons of a container that waits for nothing special
+_SAME = {"ErrImagePull": "ImagePullBackOff"}  # the kubelet alternates between the two
+
+
+def state_of_pod(pod: Pod, kind: Kind | None = None) -> str:
+    """The state of a pod.
+
+    :param pod: as read from the API server.
+    :param kind: of its job: the states of sidecars don't count. Default: None, those of all containers do.
+    """
+    status = pod.get("status") or {}
+    phase = str(status.get("phase") or PENDING)
+    containers = [
+        c for c in status.get("containerStatuses") or () if kind is None or kind.is_main_container(c.get("name"))
+    ]
+    if phase == FAILED:
+        return _failure([*(status.get("initContainerStatuses") or ()), *containers]) or str(
+            status.get("reason") or FAILED
+        )
+    if phase == SUCCEEDED:
+        return phase
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return TERMINATING
+    if waits := _unscheduled(pod) or (_init_state(pod) if phase == PENDING else ""):
+        return waits
+    reasons = (str(((c.get("state") or {}).get("waiting") or {}).get("reason") or CREATING) for c in containers)
+    problem = next((reason for reason in reasons if reason not in _STARTS), "")
+    if problem or phase != PENDING:
+        return _SAME.get(problem, problem) or phase
+    return CREATING if (pod.get("spec") or {}).get("nodeName") else PENDING
+
+
+def passes_by_itself(state: str) -> bool:
+    """Whether a pod in this state needs no attention: it runs, has succeeded, starts or ends."""
+    return state in (PENDING, RUNNING, SUCCEEDED, TERMINATING, CREATING) or state[len(INIT) : len(INIT) + 1].isdigit()
+
+
+def _failure(containers: list[Pod]) -> str:
+    """Why a container of a failed pod ended."""
+    ends = ((container.get("state") or {}).get("terminated") or {} for container in containers)
+    return next((reason for end in ends if (reason := str(end.get("reason") or "Completed")) != "Completed"), "")
+
+
+def _unscheduled(pod: Pod) -> str:
+    """What a pod without a node waits for, such as `Unschedulable` or `SchedulingGated`."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    refused = (c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False")
+    return next((str(condition.get("reason") or PENDING) for condition in refused), "")
+
+
+def _init_state(pod: Pod) -> str:
+    """`Init:1/2` while the second init container runs, or `Init:` and its problem; empty if all have ended."""
+    declared = (pod.get("spec") or {}).get("initContainers") or ()
+    sidecars = {container.get("name") for container in declared if container.get("restartPolicy") == "Always"}
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    for number, container in enumerate(statuses):
+        state = container.get("state") or {}
+        end, reason = state.get("terminated"), (state.get("waiting") or {}).get("reason")
+        if (end and not end.get("exitCode")) or (container.get("started") and container.get("name") in sidecars):
+            continue
+        if end:
+            return f"{INIT}{end.get('reason') or 'Error'}"
+        if reason and reason not in _STARTS:
+            return f"{INIT}{_SAME.get(reason, reason)}"
+        return f"{INIT}{number}/{max(len(declared), len(statuses))}"
+    return ""
