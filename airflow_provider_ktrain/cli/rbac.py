@@ -30,6 +30,11 @@ def add_parser(subparsers: Any) -> None:
         "labels of pods need it",
     )
     parser.add_argument("--kueue", action="store_true", help="also the rights to read and pause Kueue's Workloads")
+    parser.add_argument(
+        "--code",
+        action="store_true",
+        help="also the rights to create and get ConfigMaps: only tasks with `code`, and `ktrain run --code`, need them",
+    )
     parser.set_defaults(run=_rbac)
 
 
@@ -41,6 +46,7 @@ def _rbac(args: argparse.Namespace) -> int:
         args.service_account,
         cluster_runtimes=args.cluster_runtimes,
         kueue=args.kueue,
+        code=args.code,
     )
     print(yaml.safe_dump_all(made, sort_keys=False), end="")
     return 0

@@ -6,11 +6,12 @@ Pure: `engine/submit.py` reads the cluster and carries out what is decided here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import Owner, Reattach
+from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, Owner, Reattach
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 
@@ -92,6 +93,27 @@ def decide(
     if changed and reattach == "if_unchanged" and owner.ti_id != me.ti_id:
         return Decision(Action.REPLACE, f"the manifest has changed since {whose}")
     return Decision(Action.ADOPT, f"{whose} left it {phase}")
+
+
+def may_have_begun(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a container of the job may have started, now or in a pod that no longer exists.
+
+    :param job: as it was read.
+    :param pods: its pods.
+    """
+    metadata, status = job.get("metadata") or {}, job.get("status") or {}
+    if SUSPENDED_ANNOTATION in (metadata.get("annotations") or {}):
+        return True
+    if any(c.get("type") in ("Running", "Restarting") for c in status.get("conditions") or ()):
+        return True
+    return kind_of(job.get("kind")).is_running(job, ()) or any(_may_have_started(pod) for pod in pods)
+
+
+def _may_have_started(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status") or {}
+    states = (c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ())
+    started = any((c.get("state") or {}).keys() & {"running", "terminated"} or c.get("restartCount") for c in states)
+    return started or status.get("phase", "Pending") != "Pending"
 
 
 def differences(sent: Any, found: Any, path: str = "$.spec") -> Iterator[str]:

@@ -22,6 +22,7 @@ SUBMISSION_LABEL = f"{PREFIX}/submission"  #: on the job and its pods; new for e
 OWNER_ANNOTATION = f"{PREFIX}/owner"
 DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
+CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
 FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, where the task did not come to it
 SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
 
@@ -152,6 +153,11 @@ def label_value(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 62 - HASH_LENGTH].strip("-_.")
     return f"{readable}-{digest}" if readable else digest
+
+
+def code_hash(job: Mapping[str, Any]) -> str:
+    """The hash of the code with which a job runs; empty if it has none."""
+    return str(((job.get("metadata") or {}).get("annotations") or {}).get(CODE_ANNOTATION) or "")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.deadline import backstop_seconds
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import (
+    CODE_ANNOTATION,
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
@@ -20,9 +21,11 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
+from airflow_provider_ktrain.core.kinds.base import mapping_at
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
+from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 
 
@@ -53,6 +56,7 @@ class JobRequest:
     :param dry_run: create nothing. Default: False.
     :param runtime_policy: ML policy that the job's runtime must have, such as `torch`. Default: empty, any.
     :param avoid_nodes: nodes that a new job avoids, each with the reason. Default: none.
+    :param code: files with which the program runs. Default: None, those of the image.
     """
 
     kind: Kind
@@ -75,6 +79,7 @@ class JobRequest:
     dry_run: bool = False
     runtime_policy: str = ""
     avoid_nodes: Mapping[str, str] = field(default_factory=dict)
+    code: Code | None = None
 
     @property
     def job_name(self) -> str:
@@ -99,15 +104,23 @@ class JobRequest:
         return f"{directory}/from-try-{self.first_try}" if cleared else directory
 
     def fitted(self, served: str) -> Manifest:
-        """The manifest in the API version that the cluster serves, with the checkpoint directory.
+        """The manifest in the API version that the cluster serves, with the checkpoint directory and the code's hash.
 
         :param served: API version, such as `kubeflow.org/v1`.
-        :raises ManifestError: `invalid`; or the manifest is written for another version.
+        :raises ManifestError: `invalid`; or the manifest is written for another version; or it has code and no command.
         """
         if self.manifest is None:
             raise self.invalid or ManifestError("the job has no manifest")
         manifest = transform.change_version(self.manifest, served) if self.generated else self.manifest
-        return overlay(transform.fit(manifest, served), JobOptions(checkpoint_dir=self.checkpoint_dir))
+        fitted = overlay(transform.fit(manifest, served), JobOptions(checkpoint_dir=self.checkpoint_dir))
+        metadata = mapping_at(fitted, "metadata")
+        annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if k != CODE_ANNOTATION}
+        if self.code is not None:
+            run_with_code(fitted, "")
+            annotations[CODE_ANNOTATION] = self.code.hash
+        if annotations or "annotations" in metadata:
+            metadata["annotations"] = annotations
+        return fitted
 
     def stamped(
         self,
@@ -132,6 +145,9 @@ class JobRequest:
         manifest = overlay(fitted, JobOptions(attempt=attempt))
         if self.avoid_nodes and self.can_avoid_nodes(served):
             manifest = avoid_nodes(manifest, list(self.avoid_nodes))
+        if self.code is not None:
+            self.kind.require_code(served)
+            manifest = run_with_code(manifest, config_map_name(self.job_name, submission))
         if served is not None:
             if self.runtime_policy:
                 self.kind.require_policy(manifest, served, self.runtime_policy)

@@ -32,6 +32,9 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
+#: in addition where jobs get their code from tasks (`code`): the ConfigMap of a job, which is deleted with the job
+CODE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (("", ("configmaps",), ("create", "get")),)
+
 #: in addition where jobs are queued by Kueue: why a job waits, pausing it by its Workload, and checks of its queue
 KUEUE_RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("kueue.x-k8s.io", ("workloads",), ("get", "list", "watch", "patch")),
@@ -42,12 +45,13 @@ _KUEUE_CLUSTER_RULE = {
 }  # fmt: skip
 
 
-def rules(*, kueue: bool = False) -> list[dict[str, Any]]:
+def rules(*, kueue: bool = False, code: bool = False) -> list[dict[str, Any]]:
     """The rules of a Role.
 
     :param kueue: with the rights on Workloads and LocalQueues. Default: False.
+    :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
     """
-    known = (*RULES, *(KUEUE_RULES if kueue else ()))
+    known = (*RULES, *(CODE_RULES if code else ()), *(KUEUE_RULES if kueue else ()))
     return [{"apiGroups": [g], "resources": list(r), "verbs": list(v)} for g, r, v in known]
 
 
@@ -58,6 +62,7 @@ def objects(
     *,
     cluster_runtimes: bool = False,
     kueue: bool = False,
+    code: bool = False,
 ) -> list[dict[str, Any]]:
     """A Role, and the objects that belong to it.
 
@@ -67,8 +72,9 @@ def objects(
     :param cluster_runtimes: add a ClusterRole that reads ClusterTrainingRuntimes. Default: False.
     :param kueue: with the rights on Kueue's Workloads and LocalQueues, and a ClusterRole that reads ClusterQueues and
         WorkloadPriorityClasses, which only `ktrain check --server` needs. Default: False.
+    :param code: with the rights on ConfigMaps, which only tasks with `code` need. Default: False.
     """
-    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue))]
+    made = [_role("Role", {"name": name, "namespace": namespace}, rules(kueue=kueue, code=code))]
     if cluster_runtimes:
         readable = {"apiGroups": [_TRAINER], "resources": ["clustertrainingruntimes"], "verbs": ["get"]}
         made.append(_role("ClusterRole", {"name": f"{name}-runtimes-{namespace}"}, [readable]))

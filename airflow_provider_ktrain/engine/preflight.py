@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.checks.server_rules import (
     queue_of,
 )
 from airflow_provider_ktrain.core.errors import ManifestError, OperatorMissingError, RuntimeMismatchError
+from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.manifest import schema
 from airflow_provider_ktrain.core.manifest.transform import expand, fit, modernize, stamp
@@ -98,7 +99,8 @@ async def _read_answers(api: Api, kind: Kind, manifest: Mapping[str, Any], names
     kueue = await _get(api, f"/apis/{KUEUE_GROUP}") if queue else None
     version = (kueue.body.get("preferredVersion") or {}).get("version") if kueue else None
     there, denied = await asyncio.gather(
-        _get(api, f"/api/v1/namespaces/{namespace}"), _denied(api, kind, namespace, kueue=bool(version))
+        _get(api, f"/api/v1/namespaces/{namespace}"),
+        _denied(api, kind, namespace, kueue=bool(version), code=bool(code_hash(manifest))),
     )
     answers = Answers((namespace, there), denied, kueue)
     if not version:
@@ -126,11 +128,19 @@ async def _get(api: Api, path: str) -> Answer:
         return Answer(e.status, {})
 
 
-async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool) -> tuple[Right, ...] | None:
-    """The rights that the provider needs and this connection lacks. None: it may not check its rights."""
+async def _denied(api: Api, kind: Kind, namespace: str, *, kueue: bool, code: bool) -> tuple[Right, ...] | None:
+    """The rights that the provider needs and this connection lacks. None: it may not check its rights.
+
+    :param kueue: whether the job is queued by Kueue.
+    :param code: whether the job gets code.
+    """
     needed = [
         Right(verb, resource, group)
-        for group, resources, verbs in (*rbac.RULES, *(rbac.KUEUE_RULES if kueue else ()))
+        for group, resources, verbs in (
+            *rbac.RULES,
+            *(rbac.CODE_RULES if code else ()),
+            *(rbac.KUEUE_RULES if kueue else ()),
+        )
         for resource in resources
         for verb in verbs
         if not group or group == KUEUE_GROUP or resource == kind.plural

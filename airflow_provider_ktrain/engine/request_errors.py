@@ -23,6 +23,7 @@ _OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
 #: the webhook misses another object, such as the runtime of a TrainJob (recording 55), which may be created later
 _OTHER_OBJECT = re.compile(r"\bnot found\b|^\[?spec\.runtimeRef: ", re.IGNORECASE)
 _WRITES = ("create", "patch", "delete")
+_RBAC_OPTIONS = {"configmaps": "--code "}  # of `ktrain rbac`, by the resource that is only in the Role with it
 
 
 def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
@@ -108,9 +109,10 @@ def explain(
         )
     # Only writes go through admission, and only Kubernetes sets a reason. Any other 403 is a missing right.
     if error.status == 403 and (_NO_RIGHT.search(error.message) or verb not in _WRITES or not error.reason):
+        rbac = f"ktrain rbac {_RBAC_OPTIONS.get(resource, '')}--namespace {namespace or 'NAMESPACE'}"
         return NoRightError(
-            f"no right to {verb} {resource}{where} (403). `ktrain rbac --namespace {namespace or 'NAMESPACE'}` prints "
-            f"the Role to grant.\nThe API server answered: {error.message}"
+            f"no right to {verb} {resource}{where} (403). `{rbac}` prints the Role to grant.\n"
+            f"The API server answered: {error.message}"
         )
     if verb == "create" and refuses_manifest(error):
         return ManifestError(f"the API server refused the manifest ({error.status} {error.reason}): {error.message}")

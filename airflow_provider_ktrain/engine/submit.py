@@ -16,13 +16,14 @@ Only workers submit, so that no manifest becomes a part of trigger kwargs.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.adoption import Action, Decision, decide, differences
+from airflow_provider_ktrain.core.adoption import Action, Decision, decide, differences, may_have_begun
 from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
@@ -35,13 +36,22 @@ from airflow_provider_ktrain.core.identity import (
     JobRef,
     Owner,
     Reattach,
+    code_hash,
 )
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.engine import api_paths, kueue
+from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
-from airflow_provider_ktrain.engine.job_requests import MERGE_PATCH, Log, delete_fenced, is_terminating, list_pods
+from airflow_provider_ktrain.engine.job_requests import (
+    MERGE_PATCH,
+    Log,
+    delete_fenced,
+    is_terminating,
+    job_pods,
+    list_pods,
+)
 from airflow_provider_ktrain.engine.quota_wait import QuotaWait
 from airflow_provider_ktrain.engine.release import Mode, pods_before, release
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
@@ -55,6 +65,7 @@ _NEXT_STEPS = {
     Action.TAKE_RESULT: "Using its result.",
     Action.ADOPT: "Adopting it.",
 }
+_CONFIG_MAP_NAME = ".configMap.name"  # end of the path of a volume's source; that of the code is new for each job
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
 
 
@@ -79,6 +90,7 @@ class _Claim:
     :param manifest: the stamped manifest. If it is invalid, only its metadata.
     :param invalid: why the manifest can't be submitted; empty if it can.
     :param changed: whether the manifest counts as changed. None: compare it with the existing job.
+    :param code: files with which the program runs. Default: None, the job has none.
     """
 
     kind: Kind
@@ -89,6 +101,7 @@ class _Claim:
     reattach: Reattach
     invalid: str = ""
     changed: bool | None = None
+    code: Code | None = None
 
     @property
     def namespace(self) -> str:
@@ -118,6 +131,7 @@ async def submit(
     patience: float = 120,
     quota_patience: float = 0,
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
+    code: Code | None = None,
     log: Log,
 ) -> Submitted:
     """Create the job, or adopt, replace or wait for the job that has its name.
@@ -132,12 +146,13 @@ async def submit(
     :param patience: how long to repeat requests to an unreachable or overloaded API server, in seconds. Default: 120.
     :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
+    :param code: files that the job's pods wait for. Default: None, the manifest mounts none.
     :param log: where decisions are logged.
     :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest.
     :raises ForeignJobError: another task or person owns the job of this name.
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
-    claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach)
+    claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, code=code)
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     waits = QuotaWait(quota_patience, str(claim), log)
     look_first = me.try_number > 1
@@ -151,6 +166,8 @@ async def submit(
             continue
         created = await _retry("create", lambda: waits.on(lambda: _create(api, claim)), claim, patience, log)
         if created is not None and not await _undone(api, claim, created, patience, log):
+            give = functools.partial(_give_code, api, claim, created, log)
+            await _retry("create", give, claim, patience, log)
             return created
 
 
@@ -271,6 +288,9 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
     differs = _annotation(found, MANIFEST_ANNOTATION) != _annotation(claim.manifest, MANIFEST_ANNOTATION)
     changed = differs if claim.changed is None else claim.changed
     decision = decide(found, claim.me, claim.first_try, reattach=claim.reattach, changed=changed)
+    lacks_code = decision.action is Action.ADOPT and await _lacks_code(api, claim, found, log)
+    if lacks_code and await _is_useless(api, claim, found):
+        decision = Decision(Action.REPLACE, "it never got its code, which has changed since", "No pod has started.")
     message = describe_existing(str(claim), decision)
     if decision.action is not Action.REFUSE:
         log.info(message)
@@ -294,9 +314,60 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
             if suspended:
                 await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
                 log.info(f"Resuming {claim}: it was suspended when an earlier try ended.")
-            if suspended and kueue.queue_of(found):
-                return await _own_paused(api, claim, found)
-            return await _own(api, claim, found, resume=suspended)
+            own = _own_paused if suspended and kueue.queue_of(found) else functools.partial(_own, resume=suspended)
+            taken = await own(api, claim, found)
+            if taken is not None and lacks_code:
+                await _give_code(api, claim, taken, log)
+            return taken
+
+
+async def _give_code(api: Api, claim: _Claim, taken: Submitted, log: Log) -> None:
+    """Create the ConfigMap that the pods of the job wait for. If the API server refuses it, release the job.
+
+    :param taken: the job, which this try owns.
+    :raises AccessError, ClusterError: the API server refuses the ConfigMap.
+    """
+    code, ref = claim.code, taken.ref
+    wanted = code_hash(taken.job)
+    if not wanted:
+        return
+    if code is None or code.hash != wanted:
+        log.warning(
+            f"The code of {claim} is missing. This try can't send it.\nPods that start from now on wait for the code "
+            f"with the hash {wanted}. Clear the task to train with the present code."
+        )
+        return
+    try:
+        await code_delivery.create(api, ref, taken.job, code)
+    except ApiStatusError as e:
+        if not code_delivery.is_refused(e):
+            raise
+        if not may_have_begun(taken.job, await job_pods(api, ref)):
+            raise await code_delivery.release_without_code(api, ref, e) from None
+        log.warning(f"The code of {claim} is missing and can't be sent.\nPods that start from now on wait for it.\n{e}")
+        return
+    log.info(f"Code: {code}.")
+
+
+async def _lacks_code(api: Api, claim: _Claim, found: Object, log: Log) -> bool:
+    """Whether the pods of the existing job wait for code: the try that created the job has not sent it."""
+    if not code_hash(found):
+        return False
+    try:
+        return not await code_delivery.exists(api, await _ref(api, claim.kind, claim.version, found, claim.me))
+    except ApiStatusError as e:
+        if is_transient(e):
+            raise
+        log.warning(f"Whether {claim} has its code can't be checked.\n{e}")
+        return False
+
+
+async def _is_useless(api: Api, claim: _Claim, found: Object) -> bool:
+    """Whether a job without code can't get the code that it was created for, and has certainly not begun."""
+    if claim.invalid or (claim.code is not None and claim.code.hash == code_hash(found)):
+        return False
+    ref = await _ref(api, claim.kind, claim.version, found, claim.me)
+    return not may_have_begun(found, await job_pods(api, ref))
 
 
 def describe_existing(job: str, decision: Decision) -> str:
@@ -382,9 +453,16 @@ def _what_differs(claim: _Claim, found: Object) -> str:
             f"The manifest is invalid now. {claim} continues with the earlier one.\n"
             f"A new submission would fail: {claim.invalid}"
         )
-    differing = [p for p in differences(claim.manifest["spec"], found.get("spec")) if PREFIX not in p]
+    differing = [
+        p
+        for p in differences(claim.manifest["spec"], found.get("spec"))
+        if PREFIX not in p and not p.endswith(_CONFIG_MAP_NAME)
+    ]
     labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if _label(claim.manifest, name) != _label(found, name)]
     differing = [*(f"$.metadata.labels['{name}']" for name in labels), *differing]
+    theirs, ours = (code_hash(job) for job in (found, claim.manifest))
+    if theirs != ours:
+        differing = [f"code (hash {theirs or 'none'}, now {ours or 'none'})", *differing]
     return (
         f"The manifest has changed, but {claim} keeps the old one.\nChanged: "
         f"{', '.join(differing[:20]) or 'metadata'}. Set reattach='if_unchanged' to replace such a job."

@@ -13,7 +13,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId
+from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.core.xcom_values import storable_outputs
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -83,13 +83,17 @@ class TrainingJobOperator(JobParameters):
             self.log.warning("%s is followed, but could not be described in the log.\n%s", submitted.ref, e)
         try:
             submission.remember(context, submitted)
-            self._push_job(context, submitted.ref)
+            self._push_job(context, submitted.ref, code_hash(submitted.job))
         except Exception as e:
             self.log.warning("%s is followed, but its identity could not be stored in Airflow.\n%s", submitted.ref, e)
 
-    def _push_job(self, context: Context, ref: JobRef) -> None:
-        """Push the job's identity and its links, which users see while the job runs."""
+    def _push_job(self, context: Context, ref: JobRef, code: str = "") -> None:
+        """Push the job's identity and its links, which users see while the job runs.
+
+        :param code: hash of its code. Default: empty, it isn't known or there is none.
+        """
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
+        job |= {"code": code} if code else {}
         compat.push(context, "job", job)
         page = page_url(TaskInstanceId.of(context["ti"]))
         compat.push(context, TrainingPageLink().xcom_key, page)

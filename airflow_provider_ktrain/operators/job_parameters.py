@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.sdk import BaseOperator
@@ -32,6 +33,7 @@ from airflow_provider_ktrain.parse_checks import ParseChecks
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_ktrain.core.manifest.code import Code
     from airflow_provider_ktrain.engine.follow.messages import Options
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
@@ -52,7 +54,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     _manifest_file = TEXT  # what messages call the manifest
 
     template_fields: Sequence[str] = (
-        "manifest", "name", "namespace", "image", "command", "args", "env", "gpus", "container_resources",
+        "manifest", "name", "namespace", "image", "command", "args", "code", "env", "gpus", "container_resources",
         "nproc_per_node", "hosts", "node_selector", "tolerations", "affinity", "priority_class_name", "queue_name",
         "workload_priority_class", "volumes", "pod_override", "checkpoint_dir", "labels", "annotations",
         "kubernetes_conn_id", "cluster_context",
@@ -82,6 +84,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         image: str | None = None,
         command: Sequence[str] | None = None,
         args: Sequence[str] | None = None,
+        code: str | os.PathLike[str] | None = None,
         env: Mapping[str, Any] | None = None,
         gpus: int | str | None = None,
         container_resources: Mapping[str, str | int] | None = None,
@@ -125,6 +128,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         self.image = image
         self.command = command
         self.args = args
+        self.code = code
         self.env = env
         self.gpus = gpus
         self.container_resources = container_resources
@@ -185,6 +189,27 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
                 expected=f"a YAML file, absolute or below {' or '.join(map(str, searched)) or 'the DAG folder'}",
                 remedy="correct the path, or pass the manifest as a dict or YAML text",
             ) from None
+
+    def _read_code(self) -> Code | None:
+        """Pack the files of `code`. A relative path is searched as Airflow searches template files.
+
+        :raises ManifestError: they can't be read, or are too large.
+        """
+        from airflow_provider_ktrain.engine.code_directory import read_code
+
+        if self.code is None:
+            return None
+        given = os.fspath(self.code)
+        searched = getattr(self.get_template_env().loader, "searchpath", None) or ["."]
+        found = [path for folder in searched if (path := Path(folder, given)).exists()]
+        if not found:
+            raise ManifestUnreadableError(
+                f"the code {given!r} does not exist",
+                where="code",
+                expected=f"a directory or file, absolute or below {' or '.join(map(str, searched))}",
+                remedy="correct the path, or check that the DAG bundle contains it",
+            )
+        return read_code(found[0])
 
     def _rendered(self, context: Context) -> Mapping[str, Any] | str | None:
         """The manifest after templating. A file whose path is a template or mapped is only read now."""
@@ -253,10 +278,11 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _request(self, context: Context) -> JobRequest:
         """What this try asks for. An invalid parameter or manifest is a part of it: see `JobRequest.invalid`."""
-        source, manifest, invalid = None, None, None
+        source, manifest, code, invalid = None, None, None, None
         try:
             self._check_parameters()
             source = self._rendered(context)
+            code = self._read_code()
             manifest = self.build_manifest(source)
         except ManifestError as e:
             invalid = e
@@ -284,6 +310,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             resume_on_clear=self.resume_on_clear,
             dry_run=self.server_dry_run,
             avoid_nodes=self._nodes_to_avoid(context),
+            code=code,
         )
 
     def _nodes_to_avoid(self, context: Context) -> Mapping[str, str]:

@@ -127,7 +127,8 @@ class Submission:
             )
             submitted = await submit(
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
-                request.first_try, reattach=request.reattach, quota_patience=request.schedule_seconds or 0, log=log,
+                request.first_try, reattach=request.reattach, quota_patience=request.schedule_seconds or 0,
+                code=request.code, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
             if not self.is_retry:

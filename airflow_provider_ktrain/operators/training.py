@@ -83,6 +83,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param image: image of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param command: command of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param args: arguments of the container `pytorch` in every role. Templated. Default: the manifest's.
+    :param code: a directory or file whose content is sent to the pods, without what its `.ktrainignore` names; at most
+        700 KB packed. The program runs in it. It needs a `command`, and `python3` in the image. A relative path is
+        below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the files of the image.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Master is not counted. Templated. Default: the manifest's.
@@ -184,6 +187,10 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         Default: the manifest's.
     :param command: command of the Launcher's main container. Templated. Default: the manifest's.
     :param args: arguments of the Launcher's main container. Templated. Default: the manifest's.
+    :param code: a directory or file whose content is sent to the Launcher and the Workers, without what its
+        `.ktrainignore` names; at most 700 KB packed. The program and its ranks run in it. It needs a `command`, and
+        `python3` in the image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated.
+        Default: None, the files of the image.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Launcher is not counted. Templated. Default: the manifest's.
@@ -290,6 +297,10 @@ class TrainJobOperator(TrainingJobOperator):
         the Trainer sets no RANK or WORLD_SIZE. Templated. Default: the manifest's, else the runtime's.
     :param args: arguments of the container `node`; the launcher's on an MPI runtime. Templated. Default: the
         manifest's, else the runtime's.
+    :param code: a directory or file whose content is sent to the container `node`, without what its `.ktrainignore`
+        names; at most 700 KB packed. The program runs in it. It needs a `command`, `python3` in the image, Trainer 2.2
+        or newer, and a runtime that isn't for MPI. A relative path is below the DAG file's folder or a
+        `template_searchpath`. Templated. Default: None, the files of the image.
     :param env: environment variables of the container `node`, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param nodes: number of nodes (`numNodes`); on MPI runtimes the launcher usually is one of them. Templated. Default:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,8 @@ INVALID_PARAMETERS: list[tuple[str, Any, list[str]]] = [
     ("reattach", "Always", ["did you mean 'always'?"]),
     ("skip_on_exit_code", 0, ["an exit code from 1 to 255"]),
     ("skip_on_exit_code", [99, 256], ["[99, 256]"]),
+    ("code", "", ["the path of a directory or file", 'write "training"']),
+    ("code", ["train.py"], ["code: ", "['train.py']"]),
     ("conditions", ["running"], ["conditions[0]: ", "some of Created, Running", "did you mean 'Running'?"]),
 ]
 
@@ -104,6 +107,7 @@ VALID_PARAMETERS: dict[str, Any] = {
     "tolerations": [{"key": "a", "operator": "Exists"}, V1Toleration(key="b", effect="NoSchedule")],
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
     "queue_timeout": timedelta(hours=1),
+    "code": Path("training"),
     "skip_on_exit_code": [3, 99],
     "schedule_timeout": 0.5,
     "partial_start_timeout": timedelta(minutes=30),

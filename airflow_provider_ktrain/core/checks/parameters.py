@@ -7,6 +7,7 @@ or a mapping is refused, as is text where a list is expected (its letters would 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,6 +191,11 @@ PARAMETERS: Mapping[str, Shape] = {
     **dict.fromkeys(("partial_start_timeout", "progress_timeout"), _DURATION),
     **dict.fromkeys(("timeout", "confirm_after"), _DURATION),
     **dict.fromkeys(("command", "args"), _WORDS),
+    "code": Shape(
+        "the path of a directory or file",
+        lambda value: isinstance(value, str | os.PathLike) and os.fspath(value) != "",
+        remedy='write "training", relative to the DAG file',
+    ),
     **dict.fromkeys(("node_selector", "labels", "annotations"), _LABELS),
     "namespace": Shape(
         f"the name of a namespace: {NAMESPACE_FORMAT}",

@@ -10,10 +10,12 @@ from typing import Any
 from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue
 from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Field, Level, Problem
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.rbac import CODE_RULES
 
 ERROR, WARNING = Level.ERROR, Level.WARNING
 #: without them a job runs; only some causes of failures, or the reasons of Kueue, are missing
 _OPTIONAL_RESOURCES = {"events", "workloads.kueue.x-k8s.io", "localqueues.kueue.x-k8s.io"}
+_OF_CODE = {resource for _, resources, _ in CODE_RULES for resource in resources}  #: needed by tasks with `code` only
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def _rights(namespace: str, denied: tuple[Right, ...] | None) -> Iterator[Proble
     for resource, verbs in lacking.items():
         level = WARNING if resource in _OPTIONAL_RESOURCES else ERROR
         message = f"no right to {', '.join(verbs)} {resource} in namespace {namespace}"
-        yield Problem(level, "rights", "$", message, hint=remedy)
+        hint = remedy.replace("rbac", "rbac --code") if resource in _OF_CODE else remedy
+        yield Problem(level, "rights", "$", message, hint=hint)
 
 
 def _queue(at: Field, namespace: str, answers: Answers) -> Iterator[Problem]:

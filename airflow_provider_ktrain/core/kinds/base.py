@@ -27,6 +27,42 @@ MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an 
 
 
 @dataclass(frozen=True)
+class PodCode:
+    """What the pods of a job need so that its program runs with the code that is sent.
+
+    :param start: the beginning of the command of a container: what unpacks the code and then executes the rest.
+    :param volumes: of each pod.
+    :param mounts: of each main container.
+    """
+
+    start: Sequence[str]
+    volumes: Sequence[Mapping[str, Any]]
+    mounts: Sequence[Mapping[str, Any]]
+
+    def command(self, command: Sequence[str], where: str) -> list[str]:
+        """The command of a container, with the code.
+
+        :param command: without the code.
+        :param where: path of the container.
+        :raises ManifestError: it is empty.
+        """
+        if not command:
+            raise ManifestError(
+                "code needs a command, because the image's own ENTRYPOINT isn't known",
+                where=where,
+                found="no command",
+                expected='a command, such as ["python", "train.py"]',
+                remedy="set command",
+            )
+        return [*self.start, *command]
+
+    def mount(self, pod: dict[str, Any], container: dict[str, Any]) -> None:
+        """Add the volumes to a pod, and the mounts to its main container."""
+        pod["volumes"] = [*(pod.get("volumes") or ()), *map(dict, self.volumes)]
+        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *map(dict, self.mounts)]
+
+
+@dataclass(frozen=True)
 class Kind:
     """One kind of training job.
 
@@ -309,6 +345,31 @@ class Kind:
         :raises ManifestError: if the pod has no container.
         """
         return self.main_container(spec, pod, role)
+
+    def run_with_code(self, manifest: dict[str, Any], code: PodCode) -> None:
+        """Let the main container of each pod unpack the code, and then run its command with it.
+
+        :raises ManifestError: a container has no command.
+        """
+        spec, version = mapping_at(manifest, "spec"), str(manifest.get("apiVersion")).rpartition("/")[2]
+        for role, template in self.templates(manifest):
+            pod = mapping_at(template, "spec")
+            container = self.main_container(spec, pod, role)
+            default = () if container.get("args") else self.default_command(role, version)
+            where = f"$.spec.{self.replica_specs}.{role}"
+            container["command"] = code.command(container.get("command") or default, where)
+            code.mount(pod, container)
+
+    def default_command(self, role: str, version: str) -> Sequence[str]:
+        """The command that the operator gives to a container without command and args; empty if it gives none."""
+        return ()
+
+    def require_code(self, served: Served | None) -> None:
+        """Check that jobs can get code in this cluster.
+
+        :param served: what the cluster serves for the job. None: the kind has no runtimes.
+        :raises RuntimeMismatchError: the Trainer is too old, or the runtime doesn't allow it.
+        """
 
     def set_runtime(self, spec: dict[str, Any], runtime: str | Mapping[str, Any]) -> None:
         """Set the runtime that the job refers to.

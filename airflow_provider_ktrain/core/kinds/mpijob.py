@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
@@ -38,6 +38,12 @@ class MPIJob(Kind):
     def trains(self, spec: Mapping[str, Any], role: str) -> bool:
         """The Workers, and the Launcher only with `runLauncherAsWorker` (v2beta1)."""
         return role != "Launcher" or bool(spec.get("runLauncherAsWorker"))
+
+    def default_command(self, role: str, version: str) -> Sequence[str]:
+        """Of Workers: the SSH server (mpi-operator 0.8), or nothing, as mpirun uses exec (training-operator 1.9)."""
+        if self.runs_program(role):
+            return ()
+        return ("/usr/sbin/sshd", "-De") if version == _V2BETA1 else ("sleep", "365d")
 
     def schema_types(self) -> Mapping[str, str]:
         """v1 and v2beta1 have different fields."""

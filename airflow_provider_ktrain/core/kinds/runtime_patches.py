@@ -238,6 +238,21 @@ def _merged_lists(base: Sequence[Any], patch: Sequence[Any], key: str) -> list[A
     return result
 
 
+def require_mounts(served: Served | None, what: str) -> None:
+    """Check that this cluster's Trainer can mount a volume.
+
+    :param served: what the cluster serves. None: it was not read.
+    :param what: for errors: the parameter that needs it.
+    :raises RuntimeMismatchError: it is too old, or the connection can't read the runtime.
+    """
+    if served is None:
+        return
+    if served.fields is not None and override_field(served) != PATCHES:
+        raise _too_old(what, served)
+    if served.fields is None or served.runtime is None:
+        raise _unreadable(what, served)
+
+
 def _require_fields(spec: Mapping[str, Any], template: Mapping[str, Any], served: Served) -> None:
     """:raises RuntimeMismatchError: for what only a newer Trainer serves, or needs a runtime that can't be read."""
     if spec.get(DEADLINE) is not None and served.fields is not None and DEADLINE not in served.fields:
@@ -246,13 +261,17 @@ def _require_fields(spec: Mapping[str, Any], template: Mapping[str, Any], served
     if served.fields is not None and override_field(served) != PATCHES and (options or spec.get(PATCHES)):
         raise _too_old(options or PATCHES, served)
     if options and (served.fields is None or served.runtime is None):
-        why = served.unreadable or "the schema of TrainJob can't be read"
-        raise RuntimeMismatchError(
-            f"{options} can't be applied, because the cluster doesn't show which pods the job has",
-            found=why,
-            expected="the rights to read the TrainJob's schema and its runtime",
-            remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
-        )
+        raise _unreadable(options, served)
+
+
+def _unreadable(what: str, served: Served) -> RuntimeMismatchError:
+    """The error for options of pods that aren't known."""
+    return RuntimeMismatchError(
+        f"{what} can't be applied, because the cluster doesn't show which pods the job has",
+        found=served.unreadable or "the schema of TrainJob can't be read",
+        expected="the rights to read the TrainJob's schema and its runtime",
+        remedy="grant them (`ktrain rbac --cluster-runtimes` prints them), or leave the options out",
+    )
 
 
 def _too_old(what: str, served: Served) -> RuntimeMismatchError:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
 from airflow_provider_ktrain.core.kinds.base import (
     POD_TEMPLATE_FIELDS,
     Kind,
     Manifest,
+    PodCode,
     lower_deadline,
     mapping_at,
     pod_patches,
@@ -109,6 +110,26 @@ class TrainJobManifest(Kind):
             assert isinstance(pod, dict)
             pod["containers"] = [*(containers or ()), found]
         return found
+
+    def run_with_code(self, manifest: dict[str, Any], code: PodCode) -> None:
+        """Set the command of `spec.trainer`, and patch the container `node` of all jobs.
+
+        :raises ManifestError: the trainer has no command.
+        """
+        trainer = mapping_at(mapping_at(manifest, "spec"), "trainer")
+        trainer["command"] = code.command(trainer.get("command") or (), "$.spec.trainer")
+        pod = mapping_at(runtime_patches.add_template(manifest), "spec")
+        code.mount(pod, self.main_container(manifest["spec"], pod, NODE))
+
+    def require_code(self, served: Served | None) -> None:
+        """Volumes need runtimePatches, and the nodes of an MPI runtime run its own command, which can't be changed."""
+        runtime_patches.require_mounts(served, "code")
+        if served is not None and "mpi" in runtime_policy.policy_of(served.runtime or {}):
+            raise RuntimeMismatchError(
+                "code can't be used with an MPI runtime: its nodes run a command that a TrainJob can't change",
+                where="$.spec.runtimeRef",
+                remedy="put the code into the image, use MPIJobOperator, or use another runtime",
+            )
 
     def override_pods(self, manifest: dict[str, Any], override: Mapping[str, Any]) -> None:
         """Merge a pod template into our patch of the runtime's, and its container `node` into `spec.trainer`.

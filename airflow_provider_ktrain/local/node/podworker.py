@@ -326,8 +326,8 @@ class PodWorker:
         argv = environment.command(container, env, paths.rewrite)
         if not argv:
             raise ConfigError("no command specified", "CreateContainerError")
-        if argv[0] in REPLACED:
-            argv[0] = str(self._tools / REPLACED[argv[0]])
+        # a wrapper may execute the command of an operator
+        argv = [str(self._tools / REPLACED[word]) if word in REPLACED else word for word in argv]
         env = {k: v if k == "PATH" else paths.rewrite(v) for k, v in env.items()}
         env |= GPUS.take(self._uid, int(requests(self.pod)[GPU]))
         limit = (container.get("resources") or {}).get("limits", {}).get("memory")

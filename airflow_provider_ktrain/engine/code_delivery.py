@@ -1,0 +1,96 @@
+"""The ConfigMap with the code of a job.
+
+It is created after the job and owned by it, so that it is deleted with the job, whoever deletes that. The job's pods
+wait for it, since they mount it. Its name has the job's submission in it: the pods of a job that replaces another of
+its name never mount the code of the old one.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ClusterError, ManifestError
+from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, PREFIX, JobRef
+from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
+from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.release import Mode, ReleaseError, release
+from airflow_provider_ktrain.engine.request_errors import explain, is_transient
+
+Object = dict[str, Any]
+RESOURCE = "configmaps"
+
+
+async def create(api: Api, ref: JobRef, job: Mapping[str, Any], code: Code) -> None:
+    """Create the ConfigMap of a job, unless it exists.
+
+    :param ref: the job.
+    :param job: the job as the API server returned it.
+    :param code: the code with which it was submitted.
+    :raises ApiStatusError: the request fails; 409 if another job's ConfigMap has the name.
+    """
+    try:
+        await api.request("POST", api_paths.core(ref.namespace, RESOURCE), body=_config_map(ref, job, code))
+    except ApiStatusError as e:
+        if not e.conflict or not await exists(api, ref):  # the response to an earlier request may have been lost
+            raise
+
+
+async def exists(api: Api, ref: JobRef) -> bool:
+    """Whether the ConfigMap of a job exists.
+
+    :raises ApiStatusError: the request fails.
+    """
+    path = api_paths.core(ref.namespace, RESOURCE, config_map_name(ref.name, ref.submission))
+    try:
+        found = await api.request("GET", path)
+    except ApiStatusError as e:
+        if e.not_found:
+            return False
+        raise
+    return any(owner["uid"] == ref.uid for owner in found["metadata"].get("ownerReferences") or ())
+
+
+def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:
+    kind, labels = kind_of(ref.kind), job["metadata"].get("labels") or {}
+    owner = {"apiVersion": f"{kind.group}/{ref.version}", "kind": ref.kind, "name": ref.name, "uid": ref.uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": config_map_name(ref.name, ref.submission),
+            "namespace": ref.namespace,
+            "labels": {name: value for name, value in labels.items() if name.startswith(f"{PREFIX}/")},
+            "annotations": {CODE_ANNOTATION: code.hash},
+            "ownerReferences": [owner],
+        },
+        "binaryData": {ARCHIVE: base64.b64encode(code.archive).decode()},
+        "immutable": True,
+    }
+
+
+def is_refused(error: ApiStatusError) -> bool:
+    """Whether the response proves that the API server doesn't accept the ConfigMap: the job can't get its code."""
+    return 400 <= error.status < 500 and error.status != 401 and not error.conflict and not is_transient(error)
+
+
+async def release_without_code(api: Api, ref: JobRef, error: ApiStatusError) -> ManifestError | ClusterError:
+    """Delete a job whose ConfigMap the API server refuses; returns the error with which the task fails.
+
+    :param ref: the job. It has just been created or adopted, and no container of it has started.
+    :param error: the refusal.
+    """
+    why = explain(error, "create", RESOURCE, ref.namespace)
+    if isinstance(why, ManifestError):  # explain assumes that the request creates the job
+        why = ClusterError(
+            f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "
+            f"administrator of namespace {ref.namespace!r}, or put the code into the image.\n{error.message}"
+        )
+    try:
+        done = (await release(api, ref, Mode.DELETE)).text
+    except ReleaseError as e:
+        done = str(e)
+    return type(why)(f"{why}\n{done}")

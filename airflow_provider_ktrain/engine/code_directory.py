@@ -1,0 +1,93 @@
+"""Reads the directory that a task sends as its code."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
+from airflow_provider_ktrain.core.manifest.code import Code, CodeFile, pack, too_large
+
+IGNORE_FILE = ".ktrainignore"
+#: before the patterns of the ignore file, which may include them again
+IGNORED = (
+    ".git/", "__pycache__/", "*.py[co]", ".venv/", ".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/",
+    ".ruff_cache/", ".DS_Store", f"/{IGNORE_FILE}",
+)  # fmt: skip
+MAX_UNPACKED_BYTES = 32 * 1024 * 1024  #: beyond this, the files are not even read
+
+Ignores = Callable[[str], bool]
+
+
+def read_code(path: Path) -> Code:
+    """Pack a directory without the files that its `.ktrainignore` names, or a single file.
+
+    :param path: of the directory or file.
+    :raises ManifestUnreadableError: it doesn't exist, or a file in it can't be read.
+    :raises ManifestError: it is too large or empty, has a symbolic link that leads out of it, or has a special file.
+    """
+    try:
+        if not path.is_dir():
+            return pack([_file(path, path.name)])
+        entries = list(_entries(path, path, _ignores(path)))
+        sizes = [(entry.lstat().st_size, name) for name, entry in entries]
+        if sum(size for size, _ in sizes) > MAX_UNPACKED_BYTES:
+            raise too_large(sizes)
+        root = path.resolve()
+        return pack(_link(root, entry, name) if entry.is_symlink() else _file(entry, name) for name, entry in entries)
+    except OSError as e:
+        raise ManifestUnreadableError(
+            f"the code can't be read: {e.strerror or e}",
+            where="code",
+            found=str(e.filename or path),
+            expected="a readable file or directory",
+            remedy="correct the path, or check that the DAG bundle contains it",
+        ) from None
+
+
+def _ignores(root: Path) -> Ignores:
+    """Whether a path, relative to the root, is ignored. A directory ends in `/`."""
+    from pathspec import GitIgnoreSpec
+
+    own: list[str] = []
+    if (file := root / IGNORE_FILE).is_file():
+        own = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return GitIgnoreSpec.from_lines([*IGNORED, *own]).match_file
+
+
+def _entries(root: Path, directory: Path, ignores: Ignores) -> Iterator[tuple[str, Path]]:
+    """Relative path, and path, of each file and symbolic link. As in git, nothing below an ignored directory counts."""
+    for entry in directory.iterdir():
+        name = entry.relative_to(root).as_posix()
+        if entry.is_dir() and not entry.is_symlink():
+            if not ignores(f"{name}/"):
+                yield from _entries(root, entry, ignores)
+        elif not ignores(name):
+            yield name, entry
+
+
+def _file(path: Path, name: str) -> CodeFile:
+    """A regular file. Sockets, pipes and devices can't be sent."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ManifestError(
+            "the code has a special file", where="code", found=str(path), expected="files, directories and links",
+            remedy=f"remove it, or list it in {IGNORE_FILE}",
+        )  # fmt: skip
+    return CodeFile(name, path.read_bytes(), executable=bool(mode & stat.S_IXUSR))
+
+
+def _link(root: Path, path: Path, name: str) -> CodeFile:
+    """A link whose target is inside the directory, relative to the link, so that it works where it is unpacked."""
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(root):
+        raise ManifestError(
+            "a symbolic link leads out of the code's directory",
+            where="code",
+            found=f"{name} -> {os.readlink(path)}",
+            expected="links inside the directory",
+            remedy=f"copy the file, or list the link in {IGNORE_FILE}",
+        )
+    return CodeFile(name, link=Path(os.path.relpath(target, path.parent.resolve())).as_posix())
