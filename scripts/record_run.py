@@ -2,7 +2,7 @@
 
     python scripts/record_run.py
 
-It runs the commands of SESSION on a terminal of its own, in a directory with the program of the demo. The SVG shows
+It runs the commands of SESSION on a terminal of its own, in a copy of the checkout's examples. The SVG shows
 each line when it was printed; pauses are cut to MAX_PAUSE seconds.
 """
 
@@ -20,25 +20,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README, SVG = ROOT / "README.md", ROOT / "docs" / "run.svg"
-MANIFEST = """\
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: train}
-spec:
-  pytorchReplicaSpecs:
-    Master: &replica
-      replicas: 1
-      restartPolicy: Never
-      template:
-        spec:
-          containers:
-            - name: pytorch
-              image: registry/train:1
-              command: [python3, train.py, --epochs, "3"]
-              resources: {limits: {nvidia.com/gpu: 1}}
-    Worker: {<<: *replica, replicas: 1}
-"""
-SESSION = ("ktrain run --local train.yaml",)
+SESSION = ("ktrain run --local --code examples/demo -- python3 train.py --epochs 3",)
 MARKS = "<!-- recorded by scripts/record_run.py -->\n", "<!-- end of the recording -->\n"
 MAX_PAUSE = 1.5  # seconds
 WIDTH = 118  # characters of a line in the SVG
@@ -78,8 +60,7 @@ def session() -> list[Shown]:
     shown, clock = [], 0.0
     with tempfile.TemporaryDirectory(prefix="training-") as made:
         directory = pathlib.Path(made)
-        shutil.copy(ROOT / "examples" / "demo" / "train.py", directory)
-        (directory / "train.yaml").write_text(MANIFEST)
+        shutil.copytree(ROOT / "examples" / "demo", directory / "examples" / "demo")
         for command in SESSION:
             shown.append(Shown(clock, f"$ {command}"))
             lines, status = record(command, directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 from airflow_provider_ktrain import __version__
@@ -32,5 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete
 
         argcomplete.autocomplete(made)
-    args = made.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # argparse doesn't tell arguments before and after `--` apart
+    program = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
+    args = made.parse_args(words[:program])
+    args.program = words[program + 1 :]
     return int(args.run(args))

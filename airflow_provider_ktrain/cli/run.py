@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects
+from airflow_provider_ktrain.cli import exit_codes, job_file, kubeconfig, local_objects, run_job
 from airflow_provider_ktrain.cli.arguments import duration
 from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.exit_codes import ExitCode
 from airflow_provider_ktrain.cli.job_file import JobFile
 from airflow_provider_ktrain.cli.kubeconfig import Target
 from airflow_provider_ktrain.core.errors import ClusterError, KtrainError
+from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.text import counted
 
 DAG_ID = "ktrain-run"  #: value of the label ktrain.airflow/dag-id of all jobs of this command
@@ -32,14 +33,20 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a training job and follow it to its end, without Airflow",
+        usage="ktrain run [options] [FILE] [-- COMMAND...]",
         description="Submits the job under a new name, prints the log of its replicas, and deletes it at the end. "
         "Ctrl-C deletes it, too. Exit status: 0: succeeded, 1: the training failed, 2: invalid arguments or manifest, "
         "3: the cluster couldn't run the job, 4: the cluster can't be reached or refuses, 124: --timeout, 129, 130 and "
         "143: interrupted.",
     )
     parser.add_argument(
-        "file", metavar="FILE", help="YAML or JSON of a PyTorchJob, MPIJob or TrainJob; - for standard input"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="YAML or JSON of a PyTorchJob, MPIJob or TrainJob; - for standard input (default: a PyTorchJob that runs "
+        "COMMAND)",
     )
+    _add_program_options(parser.add_argument_group("program"))
     parser.add_argument(
         "--timeout",
         type=duration,
@@ -49,6 +56,21 @@ def add_parser(subparsers: Any) -> None:
     kubeconfig.add_options(parser.add_argument_group("cluster"))
     _add_local_options(parser.add_argument_group("embedded cluster"))
     parser.set_defaults(run=_run)
+
+
+def _add_program_options(group: Any) -> None:
+    from airflow_provider_ktrain.local.cli import count
+
+    group.add_argument(
+        "--code",
+        metavar="DIR",
+        help="a directory or file that is sent to the pods, without what its .ktrainignore names; the command runs in "
+        "it (default: the files of the image)",
+    )
+    group.add_argument(
+        "--workers", type=count, metavar="N", help="number of Workers (default: the file's; without a file 1)"
+    )
+    group.add_argument("--gpus", type=count, metavar="N", help="GPUs of each replica (default: the file's, or none)")
 
 
 def _add_local_options(group: Any) -> None:
@@ -63,7 +85,8 @@ def _add_local_options(group: Any) -> None:
         default=[],
         metavar="NAME[=DIR]",
         type=image,
-        help="the directory in which the containers of an image run (default: the working directory); may be repeated",
+        help="the directory in which the containers of an image run (default: the working directory); may be repeated. "
+        "Without FILE, the first one is the job's image, with or without --local",
     )
     group.add_argument(
         "--gpus-per-node",
@@ -82,9 +105,9 @@ def _run(args: argparse.Namespace) -> int:
         return ExitCode.INVALID
     before = {number: signal.signal(number, _terminate) for number in _ending_signals()}
     try:
-        loaded = job_file.load(args.file, console)
+        loaded, code = run_job.load(args, console)
         with _local_cluster(args, loaded.manifest, console) if args.local else _remote_cluster(args) as target:
-            return asyncio.run(_follow(target, args, loaded, console))
+            return asyncio.run(_follow(target, args, loaded, code, console))
     except KeyboardInterrupt:
         return exit_codes.of_signal(signal.SIGINT)
     except job_file.InvalidManifest as e:
@@ -113,7 +136,12 @@ def _conflict(args: argparse.Namespace) -> str:
     """What is wrong with the combination of the options; empty if nothing is."""
     if args.local and (args.kubeconfig or args.context):
         return "--local: found --kubeconfig or --context, expected neither: it starts a cluster of its own"
-    if not args.local and (args.image or args.gpus_per_node is not None):
+    if args.file is None and not args.program:
+        return "found neither FILE nor a command, expected a manifest, or a command after --"
+    if args.file is None and not args.image and not args.local:
+        return "--image: expected the image of the job, because there is neither FILE nor --local"
+    of_cluster = args.image if args.file is not None else args.image[1:]
+    if not args.local and (of_cluster or args.gpus_per_node is not None):
         return "--image and --gpus-per-node need --local: they configure the embedded cluster"
     return ""
 
@@ -160,7 +188,9 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
 # the job
 
 
-async def _follow(target: Target, args: argparse.Namespace, loaded: JobFile, console: Console) -> int:
+async def _follow(
+    target: Target, args: argparse.Namespace, loaded: JobFile, code: Code | None, console: Console
+) -> int:
     """Submit the job and follow it; returns the exit code."""
     from airflow_provider_ktrain.cli.run_host import InterruptedTwice, RunHost
     from airflow_provider_ktrain.engine.api import Api
@@ -173,7 +203,7 @@ async def _follow(target: Target, args: argparse.Namespace, loaded: JobFile, con
         else:
             for warning in loaded.left_out:
                 console.warning(warning)
-        host = RunHost(api, _request(loaded.manifest, args.file, args.timeout), namespace, console)
+        host = RunHost(api, _request(loaded.manifest, args, code), namespace, console)
         try:
             ended = await host.run()
         except InterruptedTwice as e:
@@ -211,7 +241,7 @@ def _report(outcome: Any, unreleased: bool, console: Console) -> int:
     return exit_codes.of_cause(cause)
 
 
-def _request(manifest: dict[str, Any], file: str, timeout: float | None) -> Any:
+def _request(manifest: dict[str, Any], args: argparse.Namespace, code: Code | None) -> Any:
     """What is submitted. Each run has a deployment of its own, so no reaper knows it."""
     from airflow_provider_ktrain.core.identity import Owner, TaskKey
     from airflow_provider_ktrain.core.job_request import JobRequest
@@ -219,12 +249,13 @@ def _request(manifest: dict[str, Any], file: str, timeout: float | None) -> Any:
 
     run = uuid.uuid4().hex[:12]
     metadata = manifest.get("metadata") or {}
-    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(file).stem).strip("-")
+    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(args.file).stem).strip("-")
     key = TaskKey(f"{DAG_ID}-{run}", DAG_ID, name or "job", run)
     return JobRequest(
         kind=kind_of(manifest.get("kind")),
         owner=Owner(key, 1, str(uuid.uuid4())),
         first_try=1,
         manifest=manifest,
-        run_seconds=timeout,
+        run_seconds=args.timeout,
+        code=code,
     )

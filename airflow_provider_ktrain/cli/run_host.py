@@ -157,7 +157,9 @@ class RunHost:
         def stamped(submission: str) -> dict[str, object]:
             return request.stamped(fitted, self._namespace, submission, attempt=1, now=time.time(), served=self._served)
 
-        return await submit(self._api, kind, self._version, stamped, request.owner, request.first_try, log=self._log)
+        return await submit(
+            self._api, kind, self._version, stamped, request.owner, request.first_try, code=request.code, log=self._log
+        )
 
     async def _find(self) -> Submitted | None:
         """The job, if the create request that was canceled has created it."""
