@@ -36,6 +36,7 @@ def environment(airflow_home: pathlib.Path) -> dict[str, str]:
         "AIRFLOW_HOME": str(airflow_home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "example_dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300",  # on a loaded machine, 30 s are not enough
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{airflow_home}/airflow.db",
     }
     return {**kept, **settings, "HOME": UNWRITABLE, "KUBECONFIG": f"{UNWRITABLE}/kubeconfig"}

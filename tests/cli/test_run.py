@@ -156,10 +156,10 @@ def test_signal_before_the_create_leaves_no_job(run: Start, cluster: TestCluster
 
 
 def test_the_timeout_ends_the_job_and_sets_its_backstop(run: Start, cluster: TestCluster) -> None:
-    command = run(job(IGNORE_SIGTERM, name="late", grace=3), "--timeout", "15s")
+    command = run(job(IGNORE_SIGTERM, name="late", grace=3), "--timeout", "30s")
     command.wait_for("[Master 0] ready")
     (submitted,) = left(cluster, "late")
-    assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 15 + 300
+    assert submitted["spec"]["runPolicy"]["activeDeadlineSeconds"] == 30 + 300
     assert command.end() == 124, command.output
     assert not left(cluster, "late")
     assert not pods_left(cluster, "late")

@@ -26,7 +26,7 @@ async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
         follower.observe(pod, deleted=True)
         write(log, 5, 10)
         log.end()
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 10)
     assert report.unread == []
 
@@ -71,7 +71,7 @@ async def test_drain_reads_a_running_container_up_to_now() -> None:
     async with following(kube, sink) as follower:
         await until(lambda: sink.lines)
         write(log, 50, 100)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 100)
     assert report.unread == []
 
@@ -136,7 +136,7 @@ async def test_refused_logs_are_retried_with_one_warning() -> None:
         assert "`pods/log`" in note
         kube.refusal = None
         await until(lambda: len(sink.lines) == 10)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert len(sink.notes) == 1
     assert (report.gaps, report.unread) == ({}, [])
 

@@ -46,7 +46,7 @@ async def test_handover_resumes_at_the_cursor() -> None:
     write(log, 50, 100)
     async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
         await until(lambda: len(sink.lines) == 100)
-        await follower.drain(5)
+        await follower.drain(60)
     assert sink.texts == numbered(0, 100)
     assert sink.notes == []
 
@@ -65,7 +65,7 @@ async def test_a_late_handover_reads_all_lines_since_the_cursor() -> None:
         write(log, 14_000, 14_010)
         await until(lambda: len(sink.lines) == 14_010)
         assert len([query for query in kube.queries if "follow" in query]) == 2  # one per process
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 14_010)
     assert (sink.notes, report.gaps) == ([], {})
 
@@ -80,7 +80,7 @@ async def test_containers_without_a_position_are_read_from_the_common_time() -> 
     cursor = Cursor(since=stamp(300), omitted=1)
     async with following(kube, sink, cursor=cursor) as follower:
         await until(lambda: len(sink.lines) == 25)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.by_run() == {("old", "main", 0): numbered(30, 50), ("new", "main", 0): numbered(0, 5)}
     assert (sink.notes, report.gaps) == ([], {})
 
@@ -120,11 +120,11 @@ async def test_complete_container_is_not_read_again_after_a_handover() -> None:
     write(kube.log("p"), 0, 5)
     kube.log("p").end()
     async with following(kube, sink) as follower:
-        await follower.drain(5)
+        await follower.drain(60)
         saved = follower.cursor.to_dict()
     asked = kube.requests["log"]
     async with following(kube, sink, cursor=Cursor.from_dict(saved)) as follower:
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert kube.requests["log"] == asked
     assert report.unread == []
 

@@ -41,7 +41,7 @@ async def test_repeated_lines_are_counted_before_the_next_line() -> None:
         wait(log, 0, 91)
         log.write(stamp(182), "Name: train-master-0")
         await until(lambda: len(sink.lines) == 4)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == [
         LOOKUP,
         "waiting for master",
@@ -71,7 +71,7 @@ async def test_a_handover_neither_loses_nor_repeats_what_was_held_back() -> None
     wait(log, 20, 50)
     async with following(kube, sink, cursor=cursor, inspector=inspected) as triggerer:
         await until(lambda: inspected.lines == 100)
-        await triggerer.drain(5)
+        await triggerer.drain(60)
     again = [LOOKUP, "waiting for master"]
     assert [re.sub(r" in \d+ (s|min)", "", text) for text in sink.texts] == [
         *again,

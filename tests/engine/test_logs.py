@@ -31,7 +31,7 @@ async def test_lines_come_live_and_as_they_were_written() -> None:
         await until(lambda: len(sink.lines) == 8)
         assert sink.texts[1:] == [*odd, "bytes \ufffd\ufffd"]
         assert sink.lines[0] == LogLine("p", "main", "Worker", 0, 0, "2026-11-21T10:06:08.600000000Z", "first")
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert (report.lines, report.dropped, report.gaps, report.unread) == (8, 0, {}, [])
     assert sink.notes == []
 
@@ -54,7 +54,7 @@ async def test_a_thousand_cut_streams_lose_and_repeat_no_line() -> None:
             log.end()
         kube.pod("p", containers="abcd", state="terminated", phase="Succeeded")
         follower.observe(kube.objects["p"])
-        report = await follower.drain(20)
+        report = await follower.drain(60)
     for container in "abcd":
         texts = sink.by_run()["p", container, 0]
         assert [int(text.split()[1]) for text in texts] == list(range(total))
@@ -124,7 +124,7 @@ async def test_every_line_of_every_run_is_read_once_in_random_container_lives(se
         for pod, restart in pods.items():
             say(pod, restart, ends=True)
             observe(pod, restart=restart, state="terminated", phase="Succeeded")
-        report = await follower.drain(30)
+        report = await follower.drain(60)
     read = {run: [text.rstrip("z") for text in texts] for run, texts in sink.by_run().items()}
     for run, texts in written.items():
         assert read.get(run) == [text.rstrip("z") for text in texts], run
@@ -144,7 +144,7 @@ async def test_last_line_without_line_end_is_emitted() -> None:
         await until(lambda: sink.texts == ["first"])
         log.end()
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == ["first", "no newline at the end"]
     assert report.unread == []
 
@@ -159,7 +159,7 @@ async def test_response_that_only_looks_complete_does_not_end_a_run() -> None:
     kube.cut_after = cutter(random.Random(1), 1500, 3)
     async with following(kube, sink) as follower:
         follower.observe(kube.pod("p", state="terminated", phase="Failed"))
-        await follower.drain(5)
+        await follower.drain(60)
     assert kube.cuts >= 2
     assert sink.texts == numbered(0, 100)
 
@@ -174,7 +174,7 @@ async def test_tail_check_avoids_a_second_download_of_a_burst() -> None:
         await until(lambda: len(sink.lines) == 20_000)
         log.end()
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 20_000)
     assert [{"follow", "tailLines"} & query.keys() for query in kube.queries] == [{"follow"}, {"tailLines"}]
     assert report.unread == []
@@ -194,7 +194,7 @@ async def test_tail_check_rejects_ambiguous_last_lines(text: str) -> None:
     sizes = iter([sum(len(f"{stamp(1)} {line}\n") for line in texts[:20])])
     kube.cut_after = lambda: next(sizes, None)
     async with following(kube, sink) as follower:
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert kube.cuts == 1
     assert sink.texts == texts
     assert report.unread == []
@@ -214,7 +214,7 @@ async def test_rotation_under_an_open_stream_is_reported_as_a_gap(rotated: bool)
         write(log, 1200, 1210)
         log.end()
         follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert len(sink.lines) == 1210
     assert len(sink.notes) == rotated
     if rotated:
@@ -229,7 +229,7 @@ async def test_container_that_ended_before_it_was_observed_is_read() -> None:
         write(kube.log("p", container), 0, 10)
         kube.log("p", container).end()
     async with following(kube, sink) as follower:
-        await follower.drain(5)
+        await follower.drain(60)
     assert sink.by_run() == {("p", "init", 0): numbered(0, 10), ("p", "main", 0): numbered(0, 10)}
 
 
@@ -249,7 +249,7 @@ async def test_run_that_ended_while_the_server_was_away_is_read() -> None:
         await until(lambda: len(sink.lines) == 13)
         assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
         assert kube.requests["get"] >= 1  # without a watch event, the pod was read before the log was requested again
-        assert (await follower.drain(5)).gaps == {}
+        assert (await follower.drain(60)).gaps == {}
 
 
 async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in() -> None:
@@ -269,7 +269,7 @@ async def test_lines_of_a_run_that_the_status_does_not_show_yet_are_not_mixed_in
         assert len(sink.lines) == 5
         kube.pod("p", restart=1)
         await until(lambda: len(sink.lines) == 13)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 10), ("p", "main", 1): numbered(0, 3)}
     assert report.gaps == {}
 
@@ -287,7 +287,7 @@ async def test_run_before_the_last_one_is_reported_as_a_gap_during_a_back_off() 
         kube.pod("p", restart=1, state="waiting")
         kube.away = False
         await until(lambda: len(sink.lines) == 8)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.by_run() == {("p", "main", 0): numbered(0, 5), ("p", "main", 1): numbered(0, 3)}
     assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
@@ -300,7 +300,7 @@ async def test_runs_that_the_kubelet_does_not_keep_are_reported_as_a_gap() -> No
     kube.log("p", restart=2).end()
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 6)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert list(sink.by_run()) == [("p", "main", 2), ("p", "main", 3)]
     assert "the kubelet keeps one previous run" in report.gaps["p", "main"][0]
     assert sink.notes == list(report.gaps["p", "main"])
@@ -313,7 +313,7 @@ async def test_log_that_the_kubelet_has_deleted_is_reported_as_a_gap() -> None:
     write(kube.log("p", restart=1), 0, 3)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 3)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert report.gaps == {("p", "main"): ("lines of run 0 may be missing: the kubelet no longer has its log",)}
 
 
@@ -332,7 +332,7 @@ async def test_rotation_between_two_requests_is_reported_as_a_gap() -> None:
         write(log, 20, 30)
         kube.away = False
         await until(lambda: len(sink.lines) == 20)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 10) + numbered(20, 30)
     assert "may be missing" in report.gaps["p", "main"][0]
     assert stamp(0.09) in sink.notes[0]
@@ -354,7 +354,7 @@ async def test_recreated_pod_with_the_same_name_is_read_as_another_pod() -> None
         assert len(sink.lines) == 5
         follower.observe(kube.objects["p"])
         await until(lambda: len(sink.lines) == 10)
-        report = await follower.drain(5)
+        report = await follower.drain(60)
     assert sink.texts == numbered(0, 5) * 2
     assert report.unread == [("p", "main")] or len(report.containers) == 1
 

@@ -202,7 +202,7 @@ def test_requests_that_are_not_http_do_not_stop_the_server(cluster: EmbeddedClus
     address = urlsplit(cluster.url)
     tls = ssl.create_default_context(cafile=str(cluster.ca_file))
     with (
-        socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as plain,
+        socket.create_connection((address.hostname or "", address.port or 0), timeout=120) as plain,
         tls.wrap_socket(plain, server_hostname=address.hostname) as connection,
     ):
         connection.sendall(sent)
@@ -269,7 +269,7 @@ def test_any_request_gets_an_answer(
     api: Client, method: str, path: str, query: dict[str, str], kind: str, body: Any
 ) -> None:
     encoded = urlencode(query, errors="surrogatepass")
-    with api.open(method, f"{path}?{encoded}", body, {"Content-Type": kind}, timeout=20) as response:
+    with api.open(method, f"{path}?{encoded}", body, {"Content-Type": kind}, timeout=120) as response:
         data = response.read()
     # a real server, too, answers 500 to the scale of a job that has no workers, and 504 to a version of the future
     assert response.status < 500 or response.status == 504 or b"the spec replicas field" in data, data

@@ -47,7 +47,7 @@ def test_server_listens_on_loopback_only(cluster: EmbeddedCluster) -> None:
 
 def test_server_accepts_tls_only(cluster: EmbeddedCluster) -> None:
     host, port = urlsplit(cluster.url).netloc.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as plain:
+    with socket.create_connection((host, int(port)), timeout=120) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         try:
             answer = plain.recv(100)

@@ -95,7 +95,7 @@ def test_ended_job_that_was_not_deleted_is_released(
 ) -> None:
     """Its task was marked between the trigger's event and `execute_complete`."""
     instance.delete()
-    deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", "sleep 1"], on_finish_action=action)
+    deferred = instance.execute(number=2, max_tries=1, command=["sh", "-c", "sleep 5"], on_finish_action=action)
     trigger = TrainingJobTrigger(**deferred.trigger.serialize()[1])
 
     async def followed() -> TriggerEvent:

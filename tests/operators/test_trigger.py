@@ -100,7 +100,7 @@ def test_triggerer_requests_the_state_once_before_any_kill(
 ) -> None:
     """The first request takes the triggerer's supervisor 7 s: no kill should have to wait for it."""
     supervisor.states = [answer]
-    deferred = instance.execute(command=["sh", "-c", "sleep 2"])
+    deferred = instance.execute(command=["sh", "-c", "sleep 5"])
 
     async def run_twice() -> list[TriggerEvent]:
         return list(await asyncio.gather(*(anext(aiter(trigger_of(deferred, instance).run())) for _ in range(2))))
@@ -131,7 +131,7 @@ def test_following_does_not_wait_for_the_first_state_request(
     instance: Instance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Masking the connection's secrets doesn't wait for it either."""
-    trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 2"]), instance)
+    trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
     busy = BusySupervisor(TaskInstanceState.DEFERRED)
     capsys.readouterr()
 
@@ -323,7 +323,7 @@ def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
 
 
 def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
-    deferred = instance.execute(command=["sh", "-c", "sleep 1"])
+    deferred = instance.execute(command=["sh", "-c", "sleep 5"])
     trigger = trigger_of(deferred, instance)
 
     async def events() -> list[TriggerEvent]:
@@ -339,7 +339,7 @@ def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
 
 def test_worker_lost_after_the_event_does_not_repeat_the_training(instance: Instance) -> None:
     """Between the event and `execute_complete`: the next try reads the outcome from the job, and deletes it."""
-    deferred = instance.execute(command=["sh", "-c", "sleep 1"], retries=1)
+    deferred = instance.execute(command=["sh", "-c", "sleep 5"], retries=1)
     trigger = trigger_of(deferred, instance)
 
     async def first() -> TriggerEvent:
@@ -348,7 +348,7 @@ def test_worker_lost_after_the_event_does_not_repeat_the_training(instance: Inst
     assert asyncio.run(first()).payload["outcome"]["succeeded"]
     uid = deferred.trigger.job["uid"]
     assert [job["metadata"]["uid"] for job in instance.jobs()] == [uid]
-    again = instance.execute(command=["sh", "-c", "sleep 1"], number=2, retries=1)
+    again = instance.execute(command=["sh", "-c", "sleep 5"], number=2, retries=1)
     assert again is None, "it ends at once"
     assert instance.ti is not None
     assert instance.ti.xcoms["job"]["uid"] == uid

@@ -81,7 +81,7 @@ def test_ended_job_ends_the_task(instance: Instance, way: Any) -> None:
 
 
 def test_failed_job_raises_its_cause(instance: Instance) -> None:
-    instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 2; exit 3"])
+    instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 5; exit 3"])
     instance.wait_ended()
     with pytest.raises(TrainingUserCodeError, match="exit code 3"):
         fails_to_load(instance)
@@ -203,7 +203,7 @@ def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:
 
 def test_arguments_of_an_earlier_release_are_followed(instance: Instance) -> None:
     """They were flat before their format was frozen. Without a handover, all lines are read again."""
-    kwargs = arguments(instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 1"]))
+    kwargs = arguments(instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 5"]))
     flat = {name: kwargs[name] for name in ("job", "options", "kubernetes_conn_id", "cluster_context", "failures")}
     trigger = TrainingJobTrigger(**flat, cursor={"zlib": "c$}@"}, metrics={"seconds.queued": 1}, marked="", past={})
     ti: Any = SimpleNamespace(dag_id="dag", run_id=instance.run_id, task_id="train", map_index=-1)

@@ -65,7 +65,7 @@ def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
 
 def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, supervisor: socket.socket) -> None:
     with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 1"]), instance)
+        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
 
         async def unread_until_after_the_earliest_event() -> bool:
             began, following = time.monotonic(), asyncio.ensure_future(anext(aiter(trigger.run())))
