@@ -147,7 +147,7 @@ async def release(
     except (ApiUnavailable, TimeoutError) as e:
         raise ReleaseError(
             f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached.\n"
-            f"{e or 'It did not respond.'}\n"
+            f"{str(e) or 'It did not respond.'}\n"
             f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
         ) from None
     seconds = time.monotonic() - began

@@ -60,7 +60,7 @@ async def test_streams_over_the_budget_take_turns() -> None:
         kube.pod(name)
         write(kube.log(name), 0, 5)
     most_open = 0
-    async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.01)) as follower, asyncio.timeout(240):
+    async with following(kube, sink, budget=StreamBudget(streams=3, turn=0.2)) as follower, asyncio.timeout(240):
         for turn in range(1, 4):
             await until(lambda t=turn: len(sink.lines) == len(names) * 5 * t)
             most_open = max(most_open, kube.open)

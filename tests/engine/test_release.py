@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import pytest
 
@@ -303,6 +304,20 @@ async def test_release_does_not_wait_for_the_count_of_pods(task: Task, cluster: 
     done = await release(task.api, ref)
     assert "deleted. Its pods are gone; their GPUs were not counted." in done.text
     assert await task.job() is None
+
+
+class SilentApi(EvictedApi):
+    """Its API server accepts requests, and doesn't respond."""
+
+    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("the wait is endless")
+
+
+async def test_error_of_a_release_without_any_response_has_its_reason() -> None:
+    silent, first = SilentApi(), r"within 0 s: the API server cannot be reached\."
+    with pytest.raises(ReleaseError, match=rf"{first}\nIt did not respond\.\nIts pods"):
+        await release(silent, silent.ref, timeout=0.1)
 
 
 async def test_missing_right_is_an_error(task: Task, cluster: TestCluster) -> None:
