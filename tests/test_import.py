@@ -27,6 +27,21 @@ for name in names:
         importlib.import_module(name)
 print(len(names))
 """
+MODULES_OF_A_DAG_FILE = """
+import sys
+from airflow.sdk import DAG, BaseOperator, task
+
+known = set(sys.modules)
+from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
+
+print(*sorted(name for name in sys.modules.keys() - known if name.startswith("airflow_provider_ktrain.")))
+"""
+#: what only a running task needs, and what checks only a manifest
+FOR_RUNNING_TASKS = (
+    "checks.job", "diagnosis", "engine", "hooks", "job_request", "manifest.loader", "manifest.overlay",
+    "manifest.schema", "state", "triggers", "worker_host", "xcom_values",
+)  # fmt: skip
+MAX_MODULES = 30
 
 
 def environment(airflow_home: pathlib.Path) -> dict[str, str]:
@@ -50,6 +65,14 @@ def run(*command: str, home: pathlib.Path) -> str:
 
 def test_every_module_is_imported_without_network_home_and_kubeconfig(tmp_path: pathlib.Path) -> None:
     assert int(run("-c", IMPORT_ALL, home=tmp_path).split()[-1]) > 100
+
+
+def test_a_dag_file_imports_nothing_that_only_a_running_task_needs(tmp_path: pathlib.Path) -> None:
+    names = run("-c", MODULES_OF_A_DAG_FILE, home=tmp_path).split()
+    short = [name.removeprefix("airflow_provider_ktrain.").removeprefix("core.") for name in names]
+    assert "operators.training" in short
+    assert [name for name in short if name.startswith(FOR_RUNNING_TASKS)] == []
+    assert len(names) <= MAX_MODULES, names
 
 
 @pytest.mark.e2e

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT
+from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 

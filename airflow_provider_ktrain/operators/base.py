@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.deadline import deferral_timeout
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
-from airflow_provider_ktrain.core.xcom_values import storable_outputs
-from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
@@ -52,6 +49,7 @@ class TrainingJobOperator(JobParameters):
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
+        from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.operators.submission import Submission
         from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
 
@@ -109,6 +107,7 @@ class TrainingJobOperator(JobParameters):
 
         :param host: the host that followed the job and handles a kill until the task defers. Default: None.
         """
+        from airflow_provider_ktrain.core.deadline import deferral_timeout
         from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 
@@ -366,6 +365,8 @@ class TrainingJobOperator(JobParameters):
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
         """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
+        from airflow_provider_ktrain.core.xcom_values import storable_outputs
+
         if not outcome.succeeded:
             return outcome
         for line in outcome.result_error.splitlines():
@@ -416,6 +417,7 @@ class TrainingJobOperator(JobParameters):
         return None
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
+        from airflow_provider_ktrain.hooks.training import TrainingHook
         from airflow_provider_ktrain.worker_host import Try, WorkerHost
 
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)

@@ -13,27 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow.sdk import BaseOperator
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.adoption import first_try_since_clear
-from airflow_provider_ktrain.core.checks import check, parameters
-from airflow_provider_ktrain.core.checks.pod_override import check_pod_override, name_paths
-from airflow_provider_ktrain.core.deadline import deadline_of, run_seconds
+from airflow_provider_ktrain.core import checks
+from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
-from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.base import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.manifest import transform
-from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build, overlay, roles_without_manifest
 from airflow_provider_ktrain.core.manifest.volumes import Volume
-from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_ktrain.core.job_request import JobRequest
     from airflow_provider_ktrain.core.manifest.code import Code
+    from airflow_provider_ktrain.core.manifest.overlay import JobOptions
     from airflow_provider_ktrain.engine.follow.messages import Options
 
 #: the parameters needed to follow and release the job of an earlier try, without a valid manifest
@@ -51,7 +46,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     """
 
     kind: ClassVar[Kind]
-    _manifest_file = TEXT  # what messages call the manifest
+    _manifest_file = ""  # its path; empty if it is not a file
 
     template_fields: Sequence[str] = (
         "manifest", "name", "namespace", "image", "command", "args", "code", "env", "gpus", "container_resources",
@@ -220,6 +215,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _job_options(self) -> JobOptions:
         """The parameters that change the manifest."""
+        from airflow_provider_ktrain.core.manifest.overlay import JobOptions
+
         numbers = parameters.converted({"gpus": self.gpus, "nproc_per_node": self.nproc_per_node})
         return JobOptions(
             image=self.image,
@@ -248,19 +245,23 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         :param source: the rendered manifest; None builds one from the options.
         :raises ManifestError: listing all errors.
         """
+        from airflow_provider_ktrain.core.checks.pod_override import name_paths
+        from airflow_provider_ktrain.core.manifest import transform
+        from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
+
         loaded: Manifest | None = None
         warnings: list[str] = []
         if source is not None:
-            document = the_job(load_documents(source, file=self._manifest_file))
+            document = the_job(load_documents(source, file=self._manifest_file or TEXT))
             loaded, moved = transform.modernize(document.content)
             warnings = list(document.left_out)
             for text in moved:
                 self.log.info("Manifest: %s", text)
         built = self._with_options(loaded, self._job_options())
-        problems = check(built, self.kind.name)
+        problems = checks.check(built, self.kind.name)
         if self.pod_override:
             before = self._with_options(loaded, replace(self._job_options(), pod_override={}))
-            problems = name_paths(problems, check(before, self.kind.name), built, self.pod_override)
+            problems = name_paths(problems, checks.check(before, self.kind.name), built, self.pod_override)
         if warnings := [*warnings, *(problem.text for problem in problems if problem.level == "warning")]:
             self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
         if errors := [str(p) for p in problems if p.level == "error"]:
@@ -269,6 +270,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _with_options(self, loaded: Manifest | None, options: JobOptions) -> Manifest:
         """The manifest, or one built from the options, with the options applied and without a name."""
+        from airflow_provider_ktrain.core.manifest.overlay import build, overlay
+
         built = build(self.kind.name, options) if loaded is None else overlay(loaded, options)
         if isinstance(metadata := built.get("metadata"), dict):
             metadata.pop("name", None)  # the job's name is derived from the task's identity
@@ -278,6 +281,9 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _request(self, context: Context) -> JobRequest:
         """What this try asks for. An invalid parameter or manifest is a part of it: see `JobRequest.invalid`."""
+        from airflow_provider_ktrain.core.deadline import run_seconds
+        from airflow_provider_ktrain.core.job_request import JobRequest
+
         source, manifest, code, invalid = None, None, None, None
         try:
             self._check_parameters()
@@ -325,6 +331,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
     def _owner(self, context: Context) -> tuple[Owner, int]:
         """This try as an owner, and the first try since the task was last cleared."""
+        from airflow_provider_ktrain.core.adoption import first_try_since_clear
+
         ti = context["ti"]
         index = -1 if ti.map_index is None else ti.map_index
         key = TaskKey(compat.deployment_id(), ti.dag_id, ti.task_id, ti.run_id, index)
@@ -343,6 +351,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         # a subclass of a user may set them when it is executed
         complete = type(self).__module__.startswith("airflow_provider_ktrain.")
         if complete and self.manifest is None and {"workers", "replicas"} & vars(self).keys() <= given.keys():
+            from airflow_provider_ktrain.core.manifest.overlay import roles_without_manifest
+
             roles_without_manifest(self.kind, self._job_options())
 
     def _check_values(self, given: Mapping[str, Any]) -> None:
@@ -352,6 +362,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         """
         parameters.validated(given)
         if self.pod_override is not None and POD_OVERRIDE in given:
+            from airflow_provider_ktrain.core.checks.pod_override import check_pod_override
+
             check_pod_override(self.pod_override, self.kind)
         if "logs" not in given:
             return
@@ -382,6 +394,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
         :param job: the job, with the annotation of its deadline.
         """
+        from airflow_provider_ktrain.core.deadline import deadline_of
+        from airflow_provider_ktrain.core.state.limits import Limits
         from airflow_provider_ktrain.engine.follow.messages import Options
 
         numbers = parameters.converted({"max_restarts": self.max_restarts, "crash_loop_limit": self.crash_loop_limit})

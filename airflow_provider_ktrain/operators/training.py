@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE
-from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 from airflow_provider_ktrain.operators.base import TrainingJobOperator
+
+if TYPE_CHECKING:
+    from airflow_provider_ktrain.core.manifest.overlay import JobOptions
 
 __all__ = ["MPIJobOperator", "PyTorchJobOperator", "TrainJobOperator", "TrainingJobOperator"]
 

@@ -7,16 +7,17 @@ A rule is a small function in a registry: `error_rules.py` and `warning_rules.py
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.checks.job import REGISTRY, Field, Job, Level, Problem, Rule
-from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.manifest import schema as schemas
+
+if TYPE_CHECKING:  # imported in functions: a DAG file that is only parsed checks no manifest
+    from airflow_provider_ktrain.core.checks.job import Field, Rule
+    from airflow_provider_ktrain.core.manifest.schema import Mismatch
 
 __all__ = ["Level", "Problem", "check", "raise_errors", "rules"]
 
@@ -38,6 +39,8 @@ _MISMATCHES = {
 
 def rules() -> tuple[Rule, ...]:
     """All rules. Their modules are imported on the first call, so that a DAG file which is only parsed skips them."""
+    from airflow_provider_ktrain.core.checks.job import REGISTRY
+
     for name in ("error_rules", *(f"{kind.lower()}_rules" for kind in sorted(KINDS)), "kueue_rules", "warning_rules"):
         importlib.import_module(f"{__name__}.{name}")
     return tuple(REGISTRY)
@@ -54,6 +57,9 @@ def check(
         `#/components/schemas/` allowed. With it an unknown field is an error, as under strict field validation.
         Default: our own table of fields; an unknown field is then a warning.
     """
+    from airflow_provider_ktrain.core.checks.job import Field, Job
+    from airflow_provider_ktrain.core.manifest import schema as schemas
+
     root = Field(manifest)
     identity = list(_identity(root, kind))
     name = root["kind"].text
@@ -68,23 +74,13 @@ def check(
     return sorted([*identity, *_without_consequences(found, shape)], key=lambda p: p.level is not ERROR)
 
 
-def raise_errors(problems: Iterable[Problem]) -> None:
-    """:raises ManifestError: if one of the problems is an error; it names all errors, one a line."""
-    errors = [p for p in problems if p.level is ERROR]
-    if not errors:
-        return
-    first = errors[0]
-    more = "".join(f"\n  {p}" for p in errors[1:])
-    raise ManifestError(
-        first.message, where=first.path, found=first.found, expected=first.expected, remedy=first.hint + more
-    )
-
-
 def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
     """Kind and apiVersion are those of a training job."""
     kind, version = root["kind"], root["apiVersion"]
     kinds = [expected_kind] if expected_kind else sorted(KINDS)
     if kind.text not in kinds:
+        import difflib
+
         near = next(iter(difflib.get_close_matches(kind.text, kinds, n=1)), None)
         hint = f"did you mean {near}?" if near and near.lower() == kind.text.lower() else "use a training job"
         if kind.text in KINDS:
@@ -99,7 +95,7 @@ def _identity(root: Field, expected_kind: str | None) -> Iterator[Problem]:
         yield Problem(ERROR, "api-version", version.path, message, found, expected, hint)
 
 
-def _mismatch(m: schemas.Mismatch, strict: bool) -> Problem:
+def _mismatch(m: Mismatch, strict: bool) -> Problem:
     """The manifest matches the schema of its kind."""
     code, message, hint = _MISMATCHES["unknown to the server" if strict and m.code == "unknown" else m.code]
     lenient = m.code == "unknown" or (m.code == "duplicate" and ".env[" in m.path)  # older CRDs take the last one

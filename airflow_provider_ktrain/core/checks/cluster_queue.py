@@ -11,7 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.error_rules import quantity
-from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
+from airflow_provider_ktrain.core.checks.job import Field
+from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import kind_of
 
 ERROR, WARNING = Level.ERROR, Level.WARNING

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Field, Finding, Job, Level, rule
+from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, rule
+from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level
 from airflow_provider_ktrain.core.manifest.schema import TYPES
 
 ERROR, WARNING = Level.ERROR, Level.WARNING

@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.loader import join
 from airflow_provider_ktrain.core.manifest.resources import is_gpu
-from airflow_provider_ktrain.core.text import SUGGESTION
-
-NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-NAMESPACE_FORMAT = "up to 63 lower-case letters, digits and -"
-
-
-class Level(enum.StrEnum):
-    """How serious a problem is."""
-
-    ERROR = "error"  #: the cluster or the operator would refuse the job or never run it
-    WARNING = "warning"  #: the job runs, but probably not as intended
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem of a manifest, a parameter or the cluster.
-
-    :param level: error or warning.
-    :param code: identifier of the rule: `container-name`.
-    :param path: JSON path: `$.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image`.
-    :param message: what is wrong.
-    :param found: the value found.
-    :param expected: what would be right.
-    :param hint: what to do.
-    """
-
-    level: Level
-    code: str
-    path: str
-    message: str
-    found: str = ""
-    expected: str = ""
-    hint: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.level} {self.text}"
-
-    @property
-    def text(self) -> str:
-        """Everything but the level, for logs that have a level of their own."""
-        suggested = self.hint.startswith(SUGGESTION)
-        message = f"{self.hint} {self.message}" if suggested else self.message
-        parts = (("found ", self.found), ("expected ", self.expected), ("", "" if suggested else self.hint))
-        details = "".join(f"; {label}{text}" for label, text in parts if text)
-        return f"{self.code} at {self.path}: {message}{details}"
 
 
 @dataclass(frozen=True)

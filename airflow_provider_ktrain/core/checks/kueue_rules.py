@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airflow_provider_ktrain.core.checks.job import Finding, Job, Level, rule
+from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
+from airflow_provider_ktrain.core.checks.problem import Level
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.state.kueue_status import MULTIKUEUE
 

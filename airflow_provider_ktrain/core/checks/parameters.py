@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_ktrain.core.checks import raise_errors
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Level, Problem
+from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import OnFinishAction
 from airflow_provider_ktrain.core.kinds import KINDS
-from airflow_provider_ktrain.core.manifest import schema as schemas
-from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 
 Fits = Callable[[Any], bool]
@@ -142,6 +139,9 @@ def _like(name: str) -> Fits:
     """Whether a value, possibly an object of a Kubernetes SDK, matches a type of `core/manifest/schema.py`."""
 
     def fits(value: Any) -> bool:
+        from airflow_provider_ktrain.core.manifest import schema as schemas
+        from airflow_provider_ktrain.core.manifest.loader import plain
+
         try:
             return value is not None and not any(schemas.compare(plain(value), schemas.compiled(name)))
         except ManifestError:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_ktrain.core.checks import raise_errors
-from airflow_provider_ktrain.core.checks.job import Field, Job, Level, Problem
+from airflow_provider_ktrain.core.checks.job import Field, Job
+from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind

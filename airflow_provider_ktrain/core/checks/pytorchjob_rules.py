@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from airflow_provider_ktrain.core.checks.job import Finding, Job, Level, rule
+from airflow_provider_ktrain.core.checks.job import Finding, Job, rule
+from airflow_provider_ktrain.core.checks.problem import Level
 from airflow_provider_ktrain.core.kinds.pytorchjob import LEGACY_RUN_POLICY, PYTORCHJOB
 
 ERROR, WARNING = Level.ERROR, Level.WARNING

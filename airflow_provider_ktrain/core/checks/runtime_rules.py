@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.core.checks.job import Field, Level, Problem
+from airflow_provider_ktrain.core.checks.job import Field
+from airflow_provider_ktrain.core.checks.problem import Level, Problem
 from airflow_provider_ktrain.core.checks.trainjob_rules import without_torchrun
 from airflow_provider_ktrain.core.kinds.runtime_patches import NODE, long_names, mismatches, patched_template
 from airflow_provider_ktrain.core.kinds.runtime_policy import (

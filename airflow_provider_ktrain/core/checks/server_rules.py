@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_ktrain.core.checks.cluster_queue import judge_cluster_queue
-from airflow_provider_ktrain.core.checks.job import NAMESPACE, NAMESPACE_FORMAT, Field, Level, Problem
+from airflow_provider_ktrain.core.checks.job import Field
+from airflow_provider_ktrain.core.checks.problem import NAMESPACE, NAMESPACE_FORMAT, Level, Problem
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.core.rbac import CODE_RULES
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Level, Replica, rule
+from airflow_provider_ktrain.core.checks.job import Field, Finding, Job, Replica, rule
+from airflow_provider_ktrain.core.checks.problem import Level
 from airflow_provider_ktrain.core.manifest.transform import TTL, TTL_MINIMUM
 
 WARNING = Level.WARNING
