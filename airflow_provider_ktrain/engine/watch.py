@@ -102,6 +102,7 @@ class Subscription:
         self.synced = False  #: whether the first list is complete
         self._match = match
         self._pending: dict[str, WatchEvent] = {}
+        self._changed: set[str] = set()
         self._error: Exception | None = None
         self._ready = asyncio.Event()
 
@@ -123,6 +124,11 @@ class Subscription:
     def deleted(self) -> list[Object]:
         """Objects whose DELETED event the next `changed` returns. `objects` no longer has them."""
         return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
+
+    def take_changed(self) -> set[str]:
+        """The uids of objects that were added, changed or removed since the last call, whatever `changed` returned."""
+        taken, self._changed = self._changed, set()
+        return taken
 
     def __aiter__(self) -> Self:
         return self
@@ -160,6 +166,7 @@ class Subscription:
             self._pending[uid] = WatchEvent("DELETED", obj)
         else:
             return
+        self._changed.add(uid)
         if self.synced:  # the first list is delivered as a whole
             self._ready.set()
 

@@ -73,19 +73,26 @@ def by_uid(*pods: Any) -> Pods:
     return {p["metadata"]["uid"]: p for p in pods}
 
 
+class History(RestartHistory):
+    """A history that is given all pods each time, and finds out which have changed."""
+
+    def see(self, job: Any, pods: Pods) -> list[Restart]:
+        return self.update(job, pods, [uid for uid in self._seen if uid not in pods])
+
+
 def described(restarts: list[Restart]) -> list[str]:
     return [restart.describe(None) for restart in restarts]
 
 
 def crashes(
-    history: RestartHistory, number: int, *beside: Any, of: Any = None, replica: str = "master-0", lasts: float = 5
+    history: History, number: int, *beside: Any, of: Any = None, replica: str = "master-0", lasts: float = 5
 ) -> None:
     """The kubelet restarts a container `number` times, each time after a run of `lasts` seconds and a pause of 10."""
     for n in range(number):
         began = 100 + n * (lasts + 10)
         again = began + lasts + 10
         crashed = pod(replica, restarts=n + 1, running=again, before=run(began, began + lasts))
-        history.update(of or job(len(beside)), by_uid(crashed, *beside))
+        history.see(of or job(len(beside)), by_uid(crashed, *beside))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,7 @@ def crashes(
 def test_recorded_restarts_are_counted(name: str, lines: list[str], handed_over: bool) -> None:
     """Each restart is reported once, also if another process takes over after each event."""
     (_, recorded), *events = [json.loads(line) for line in (RECORDINGS / f"{name}.jsonl").read_text().splitlines()]
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     pods: Pods = {}
     restarts = []
     for kind, it in events:
@@ -114,17 +121,17 @@ def test_recorded_restarts_are_counted(name: str, lines: list[str], handed_over:
             restarts += history.mark_deleted(it)
         else:
             pods[it["metadata"]["uid"]] = it
-        restarts += history.update(recorded, pods)
+        restarts += history.see(recorded, pods)
         if handed_over and kind == "MODIFIED":
-            history = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
-            restarts += history.update(recorded, pods)
+            history = History(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+            restarts += history.see(recorded, pods)
     assert described(restarts) == lines
     assert history.crash_loop(1 if name.startswith("09") else 2) is None  # the container succeeded
 
 
 def test_a_restart_names_the_exception_of_the_previous_run() -> None:
-    history = RestartHistory(PYTORCHJOB)
-    (restart,) = history.update(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
+    history = History(PYTORCHJOB)
+    (restart,) = history.see(job(), by_uid(pod(restarts=3, running=145, before=run(100, 105))))
     log = ["Traceback (most recent call last):", "  x", "KeyError: 'label_map'"]
     assert restart.describe(log) == "Master 0 restarted (3rd time) after KeyError: 'label_map'. Back-off 40 s."
     assert (
@@ -135,19 +142,19 @@ def test_a_restart_names_the_exception_of_the_previous_run() -> None:
 
 
 def test_a_restart_names_the_kubelets_reason() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     oom = run(100, 105, 137) | {"reason": "OOMKilled"}
-    assert described(history.update(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
+    assert described(history.see(job(), by_uid(pod(restarts=1, running=105, before=oom)))) == [
         "Master 0 restarted (1st time) after OOMKilled, exit code 137 (SIGKILL)."
     ]
 
 
 def test_a_recreated_pod_is_a_restart() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     lines = []
     for n in range(3):
         failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
-        lines += described(history.update(job(), by_uid(failed)))
+        lines += described(history.see(job(), by_uid(failed)))
         lines += described(history.mark_deleted(failed))
     assert lines == [
         "Master 0 restarted (1st time) after exit code 130 (SIGINT).",
@@ -159,7 +166,7 @@ def test_a_recreated_pod_is_a_restart() -> None:
 def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
     """The failed pods still exist, also for the next process."""
     pods: Pods = {}
-    history = RestartHistory(MPIJOB)
+    history = History(MPIJOB)
     lines = []
     for n in range(3):
         launcher = pod("launcher-0", uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5), phase="Failed")
@@ -168,27 +175,27 @@ def test_launchers_of_a_batch_job_are_restarts_of_one_replica() -> None:
             "labels": {"training.kubeflow.org/job-role": "launcher"},
         }
         pods |= by_uid(launcher)
-        lines += described(history.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
+        lines += described(history.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods))
     assert lines == [f"Launcher restarted ({n} time) after exit code 1." for n in ("1st", "2nd")]
     assert history.crash_loop(3)
-    after = RestartHistory(MPIJOB, history.handover())
-    assert after.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
-    late = RestartHistory(MPIJOB)
-    assert described(late.update({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
+    after = History(MPIJOB, history.handover())
+    assert after.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods) == []
+    late = History(MPIJOB)
+    assert described(late.see({"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}, pods)) == lines
 
 
 def test_an_evicted_pod_is_a_restart() -> None:
-    history = RestartHistory(PYTORCHJOB)
-    history.update(job(), by_uid(pod(running=0, uid="a")))
+    history = History(PYTORCHJOB)
+    history.see(job(), by_uid(pod(running=0, uid="a")))
     history.mark_deleted(pod(uid="a", phase="Failed", reason="Evicted", ended=run(0, 9, 137)))
-    assert described(history.update(job(), by_uid(pod(uid="b", created=10)))) == [
+    assert described(history.see(job(), by_uid(pod(uid="b", created=10)))) == [
         "Master 0 restarted (1st time) after its pod was evicted from its node (Evicted)."
     ]
 
 
 @pytest.mark.parametrize(("number", "ends"), [(5, False), (6, True)])
 def test_six_short_failures_in_a_row_are_a_crash_loop(number: int, ends: bool) -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, number, pod("worker-0", running=0))
     loop = history.crash_loop(6)
     assert (loop is not None) is ends
@@ -199,39 +206,39 @@ def test_six_short_failures_in_a_row_are_a_crash_loop(number: int, ends: bool) -
 
 def test_failures_before_every_replica_has_run_do_not_count() -> None:
     """Workers crash while the master still pulls its image."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 20, pod("master-0"), replica="worker-0")
     assert history.crash_loop(1) is None
     last = pod("worker-0", restarts=20, running=400, before=run(385, 390))
-    history.update(job(1), by_uid(last, pod("master-0", running=395)))
+    history.see(job(1), by_uid(last, pod("master-0", running=395)))
     assert history.crash_loop(1) is None, "they failed before the master ran"
     last = pod("worker-0", restarts=21, running=420, before=run(400, 410))
-    history.update(job(1), by_uid(last, pod("master-0", running=395)))
+    history.see(job(1), by_uid(last, pod("master-0", running=395)))
     assert history.crash_loop(1)
 
 
 def test_long_runs_are_not_a_crash_loop() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 20, lasts=SHORT_RUN_SECONDS)
     assert history.crash_loop(1) is None
 
 
 def test_a_long_run_resets_the_count() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5)
     long = pod(restarts=6, running=900, before=run(180, 180 + SHORT_RUN_SECONDS))
-    history.update(job(), by_uid(long))
-    history.update(job(), by_uid(pod(restarts=7, running=920, before=run(900, 910))))
+    history.see(job(), by_uid(long))
+    history.see(job(), by_uid(pod(restarts=7, running=920, before=run(900, 910))))
     assert history.crash_loop(2) is None
     assert history.crash_loop(1)
 
 
 def test_a_gap_in_the_observations_resets_the_count() -> None:
     """No process followed the job for an hour."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5)
-    history = RestartHistory(PYTORCHJOB, history.handover())
-    history.update(job(), by_uid(pod(restarts=9, running=4000, before=run(3900, 3905))))
+    history = History(PYTORCHJOB, history.handover())
+    history.see(job(), by_uid(pod(restarts=9, running=4000, before=run(3900, 3905))))
     assert history.crash_loop(2) is None
 
 
@@ -240,36 +247,36 @@ def test_a_gap_in_the_observations_resets_the_count() -> None:
 )
 def test_loss_of_a_pod_resets_the_count(reason: str, gone: bool) -> None:
     """The other replicas fail in NCCL until it runs again."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
     lost = pod("worker-0", phase="Failed", reason=reason)
-    history.update(job(1), by_uid(crashed, *([] if gone else [lost])))
+    history.see(job(1), by_uid(crashed, *([] if gone else [lost])))
     waiting = pod("worker-0", uid="again", created=180)
     for n in range(6, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.update(job(1), by_uid(crashed, waiting))
+        history.see(job(1), by_uid(crashed, waiting))
     assert history.crash_loop(1) is None
     back = pod("worker-0", uid="again", created=180, running=1150)
     for n in range(12, 18):
         assert history.crash_loop(6) is None
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.update(job(1), by_uid(crashed, back))
+        history.see(job(1), by_uid(crashed, back))
     assert history.crash_loop(6)
 
 
 def test_suspension_resets_the_count() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5)
-    history.update(job(runPolicy={"suspend": True}), {})
-    assert described(history.update(job(), by_uid(pod(uid="b", created=200)))) == []
-    history.update(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
+    history.see(job(runPolicy={"suspend": True}), {})
+    assert described(history.see(job(), by_uid(pod(uid="b", created=200)))) == []
+    history.see(job(), by_uid(pod(uid="b", created=200, restarts=1, running=220, before=run(205, 210))))
     assert history.crash_loop(2) is None
 
 
 def test_a_kill_by_a_pod_deletion_is_not_a_failure() -> None:
-    history = RestartHistory(PYTORCHJOB)
-    history.update(job(), by_uid(pod(running=0)))
+    history = History(PYTORCHJOB)
+    history.see(job(), by_uid(pod(running=0)))
     deleted = pod(ended=run(0, 5, 143))
     deleted["metadata"] |= {"deletionTimestamp": at(34), "deletionGracePeriodSeconds": 30}
     history.mark_deleted(deleted)
@@ -278,7 +285,7 @@ def test_a_kill_by_a_pod_deletion_is_not_a_failure() -> None:
 
 @pytest.mark.parametrize("elastic", [job(elasticPolicy={"minReplicas": 1})], ids=["elasticPolicy"])
 def test_elastic_jobs_are_exempt(elastic: Any) -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 20, of=elastic)
     assert history.crash_loop(1) is None
 
@@ -286,73 +293,73 @@ def test_elastic_jobs_are_exempt(elastic: Any) -> None:
 def test_horovodrun_with_min_np_is_elastic() -> None:
     launcher = {"template": {"spec": {"containers": [{"command": ["horovodrun", "--min-np", "1"]}]}}}
     elastic = {"spec": {"mpiReplicaSpecs": {"Launcher": launcher}}}
-    history = RestartHistory(MPIJOB)
+    history = History(MPIJOB)
     crashes(history, 20, of=elastic, replica="launcher-0")
     assert history.crash_loop(1) is None
 
 
 def test_handover_keeps_the_count_and_repeats_no_message() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 4)
     crashed = pod(restarts=4, running=160, before=run(145, 150))
-    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
-    assert after.update(job(), by_uid(crashed)) == []
-    assert described(after.update(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
+    after = History(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+    assert after.see(job(), by_uid(crashed)) == []
+    assert described(after.see(job(), by_uid(pod(restarts=5, running=175, before=run(160, 165))))) == [
         "Master 0 restarted (5th time) after exit code 1. Back-off 10 s."
     ]
-    after.update(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
+    after.see(job(), by_uid(pod(restarts=6, running=190, before=run(175, 180))))
     assert after.crash_loop(6)
 
 
 def test_handover_is_limited_in_size() -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     workers = [pod(f"worker-{i}", restarts=2, running=120, before=run(100, 110)) for i in range(1000)]
-    history.update(job(1000), by_uid(pod(running=0), *workers))
+    history.see(job(1000), by_uid(pod(running=0), *workers))
     worst = pod("worker-700", restarts=3, running=140, before=run(120, 130))
-    history.update(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
+    history.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:]))
     past = json.dumps(history.handover())
     assert len(past) < 200 * MAX_HANDED_OVER_CONTAINERS
-    after = RestartHistory(PYTORCHJOB, json.loads(past))
-    assert after.update(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
+    after = History(PYTORCHJOB, json.loads(past))
+    assert after.see(job(1000), by_uid(pod(running=0), *workers[:700], worst, *workers[701:])) == []
     again = pod("worker-700", restarts=4, running=160, before=run(140, 150))
-    assert described(after.update(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
+    assert described(after.see(job(1000), by_uid(pod(running=0), *workers[:700], again, *workers[701:]))) == [
         "Worker 700 restarted (4th time) after exit code 1. Back-off 10 s."
     ]
 
 
 def test_history_of_another_release_can_be_read() -> None:
     past = {"since": 1.0, "containers": {"Master 0/pytorch": {"failures": 5, "shape": "round"}}, "more": 1}
-    assert RestartHistory(PYTORCHJOB, past).crash_loop(5)
-    assert RestartHistory(PYTORCHJOB, {}).crash_loop(1) is None
+    assert History(PYTORCHJOB, past).crash_loop(5)
+    assert History(PYTORCHJOB, {}).crash_loop(1) is None
 
 
 def test_replica_lost_between_two_followers_stops_the_count() -> None:
     """A node is lost with the triggerer and a worker: the master crashes until the worker has a node again."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 2, pod("worker-0", running=0))
-    after = RestartHistory(PYTORCHJOB, json.loads(json.dumps(history.handover())))
+    after = History(PYTORCHJOB, json.loads(json.dumps(history.handover())))
     waiting = pod("worker-0", uid="again", created=300)
     for n in range(3, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        after.update(job(1), by_uid(crashed, waiting))
+        after.see(job(1), by_uid(crashed, waiting))
     assert after.crash_loop(4) is None
     back = pod("worker-0", uid="again", created=300, running=1200)
     for n in range(12, 18):
         assert after.crash_loop(6) is None
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100 + 1, n * 100 + 5))
-        after.update(job(1), by_uid(crashed, back))
+        after.see(job(1), by_uid(crashed, back))
     assert after.crash_loop(6)
 
 
 def test_a_crashing_sidecar_is_not_a_crash_loop() -> None:
     """The training container continues to run."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     for n in range(20):
         training = pod(running=0)
         exporter = pod(restarts=n + 1, running=115 + 15 * n, before=run(100 + 15 * n, 105 + 15 * n))
         (status,) = exporter["status"]["containerStatuses"]
         training["status"]["containerStatuses"].append(status | {"name": "metrics-exporter"})
-        history.update(job(), by_uid(training))
+        history.see(job(), by_uid(training))
     assert history.crash_loop(1) is None
 
 
@@ -365,10 +372,10 @@ def deleted(pod: Any, requested: float, grace: float = 30) -> Any:
 @pytest.mark.parametrize("clock_lag", [0, 20, 50])
 def test_deleted_pods_are_not_a_crash_loop_if_clocks_differ(code: int, clock_lag: float) -> None:
     """The node's clock is `clock_lag` the API server's, so the run seems to end before its pod's deletion."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     for n in range(10):
         began = 200 * n
-        history.update(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - clock_lag)))
+        history.see(job(), by_uid(pod(uid=str(n), created=began, running=began + 5 - clock_lag)))
         ended = pod(
             uid=str(n), created=began, ended=run(began + 5 - clock_lag, began + 101 - clock_lag, code), phase="Failed"
         )
@@ -379,65 +386,65 @@ def test_deleted_pods_are_not_a_crash_loop_if_clocks_differ(code: int, clock_lag
 
 @pytest.mark.parametrize("clock_lag", [0, 20, 50])
 def test_peers_of_a_deleted_pod_are_not_a_crash_loop_if_clocks_differ(clock_lag: float) -> None:
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5, pod("worker-0", running=0))
     crashed = pod(restarts=5, running=175, before=run(160, 165))
     lost = pod("worker-0", ended=run(0, 181 - clock_lag, 143), phase="Failed")
     history.mark_deleted(deleted(lost, 180))
     for n in range(6, 12):
         crashed = pod(restarts=n, running=n * 100 + 10, before=run(n * 100, n * 100 + 5))
-        history.update(job(1), by_uid(crashed, pod("worker-0", uid="again", created=185)))
+        history.see(job(1), by_uid(crashed, pod("worker-0", uid="again", created=185)))
     assert history.crash_loop(1) is None
 
 
 def test_a_run_with_a_negative_duration_is_not_a_crash() -> None:
     """The node's clock was set back, so the run time is unknown."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 20, lasts=-3)
     assert history.crash_loop(1) is None
 
 
 def test_crashes_of_peers_after_a_preemption_do_not_end_the_job() -> None:
     """NCCL reports the loss only after the replica runs again."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     peers = [pod(f"worker-{i}", running=0) for i in range(1, 8)]
-    history.update(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
+    history.see(job(8), by_uid(pod(running=0), pod("worker-0", running=0), *peers))
     lost = pod("worker-0", phase="Failed", reason="Preempting")
-    history.update(job(8), by_uid(pod(running=0), lost, *peers))
+    history.see(job(8), by_uid(pod(running=0), lost, *peers))
     back = pod("worker-0", uid="again", created=10, running=20)
     for n in range(1, 8):
         peers[n - 1] = pod(f"worker-{n}", restarts=1, running=60 + n, before=run(0, 50 + n))
-        history.update(job(8), by_uid(pod(running=0), back, *peers))
+        history.see(job(8), by_uid(pod(running=0), back, *peers))
     assert history.crash_loop(2) is None
 
 
 def test_alternating_long_and_short_runs_are_not_a_crash_loop() -> None:
     """Five short runs, then one that trains for longer than 10 minutes, again and again."""
-    history, began, restarts = RestartHistory(PYTORCHJOB), 0.0, 0
+    history, began, restarts = History(PYTORCHJOB), 0.0, 0
     for _ in range(5):
         for lasts in (5, 60, 300, 599, 20, SHORT_RUN_SECONDS):
             restarts += 1
             again = began + lasts + 10
-            history.update(job(), by_uid(pod(restarts=restarts, running=again, before=run(began, began + lasts))))
+            history.see(job(), by_uid(pod(restarts=restarts, running=again, before=run(began, began + lasts))))
             assert history.crash_loop(6) is None
             began = again
 
 
 def test_a_suspension_shown_only_by_its_condition_resets_the_count() -> None:
     """The job is resumed, but its operator has not updated the condition yet."""
-    history = RestartHistory(PYTORCHJOB)
+    history = History(PYTORCHJOB)
     crashes(history, 5)
     suspended = job() | {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}}
-    history.update(suspended, by_uid(pod(restarts=5, running=300, before=run(200, 205))))
-    history.update(job(), by_uid(pod(uid="b", created=400, restarts=1, running=420, before=run(405, 410))))
+    history.see(suspended, by_uid(pod(restarts=5, running=300, before=run(200, 205))))
+    history.see(job(), by_uid(pod(uid="b", created=400, restarts=1, running=420, before=run(405, 410))))
     assert history.crash_loop(2) is None
 
 
 def test_three_hundred_recreated_pods_do_not_grow_the_history() -> None:
-    history, sizes = RestartHistory(PYTORCHJOB), []
+    history, sizes = History(PYTORCHJOB), []
     for n in range(300):
         failed = pod(uid=str(n), created=n * 100, ended=run(n * 100, n * 100 + 5, 130), phase="Failed")
-        history.update(job(), by_uid(failed))
+        history.see(job(), by_uid(failed))
         history.mark_deleted(failed)
         sizes.append(len(repr(vars(history))))
     assert sizes[-1] <= sizes[5] * 1.1

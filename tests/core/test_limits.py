@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.limits import Limits, clocks, count_restarts
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -31,9 +33,19 @@ def pod(node: str = "", phase: str = "Pending", **more: Any) -> dict[str, Any]:
 
 
 def due(
-    *args: Any, deadline: float | None = None, last_line: float = T0, has_events: bool = False
+    job: Any,
+    pods: list[Any],
+    phase: Phase,
+    limits: Limits,
+    deadline: float | None = None,
+    last_line: float = T0,
+    has_events: bool = False,
 ) -> dict[Limit, float]:
-    return {c.limit: c.due - T0 for c in clocks(*args, deadline=deadline, last_line=last_line, has_events=has_events)}
+    groups = PodGroups(
+        PYTORCHJOB, ({**pod, "metadata": {"uid": str(n), **pod["metadata"]}} for n, pod in enumerate(pods))
+    )
+    running = clocks(job, groups, phase, limits, deadline=deadline, last_line=last_line, has_events=has_events)
+    return {clock.limit: clock.due - T0 for clock in running}
 
 
 def test_only_the_queue_clock_runs_for_a_suspended_job() -> None:

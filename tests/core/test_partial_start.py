@@ -8,8 +8,10 @@ import pytest
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
-from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start
+from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start, warning_due
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -32,6 +34,7 @@ def pod(role: str, index: int = 0, *, node: bool, at: int = 0, gpus: int = 8, **
     return {
         "metadata": {
             "name": f"{role}-{index}",
+            "uid": f"{role}-{index}",
             "labels": labels,
             "creationTimestamp": time(at),
             **more.pop("meta", {}),
@@ -104,18 +107,17 @@ def test_elastic_job_with_its_minimum_is_exempt(placed: int, partial: bool) -> N
 @pytest.mark.parametrize(("limit", "seconds"), [(None, 300), (3600, 300), (60, 30)])
 def test_warning_comes_after_5_minutes_or_half_of_the_limit(limit: float | None, seconds: float) -> None:
     partial = found(pod("Master", node=True), pod("Worker", node=False))
-    assert partial.warning_due(limit) == partial.since + seconds
+    assert warning_due(partial.since, limit) == partial.since + seconds
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.QUEUED, Phase.SUSPENDED])
 def test_clock_runs_unless_a_queue_suspends_the_job(phase: Phase) -> None:
     pods = [pod("Master", node=True), pod("Worker", node=False)]
-    due = {
-        clock.limit: clock.due - T0
-        for clock in clocks(job(), pods, phase, Limits(partial_start=60), deadline=None, last_line=T0)
-    }
+    groups, limits = PodGroups(PYTORCHJOB, pods), Limits(partial_start=60)
+    running = clocks(job(), groups, phase, limits, deadline=None, last_line=T0)
+    due = {clock.limit: clock.due - T0 for clock in running}
     assert due == ({} if phase in (Phase.QUEUED, Phase.SUSPENDED) else {Limit.PARTIAL_START: 70})
-    assert not list(clocks(job(), pods, phase, Limits(), deadline=None, last_line=T0))
+    assert not list(clocks(job(), groups, phase, Limits(), deadline=None, last_line=T0))
 
 
 def test_cause_is_the_pod_without_a_node_whatever_else_failed() -> None:

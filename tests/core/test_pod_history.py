@@ -46,7 +46,7 @@ def history_of(pods: list[Any], now: datetime) -> PodHistory:
     for before, after in zip([None, *pods], pods, strict=False):
         if before:
             history.mark_deleted(before)
-        history.update({after["metadata"]["uid"]: after}, now)
+        history.update({after["metadata"]["uid"]: after}, (), now)
     return history
 
 
@@ -74,7 +74,7 @@ def test_handover_keeps_restarts_and_usage(codes: list[int], at_pod: int) -> Non
     for gone, there in zip([None, *pods[cut:]], pods[cut:], strict=False):
         if gone:
             after.mark_deleted(gone)
-        after.update({there["metadata"]["uid"]: there}, now)
+        after.update({there["metadata"]["uid"]: there}, (), now)
     whole = history_of(pods, now)
     assert after.restarts == whole.restarts
     assert after.usage(now, None) == whole.usage(now, None)
@@ -86,7 +86,7 @@ def test_recreated_launchers_count_as_restarts() -> None:
     launchers = [pod(n, None if n == 7 else 1, name=f"launcher-{n}", labels=labels) for n in range(8)]
     history = PodHistory(MPIJOB)
     for launcher in launchers:  # the failed pods remain
-        history.update({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, START)
+        history.update({p["metadata"]["uid"]: p for p in launchers[: launchers.index(launcher) + 1]}, (), START)
     assert history.restarts == 7
 
 
@@ -100,7 +100,7 @@ def test_a_failed_pod_that_was_not_replaced_is_not_a_restart() -> None:
     history = history_of([pod(0, 1)], START)
     assert history.restarts == 0
     history.mark_deleted(pod(0, 1))
-    history.update({"w-1-0": pod(0, None, name="w-1")}, START)
+    history.update({"w-1-0": pod(0, None, name="w-1")}, (), START)
     assert history.restarts == 0
     assert [p["metadata"]["name"] for p in history.live] == ["w-1"]
     assert history.uids == ["w-1-0", "w-0-0"]

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
@@ -36,7 +38,8 @@ def due(
     limits, spec = Limits(progress=60), ELASTIC if elastic else {}
     began = RunStarts().last(job(**spec), pods)
     since = None if began is None else max(began, progress or began)
-    found = list(clocks(job(**spec), pods, phase, limits, deadline=None, last_line=T0, progress_since=since))
+    groups = PodGroups(PYTORCHJOB, pods)
+    found = list(clocks(job(**spec), groups, phase, limits, deadline=None, last_line=T0, progress_since=since))
     return found[0].due - T0 if found else None
 
 

@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.manifest.resources import gpus_of
 from airflow_provider_ktrain.core.manifest.transform import backstop, fit
 from airflow_provider_ktrain.core.state.crash_loop import RestartHistory
 from airflow_provider_ktrain.core.state.limits import Limits, clocks
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.status import Phase, phase_of, shown_conditions
 
 from .trainjobs import jobs_status, pod, trainjob
@@ -133,8 +134,8 @@ def test_sensors_can_wait_for_conditions_that_a_trainjob_does_not_have() -> None
 def test_no_startup_limit_runs_while_jobset_recreates_the_pods() -> None:
     limits = Limits(startup=60, schedule=60)
     how: Any = {"deadline": None, "last_line": 0.0}
-    assert [c.seconds for c in clocks(trainjob(), [], Phase.PENDING, limits, **how)] == [60]
-    assert not list(clocks(trainjob(), [], Phase.RESTARTING, limits, had_pods=True, **how))
+    assert [c.seconds for c in clocks(trainjob(), PodGroups(TRAINJOB), Phase.PENDING, limits, **how)] == [60]
+    assert not list(clocks(trainjob(), PodGroups(TRAINJOB), Phase.RESTARTING, limits, had_pods=True, **how))
 
 
 def test_restarts_by_jobset_are_a_crash_loop() -> None:
@@ -159,7 +160,7 @@ def test_restarts_by_jobset_are_a_crash_loop() -> None:
         killed["metadata"] |= {"deletionTimestamp": ended, "deletionGracePeriodSeconds": 1}
         history.update(job, {p["metadata"]["uid"]: p for p in nodes})
         history.update(job, {p["metadata"]["uid"]: p for p in (failed, nodes[1])})
-        history.update(job, {killed["metadata"]["uid"]: killed})
+        history.update(job, {killed["metadata"]["uid"]: killed}, removed=[failed["metadata"]["uid"]])
         loops.append(history.crash_loop(6))
     assert [loop and loop.replica for loop in loops] == [None] * 5 + ["node 0"]
 

@@ -54,7 +54,7 @@ def test_memory_does_not_grow_with_launcher_pods() -> None:
         for line in range(TAIL_LINES):
             keep(f"line {line}", pod["metadata"]["creationTimestamp"], 0)
         mine = {pod["metadata"]["uid"]: pod}
-        pods.update(mine, START)
+        pods.update(mine, (), START)
         evidence.forget_all_but(pods.all)
         restarts.update(JOB, mine)
         restarts.report(at_once=True)

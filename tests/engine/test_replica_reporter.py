@@ -32,7 +32,7 @@ def observe(state: JobState, running: int) -> None:
         meta = {"uid": f"u{index}", "name": f"train-worker-{index}", "labels": labels}
         return {"metadata": meta, "spec": {}, "status": {"phase": "Running" if index < running else "Pending"}}
 
-    state.pods.update({f"u{index}": pod(index) for index in range(REPLICAS)}, utc_now())
+    state.pods.update({f"u{index}": pod(index) for index in range(REPLICAS)}, (), utc_now())
 
 
 def test_a_large_job_that_starts_logs_few_lines() -> None:

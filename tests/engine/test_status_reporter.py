@@ -67,7 +67,7 @@ def reporter_of_a_large_job() -> tuple[StatusReporter, JobState, TrainingMetrics
 
 
 def update(state: JobState, phase: str) -> None:
-    state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, utc_now())
+    state.pods.update({str(index): pod(index, phase) for index in range(REPLICAS)}, (), utc_now())
 
 
 def test_status_of_1000_replicas_takes_no_long_slice_of_the_event_loop() -> None:

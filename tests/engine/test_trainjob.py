@@ -101,8 +101,8 @@ async def test_launcher_is_the_primary_of_a_job_without_status() -> None:
     launcher["spec"] = {"containers": [{"name": "node"}]}
     state = JobState(JobRef("TrainJob", "v1alpha1", "ns", "train", "j"), Handover())
     output = JobOutput(api, state, "primary", Cursor(), Handover(), log)
-    output.observe(trainjob(), {}, ())
-    output.observe(trainjob(jobsStatus=jobs_status(node={}, launcher={})), {"l": launcher}, ())
+    output.observe(trainjob(), {})
+    output.observe(trainjob(jobsStatus=jobs_status(node={}, launcher={})), {"l": launcher})
 
     async def asked() -> bool:
         return launcher["metadata"]["name"] in api.asked

@@ -104,7 +104,7 @@ async def test_a_job_that_was_admitted_before_its_workload_was_replaced_does_not
         await until(lambda: _phase_is(follower, QueuePhase.NEVER_FITS))
         assert follower.due is not None
         meta = {"name": "p", "uid": "p-1", "creationTimestamp": "2026-11-22T01:00:00Z"}
-        state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, utc_now())
+        state.pods.update({"p-1": {"metadata": meta, "spec": {}, "status": {"phase": "Running"}}}, (), utc_now())
         assert follower.due is None
 
 

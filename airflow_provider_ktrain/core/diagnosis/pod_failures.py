@@ -112,6 +112,12 @@ def likely_causes(found: Sequence[Failure]) -> list[Failure]:
     return [*lost_peers, *latest]
 
 
+def restarts_of(pod: Json) -> Iterator[int]:
+    """The number of restarts of each container of a pod, init containers included."""
+    for _, container in _containers(pod.get("status") or {}):
+        yield int(container.get("restartCount") or 0)
+
+
 def log_key(pod: str, container: str) -> str:
     """The key of a container's last lines in the mappings that a diagnosis takes."""
     return f"{pod}/{container}"

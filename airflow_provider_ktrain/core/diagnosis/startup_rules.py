@@ -13,7 +13,13 @@ from airflow_provider_ktrain.core.diagnosis import failure_patterns
 from airflow_provider_ktrain.core.diagnosis.evidence import Evidence, make_evidence
 from airflow_provider_ktrain.core.diagnosis.failure_patterns import FailurePattern
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
-from airflow_provider_ktrain.core.diagnosis.pod_failures import Failure, Json, describe_exit_code, find_failures
+from airflow_provider_ktrain.core.diagnosis.pod_failures import (
+    Failure,
+    Json,
+    describe_exit_code,
+    find_failures,
+    restarts_of,
+)
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
@@ -82,6 +88,11 @@ def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
             summary = f"{cause.summary}. Giving up after {failure.restarts + 1} attempts."
             return replace(cause, summary=summary, replica=failure.replica).with_short_summary()
     return None
+
+
+def restarted_often(pod: Json) -> bool:
+    """Whether `find_unstartable_command` may find a container of this pod."""
+    return any(restarts >= MAX_START_RESTARTS for restarts in restarts_of(pod))
 
 
 def find_obstacle(evidence: Evidence) -> Cause | None:

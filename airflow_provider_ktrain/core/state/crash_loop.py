@@ -13,7 +13,7 @@ too, so all counts start again when that replica runs again. Elastic jobs expect
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -154,23 +154,23 @@ class RestartHistory:
         self._pods: dict[str, Json] = {}  # the current pod of each replica
         self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
         self._lost: set[str] = set()  # uids of current pods that were disrupted or deleted
-        self._seen: dict[str, Json] = {}  # by uid
+        self._seen: dict[str, Json] = {}  # the pods that exist, by uid
         self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
-    def update(self, job: Json, pods: Mapping[str, Json]) -> list[Restart]:
-        """Record the pods that exist now.
+    def update(self, job: Json, pods: Mapping[str, Json], removed: Iterable[str] = ()) -> list[Restart]:
+        """Record changes of the pods that exist.
 
         :param job: the job as it is now.
-        :param pods: all its pods, by uid.
+        :param pods: its new pods, and those that have changed, by uid.
+        :param removed: uids of pods that no longer exist. Default: none.
         :return: restarts that were not returned before.
         """
+        vanished = [pod for uid in removed if (pod := self._seen.pop(uid, None)) is not None]
+        changed = sorted((pod for uid, pod in pods.items() if self._seen.get(uid) is not pod), key=_created)
+        self._seen |= pods
         if wants_suspension(job) or "Suspended" in true_conditions(job):
             self._reset()
-            self._seen = dict(pods)
             return []
-        changed = sorted((p for uid, p in pods.items() if self._seen.get(uid) is not p), key=_created)
-        vanished = [pod for uid, pod in self._seen.items() if uid not in pods]
-        self._seen = dict(pods)
         for pod in vanished:
             self._note_loss(pod, gone=True)
         restarts = [restart for pod in changed for restart in self._replace(pod)]

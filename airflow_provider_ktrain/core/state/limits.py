@@ -11,7 +11,9 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.model import Limit
-from airflow_provider_ktrain.core.state.partial_start import find_partial_start, scheduled_at
+from airflow_provider_ktrain.core.diagnosis.pod_failures import restarts_of
+from airflow_provider_ktrain.core.state.partial_start import scheduled_at
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups, partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -63,7 +65,7 @@ class Clock:
 
 def clocks(
     job: Object,
-    pods: Iterable[Object],
+    groups: PodGroups,
     phase: Phase,
     limits: Limits,
     *,
@@ -73,10 +75,10 @@ def clocks(
     has_events: bool = False,
     had_pods: bool = False,
 ) -> Iterator[Clock]:
-    """The time limits that run in the job's present state.
+    """The time limits that run in the job's present state. Of those of pods, the first one of each state of a pod.
 
     :param job: the job as last seen.
-    :param pods: its pods.
+    :param groups: its existing pods.
     :param phase: phase of the job.
     :param limits: the task's limits.
     :param deadline: when the whole execution must end, in epoch seconds (`core/deadline.py`); None for no deadline.
@@ -98,13 +100,12 @@ def clocks(
         yield Clock(Limit.LOG_STALL, last_line + limits.log_stall, limits.log_stall)
     if phase in (Phase.RUNNING, Phase.RESTARTING) and limits.progress is not None and progress_since is not None:
         yield Clock(Limit.PROGRESS, progress_since + limits.progress, limits.progress)
-    known = list(pods)
-    for pod in known:
+    for pod in groups.examples():
         yield from _pod_clocks(pod, limits)
-    if limits.partial_start is not None and (partial := find_partial_start(job, known)):
-        yield Clock(Limit.PARTIAL_START, partial.since + limits.partial_start, limits.partial_start)
+    if limits.partial_start is not None and (partial_since := partial_start_since(job, groups)) is not None:
+        yield Clock(Limit.PARTIAL_START, partial_since + limits.partial_start, limits.partial_start)
     resumed = _resumed_at(job)
-    reconciled = known or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
+    reconciled = groups.pods or (resumed is None and (had_pods or (job.get("status") or {}).get("conditions")))
     if not reconciled and phase is Phase.PENDING and not wants_suspension(job):
         since = resumed or created
         rejected = has_events or resumed is not None
@@ -129,12 +130,7 @@ def _pod_clocks(pod: Object, limits: Limits) -> Iterator[Clock]:
 
 def count_restarts(pods: Iterable[Object]) -> int:
     """Restarts of all containers of these pods, init containers included."""
-    return sum(
-        int(c.get("restartCount") or 0)
-        for pod in pods
-        for key in ("initContainerStatuses", "containerStatuses")
-        for c in (pod.get("status") or {}).get(key) or ()
-    )
+    return sum(restarts for pod in pods for restarts in restarts_of(pod))
 
 
 def _resumed_at(job: Object) -> float | None:

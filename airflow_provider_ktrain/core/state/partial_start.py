@@ -36,13 +36,6 @@ class PartialStart:
     waiting: tuple[str, ...]
     reason: str
 
-    def warning_due(self, limit: float | None) -> float:
-        """When to warn, in epoch seconds.
-
-        :param limit: `partial_start_timeout` in seconds; None if there is none.
-        """
-        return self.since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))
-
     def describe_partial_start(self, job: str, limit: float | None) -> str:
         """Who waits for what.
 
@@ -88,6 +81,15 @@ def find_partial_start(job: Object, pods: Iterable[Object]) -> PartialStart | No
         waiting=tuple(kind.replica_name(*_role(kind, pod)) for pod in ordered),
         reason=next((text for pod in ordered if (text := str(_scheduling(pod).get("message") or ""))), ""),
     )
+
+
+def warning_due(since: float, limit: float | None) -> float:
+    """When to warn about a partial start, in epoch seconds.
+
+    :param since: when it began, in epoch seconds.
+    :param limit: `partial_start_timeout` in seconds; None if there is none.
+    """
+    return since + (WARNING_SECONDS if limit is None else min(WARNING_SECONDS, limit / 2))
 
 
 def scheduled_at(pod: Object) -> float | None:

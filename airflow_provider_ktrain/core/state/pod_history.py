@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.limits import count_restarts
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.usage import Usage, usage
 
 Pod = Mapping[str, Any]
@@ -31,7 +32,7 @@ class PodHistory:
     def __init__(self, kind: Kind, handed_over: Mapping[str, float] | None = None) -> None:
         self._kind = kind
         self._known: dict[str, Pod] = {}
-        self._live: set[str] = set()
+        self.groups = PodGroups(kind)  #: the pods that exist now
         self._evicted: set[str] = set()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
@@ -39,26 +40,35 @@ class PodHistory:
         requested, queued, held, wasted = (given.get(name, 0.0) for name in USAGE_SECONDS)
         self._dropped_usage = Usage(requested, queued, held, wasted)
 
-    def update(self, pods: Mapping[str, Pod], now: datetime) -> None:
-        """Record the pods that exist now.
+    def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
+        """Record changes of the pods that exist.
 
-        :param pods: all of them, by uid.
+        :param changed: new pods, and pods that have changed, by uid.
+        :param removed: uids of pods that no longer exist.
         :param now: the current time.
         """
-        self._known |= pods
-        self._live = set(pods)
-        if len(self._known) - len(self._live) > max(MAX_REPLACED_PODS, self._deleted):
+        self._known |= changed
+        for pod in changed.values():
+            self.groups.put(pod)
+        for uid in removed:
+            self.groups.remove(uid)
+        if len(self._known) - len(self.groups.pods) > max(MAX_REPLACED_PODS, self._deleted):
             self._drop_old_pods(now)
-            self._deleted = len(self._known) - len(self._live)
+            self._deleted = len(self._known) - len(self.groups.pods)
 
     def mark_deleted(self, pod: Pod) -> None:
         """Record that a pod was deleted. `pod` is its last state."""
         self._known[pod["metadata"]["uid"]] = pod
-        self._live.discard(pod["metadata"]["uid"])
+        self.groups.remove(pod["metadata"]["uid"])
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
-        self._evicted |= self._live
+        self._evicted |= self.groups.pods.keys()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is or was a pod."""
+        return bool(self._known)
 
     @property
     def all(self) -> list[Pod]:
@@ -68,12 +78,12 @@ class PodHistory:
     @property
     def uids(self) -> list[str]:
         """The uids of all pods, those of existing pods first."""
-        return sorted(self._known, key=lambda uid: uid not in self._live)
+        return sorted(self._known, key=lambda uid: uid not in self.groups.pods)
 
     @property
     def live(self) -> list[Pod]:
         """The pods that exist now."""
-        return [self._known[uid] for uid in self._live]
+        return list(self.groups.pods.values())
 
     @property
     def restarts(self) -> int:
@@ -96,7 +106,7 @@ class PodHistory:
 
     def handover(self, now: datetime) -> dict[str, float]:
         """For the next process: restarts and GPU-seconds of the pods that no longer exist."""
-        deleted = [pod for uid, pod in self._known.items() if uid not in self._live]
+        deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
         spent = _plus(self._dropped_usage, usage(deleted, now, evicted=self._evicted)).as_dict()
         seconds = {name: spent[name] for name in USAGE_SECONDS}
         return {"restarts": float(self.restarts - self._count(self.live)), **seconds}
@@ -106,7 +116,7 @@ class PodHistory:
 
     def _drop_old_pods(self, now: datetime) -> None:
         for replaced in self._replaced(self.all):
-            deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self._live]
+            deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
                 self._drop(pod, now)
 

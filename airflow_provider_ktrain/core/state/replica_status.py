@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.state.pod_groups import PodGroups
 from airflow_provider_ktrain.core.state.pod_state import FAILED, RUNNING, SUCCEEDED, passes_by_itself, state_of_pod
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
@@ -29,32 +30,38 @@ class ReplicaStatus:
     all_run: bool
 
 
-def replica_status(kind: Kind, job: Json, pods: Iterable[Json], now: datetime) -> ReplicaStatus:
+def replica_status(
+    kind: Kind, job: Json, pods: Iterable[Json], now: datetime, known: PodGroups | None = None
+) -> ReplicaStatus:
     """The status of a job's replicas.
 
     :param kind: of the job.
     :param job: as last seen.
     :param pods: that exist.
     :param now: the current time, for how long a replica has had its problem.
+    :param known: the groups of these pods, which contain their states and roles. Default: None, they are found again.
     """
-    found: dict[str, list[tuple[tuple[str, int], datetime | None]]] = {}
+
+    def role_of(pod: Json) -> tuple[str, int]:
+        return kind.pod_role((pod.get("metadata") or {}).get("labels") or {}) if known is None else known.role_of(pod)
+
+    found: dict[str, list[Json]] = {}
     for pod in pods:
-        state, since = state_of_pod(pod, kind), _waiting_since(pod)
-        role = kind.pod_role((pod.get("metadata") or {}).get("labels") or {})
-        found.setdefault(state, []).append((role, since))
+        state = state_of_pod(pod, kind) if known is None else known.state_of(pod)
+        found.setdefault(state, []).append(pod)
     present = sum(map(len, found.values()))
     wanted = max(kind.size(job), present)
     running = len(found.pop(RUNNING, ()))
     others: list[str] = []
     states: list[tuple[str, tuple[str, ...]]] = [(RUNNING, (str(running), str(wanted)))]
     for state, replicas in sorted(found.items(), key=lambda entry: (passes_by_itself(entry[0]), entry[0])):
-        replicas.sort(key=lambda replica: replica[0])
-        names = tuple(kind.replica_name(*role) for role, _ in replicas)
         if passes_by_itself(state):
-            others.append(f"{len(names)} {state}")
-            states.append((state, (str(len(names)),)))
+            others.append(f"{len(replicas)} {state}")
+            states.append((state, (str(len(replicas)),)))
         else:
-            oldest = min((since for _, since in replicas if since), default=None)
+            roles = sorted(map(role_of, replicas))
+            names = tuple(kind.replica_name(*role) for role in roles)
+            oldest = parse_timestamp(min(filter(None, map(_waiting_since, replicas)), default=None))
             waited = "" if oldest is None else f" {_age(max((now - oldest).total_seconds(), 0))}"
             others.append(f"{_named(names)} {state}{waited}")
             states.append((state, names))
@@ -79,10 +86,10 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _waiting_since(pod: Json) -> datetime | None:
-    """When the scheduler last decided about the pod; None if that is unknown, or if the pod ends or has ended."""
+def _waiting_since(pod: Json) -> str:
+    """When the scheduler last decided about the pod; empty if that is unknown, or if the pod ends or has ended."""
     status = pod.get("status") or {}
     if status.get("phase") in (SUCCEEDED, FAILED) or (pod.get("metadata") or {}).get("deletionTimestamp"):
-        return None
+        return ""
     scheduled: Json = next((c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {})
-    return parse_timestamp(scheduled.get("lastTransitionTime"))
+    return str(scheduled.get("lastTransitionTime") or "")

@@ -131,14 +131,14 @@ def running_clocks(state: JobState, output: JobOutput, options: Options) -> list
     return list(
         clocks(
             state.job or {},
-            state.pods.live,
+            state.pods.groups,
             state.phase or Phase.PENDING,
             options.limits,
             deadline=options.deadline,
             last_line=output.last_line_at,
             progress_since=None if options.limits.progress is None else output.progress_since(),
             has_events=output.evidence.has_events,
-            had_pods=bool(state.pods.all),
+            had_pods=state.pods.any,
         )
     )
 

@@ -20,9 +20,10 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
-from airflow_provider_ktrain.engine.job_requests import Log, job_pods, owner_of, pod_owners, read_job
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
 
@@ -85,7 +86,7 @@ class Observer:
         self._api, self._state, self._output, self._log = api, state, output, log
         self._jobs, self._pods, self._queue = jobs, pods, queue
         self._fail_fast = fail_fast_on_forbidden
-        self._asked = {""}  # owners of pods that the API server was asked about
+        self._own = OwnPods(state, pods)
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
     async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
@@ -143,22 +144,28 @@ class Observer:
         job = await self._find_job()
         if job is not None:
             state.job = job
+        pods_known = self._pods.synced
         if state.job is not None:
             await self._find_pod_owners()
-            mine = {uid: pod for uid, pod in self._pods.objects.items() if state.owns(pod)}
-            state.pods.update(mine, utc_now())
-            self._output.observe(state.job, mine, filter(state.owns, self._pods.deleted))
+            pods_known = self._pods.synced
+            deleted = list(filter(state.owns, self._pods.deleted))
+            for number, pods in enumerate(self._own.changes()):
+                if number:
+                    await asyncio.sleep(0)
+                state.pods.update(pods.changed, pods.removed, utc_now())
+                self._output.observe(state.job, pods.changed, pods.removed, deleted)
+                deleted = []
         await self._queue.update()
-        return self._update_phase()
+        return pods_known and self._update_phase()
 
     async def _find_pod_owners(self) -> None:
         """Ask the API server to which job pods belong that don't show it, once for each new owner."""
-        unknown = [pod for pod in self._pods.objects.values() if owner_of(pod, self._state.ref) not in self._asked]
+        unknown = self._own.with_unknown_owner()
         if not unknown:
             return
         with contextlib.suppress(ApiUnavailable, ApiStatusError):
             self._state.pod_owners |= await pod_owners(self._api, self._state.ref, unknown)
-            self._asked |= {owner_of(pod, self._state.ref) for pod in unknown}
+            self._own.note_owners(unknown)
 
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
@@ -182,12 +189,11 @@ class Observer:
         return job or next((last for last in self._jobs.deleted if last["metadata"]["uid"] == state.ref.uid), None)
 
     def _update_phase(self) -> bool:
-        """Update the phase once the pods are known, too: without them, an end has neither logs nor cause."""
+        """Update the phase. The pods are known: without them, an end has neither logs nor cause."""
         state = self._state
-        if not self._pods.synced or (state.job is None and not state.gone):
+        if state.job is None and not state.gone:
             return False
-        mine = filter(state.owns, self._pods.objects.values())
-        phase = self._queue.phase(phase_of(state.job, mine, earlier=state.phase))
+        phase = self._queue.phase(phase_of(state.job, state.pods.groups.examples(), earlier=state.phase))
         if state.gone and not phase.ended:  # a job that ended and was then deleted (a TTL of 0) keeps its phase
             phase = Phase.GONE
         if phase is state.phase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -74,19 +74,23 @@ class JobOutput:
         """Stop reading logs and keep their positions."""
         await self.follower.close()
 
-    def observe(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object]) -> None:
+    def observe(
+        self, job: Object, pods: Mapping[str, Object], removed: Sequence[str] = (), deleted: Iterable[Object] = ()
+    ) -> None:
         """Follow the chosen containers, and report restarts.
 
         :param job: the job as it is now.
-        :param pods: its existing pods, by uid.
-        :param deleted: last states of pods that were deleted since the previous call.
+        :param pods: its new pods, and those that have changed, by uid.
+        :param removed: uids of pods that it no longer has. Default: none.
+        :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
         roles = set(self._state.kind.replicas(job))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status
             self._roles = roles
             self._chosen = chooser(self._choice, self._state.kind, job)
-        self.evidence.forget_all_but(self._state.pods.all)
-        self.restarts.update(job, pods, deleted)
+        if removed:
+            self.evidence.forget_all_but(self._state.pods.all)
+        self.restarts.update(job, pods, removed, deleted)
         self.training_metrics.read_trainer_status(job)
         for pod in pods.values():
             self.follower.observe(pod)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from airflow_provider_ktrain.core.state.partial_start import PartialStart, find_partial_start
+from airflow_provider_ktrain.core.state.partial_start import find_partial_start, warning_due
+from airflow_provider_ktrain.core.state.pod_groups import partial_start_since
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.engine.follow.messages import Options
 from airflow_provider_ktrain.engine.follow.state import JobState
@@ -22,21 +23,23 @@ class PartialStartWarning:
     def __init__(self, state: JobState, options: Options, log: Log) -> None:
         self._state, self._log = state, log
         self._limit, self._wanted = options.limits.partial_start, options.release
-        self._partial: PartialStart | None = None
+        self._since: float | None = None  # in epoch seconds
         self._warned_since: float | None = None  # `since` of the one that was warned about
 
     def update(self) -> None:
         """Look at the pods, and log the warning if it is due."""
         state = self._state
         idle = state.phase is None or state.ended or state.phase in (Phase.QUEUED, Phase.SUSPENDED)
-        self._partial = None if idle or not self._wanted else find_partial_start(state.job or {}, state.pods.live)
-        if self.due is not None and self._partial is not None and self.due <= time.monotonic():
-            self._warned_since = self._partial.since
-            self._log.warning(self._partial.describe_partial_start(str(state.ref), self._limit))
+        self._since = None if idle or not self._wanted else partial_start_since(state.job or {}, state.pods.groups)
+        if self.due is None or self.due > time.monotonic():
+            return
+        self._warned_since = self._since
+        if partial := find_partial_start(state.known_job, state.pods.live):
+            self._log.warning(partial.describe_partial_start(str(state.ref), self._limit))
 
     @property
     def due(self) -> float | None:
         """When to warn, by `time.monotonic`; None if there is nothing to warn about."""
-        if self._partial is None or self._partial.since == self._warned_since:
+        if self._since is None or self._since == self._warned_since:
             return None
-        return time.monotonic() + self._partial.warning_due(self._limit) - time.time()
+        return time.monotonic() + warning_due(self._since, self._limit) - time.time()

@@ -280,7 +280,7 @@ class QueueFollower:
     @property
     def _ran_before(self) -> bool:
         """Whether the job was admitted, perhaps by a Workload that was replaced since."""
-        return bool(self._state.pods.all or (self._state.known_job.get("status") or {}).get("startTime"))
+        return bool(self._state.pods.any or (self._state.known_job.get("status") or {}).get("startTime"))
 
     def explain(self, cause: Cause) -> Cause:
         """The cause of a job that was queued for too long, with what it waited for."""

@@ -32,16 +32,19 @@ class RestartReporter:
         self._evidence, self._log = evidence, log
         self._unreported: deque[tuple[float, Restart]] = deque()  # each with the time at which it was seen
 
-    def update(self, job: Object, pods: Mapping[str, Object], deleted: Iterable[Object] = ()) -> None:
-        """Record the pods that exist now.
+    def update(
+        self, job: Object, pods: Mapping[str, Object], removed: Iterable[str] = (), deleted: Iterable[Object] = ()
+    ) -> None:
+        """Record changes of the pods that exist.
 
         :param job: the job as it is now.
-        :param pods: all its pods, by uid.
+        :param pods: its new pods, and those that have changed, by uid.
+        :param removed: uids of pods that no longer exist. Default: none.
         :param deleted: the last states of pods that were deleted since. Default: none.
         """
         for pod in deleted:
             self.mark_deleted(pod)
-        self._note(self._history.update(job, pods))
+        self._note(self._history.update(job, pods, removed))
         self.report()
 
     def mark_deleted(self, pod: Object) -> None:

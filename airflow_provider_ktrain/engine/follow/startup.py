@@ -11,7 +11,11 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
 from airflow_provider_ktrain.core.diagnosis.model import Cause
-from airflow_provider_ktrain.core.diagnosis.startup_rules import describe_avoided, find_unstartable_command
+from airflow_provider_ktrain.core.diagnosis.startup_rules import (
+    describe_avoided,
+    find_unstartable_command,
+    restarted_often,
+)
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
@@ -48,7 +52,9 @@ class StartupChecks:
     async def find_failure(self) -> Cause | None:
         """Why the job can never start; None if it may start or no check is due."""
         state = self._state
-        if cause := find_unstartable_command(state.known_job, state.pods.all):
+        if any(map(restarted_often, state.pods.groups.examples())) and (
+            cause := find_unstartable_command(state.known_job, state.pods.all)
+        ):
             return cause
         if self.due is None or time.monotonic() < self.due:
             return None

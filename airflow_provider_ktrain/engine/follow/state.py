@@ -59,7 +59,12 @@ class JobState:
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is the job's. A job that is followed by name has no uid until it is seen."""
-        return belongs(pod, self.ref, self.pod_owners) and _created(pod) >= _created(self.job or {})
+        return belongs(pod, self.ref, self.pod_owners) and created_at(pod) >= created_at(self.job or {})
+
+    @property
+    def ownership(self) -> object:
+        """What `owns` depends on beside the pod. While it is the same, an unchanged pod is still owned or not."""
+        return self.ref, tuple(self.pod_owners.items()), created_at(self.job or {})
 
     @property
     def ended(self) -> bool:
@@ -118,7 +123,7 @@ class JobState:
         )
 
 
-def _created(obj: Mapping[str, Any]) -> str:
+def created_at(obj: Mapping[str, Any]) -> str:
     """The time of creation, which sorts as text; empty if it isn't known."""
     return str((obj.get("metadata") or {}).get("creationTimestamp") or "")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.limits import Clock
-from airflow_provider_ktrain.core.state.pod_state import state_of_pod
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
@@ -47,7 +46,7 @@ class StatusReporter:
     ) -> None:
         self._state, self._output, self._queue, self._clocks = state, output, queue, clocks
         self._sink = sink
-        self._replicas: dict[str, str] = {}  # states by the uid of the pod
+        self._replicas: int | None = None  # version of the replicas' states
         self._phase: Phase | None = None
         self._waits_for = ""  # in its queue
         self._offered_at = 0.0
@@ -63,7 +62,7 @@ class StatusReporter:
         if self._sink is None or self._state.phase is None:
             return
         urgent = self._phase is not self._state.phase
-        replicas = {pod["metadata"]["uid"]: state_of_pod(pod, self._state.kind) for pod in self._state.pods.live}
+        replicas = self._state.pods.groups.shown_version
         refresh = self.due is not None and time.monotonic() >= self.due
         waits_for = self._queue_reason()
         if not urgent and not refresh and (replicas, waits_for) == (self._replicas, self._waits_for):
