@@ -29,16 +29,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
-from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.stripping import stripped
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 Key = tuple[str, ...]
 
-#: fields of pods and containers that nothing here reads, dropped because there may be thousands of pods
-DROPPED_SPEC_FIELDS = frozenset({"args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
 PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
 RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
 SILENCE_TIMEOUT_SECONDS = 150.0  #: time without a byte after which a watch counts as dead; bookmarks come every minute
@@ -361,7 +359,7 @@ class SharedInformer:
             for item in page.pop("items", None) or ():
                 uids.add(item["metadata"]["uid"])
                 if not self._is_current(item):
-                    changed.append({**kind, **_strip(item)})
+                    changed.append({**kind, **stripped(item)})
             more = page["metadata"].get("continue")
             if not more:
                 break
@@ -406,9 +404,9 @@ class SharedInformer:
         self.stats["events"] += 1
         self._version = obj["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
-            self._remove(_strip(obj))
+            self._remove(stripped(obj))
         elif event["type"] != "BOOKMARK":
-            self._upsert(_strip(obj))
+            self._upsert(stripped(obj))
 
     def _is_current(self, obj: Object) -> bool:
         """Whether the object is known in this version."""
@@ -466,20 +464,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ApiUnavailable(f"invalid watch event: {line[:200]!r}") from error
     return event
-
-
-def _strip(obj: Object) -> Object:
-    """Remove large fields that nothing here reads."""
-    obj["metadata"].pop("managedFields", None)
-    spec = obj.get("spec") or {}
-    pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
-    for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
-        for part in (pod, *(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
-            for name in DROPPED_SPEC_FIELDS & part.keys():
-                del part[name]
-        if "affinity" in pod and not avoided_nodes({"spec": pod}):  # these explain why a pod can't be scheduled
-            del pod["affinity"]
-    return obj
 
 
 def shared_informer(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> SharedInformer:

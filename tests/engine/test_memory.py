@@ -1,19 +1,24 @@
-"""Memory that `follow` uses for a job that recreates its pods for days."""
+"""Memory that `follow` uses for a job that recreates its pods for days, and for many jobs that wait."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import MPIJOB
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.stripping import stripped
 
 from .tasks import Lines
+from .waiting_jobs import job as a_job
+from .waiting_jobs import memory_of_jobs
 
 START = datetime(2026, 11, 21, 10, tzinfo=UTC)
 JOB: dict[str, Any] = {"spec": {"mpiReplicaSpecs": {"Launcher": {}}}}
@@ -64,3 +69,17 @@ def test_memory_does_not_grow_with_launcher_pods() -> None:
         sizes.append(sum(len(repr(vars(held))) for held in (pods, evidence, restarts, restarts._history)))
     assert sizes[599] < sizes[299] * 1.1
     assert restarts.crash_loop(6)
+
+
+async def test_memory_of_a_waiting_job_is_bounded() -> None:
+    """A triggerer may wait for a thousand jobs. Most of the memory was for parts of the job that nothing reads."""
+    allocated = await memory_of_jobs(60)
+    assert allocated.total() < 42 * 1024, allocated.most_common(5)
+
+
+def test_a_job_without_unread_fields_is_followed_alike() -> None:
+    whole, read = a_job(1), stripped(a_job(1))
+    assert len(json.dumps(read)) < len(json.dumps(whole)) / 2
+    assert gpus_of_job(read) == gpus_of_job(whole) == 40
+    (container,) = read["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container.keys() == {"name", "image", "command", "resources"}

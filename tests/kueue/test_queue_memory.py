@@ -144,6 +144,8 @@ async def _sees(follower: QueueFollower) -> bool:
 async def _step(follower: QueueFollower) -> None:
     """What the observer does: wait for a change, and note an error."""
     await follower.update()
+    if not follower.is_watched:
+        return
     try:
         async with asyncio.timeout(0.1):
             await follower.changed()

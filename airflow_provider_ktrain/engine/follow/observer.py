@@ -92,15 +92,16 @@ class Observer:
     async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
         """Wait until a watch has changes, `stopped` is set or `timeout` seconds have passed."""
         changes = [asyncio.ensure_future(self._jobs.changed()), asyncio.ensure_future(self._pods.changed())]
-        queued = asyncio.ensure_future(self._queue.changed())
-        waits: list[asyncio.Future[Any]] = [*changes, queued, asyncio.ensure_future(stopped.wait())]
+        queued = [asyncio.ensure_future(self._queue.changed())] if self._queue.is_watched else []
+        waits: list[asyncio.Future[Any]] = [*changes, *queued, asyncio.ensure_future(stopped.wait())]
         try:
             await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for change in changes:
                 if change.done():
                     self._note(change)
-            if queued.done() and (error := queued.exception()) is not None:
-                await self._queue.note(error)
+            for change in queued:
+                if change.done() and (error := change.exception()) is not None:
+                    await self._queue.note(error)
         finally:
             for wait in waits:
                 wait.cancel()

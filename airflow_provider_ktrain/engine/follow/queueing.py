@@ -7,7 +7,6 @@ this, the log names the missing right once, and the watch is tried again later. 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import re
@@ -113,10 +112,13 @@ class QueueFollower:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the job's Workload is watched."""
+        return self._workloads is not None
+
     async def changed(self) -> list[WatchEvent]:
-        """Wait for a change of the job's Workload; forever if there is no watch."""
-        if self._workloads is None:
-            await asyncio.Event().wait()
+        """Wait for a change of the job's Workload, which is watched."""
         assert self._workloads is not None
         return await self._workloads.changed()
 

@@ -1,0 +1,35 @@
+"""Removes what nothing reads from objects that a watch keeps: there may be thousands of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
+
+Object = dict[str, Any]
+#: of pods and their containers
+POD_FIELDS = frozenset({"args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
+TEMPLATE_FIELDS = POD_FIELDS - {"args", "command"}  #: of the pods that a job describes: a Launcher's command is read
+
+
+def stripped(obj: Object) -> Object:
+    """The object without large fields that nothing here reads. They are removed from the object itself."""
+    obj["metadata"].pop("managedFields", None)
+    (obj["metadata"].get("annotations") or {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    spec = obj.get("spec") or {}
+    for name, roles in spec.items():
+        if name.endswith("ReplicaSpecs"):  # the pods that a job describes, by role
+            for role in (roles or {}).values():
+                _strip_pod(((role or {}).get("template") or {}).get("spec") or {}, TEMPLATE_FIELDS)
+    pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
+    for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
+        _strip_pod(pod, POD_FIELDS)
+        if "affinity" in pod and not avoided_nodes({"spec": pod}):  # these explain why a pod can't be scheduled
+            del pod["affinity"]
+    return obj
+
+
+def _strip_pod(spec: dict[str, Any], fields: frozenset[str]) -> None:
+    for part in (spec, *(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for name in fields & part.keys():
+            del part[name]

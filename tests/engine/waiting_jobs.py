@@ -1,0 +1,115 @@
+"""Many suspended jobs, and a stand-in for the API server, in the process that follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import tracemalloc
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.loop import follow
+from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
+from airflow_provider_ktrain.engine.job_requests import Log
+from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody
+
+MANAGED: dict[str, Any] = {f"f:field-{number}": {"f:value": {}} for number in range(60)}
+
+
+def job(number: int) -> dict[str, Any]:
+    container = {
+        "name": "pytorch",
+        "image": "registry.example/train:1",
+        "command": ["torchrun", "train.py", "--epochs", "90", "--data", "/data"],
+        "env": [{"name": f"VARIABLE_{n}", "value": f"value of variable {n}"} for n in range(16)],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}, "requests": {"memory": "64Gi", "cpu": "16"}},
+        "volumeMounts": [{"name": f"volume-{n}", "mountPath": f"/data/{n}"} for n in range(4)],
+    }
+    pod = {
+        "containers": [container],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "volumes": [{"name": f"volume-{n}", "persistentVolumeClaim": {"claimName": f"claim-{n}"}} for n in range(4)],
+        "nodeSelector": {"pool": "gpu"},
+    }
+    replica = {"replicas": 4, "restartPolicy": "Never", "template": {"metadata": {"labels": {"a": "b"}}, "spec": pod}}
+    suspended = {"type": "Suspended", "status": "True", "reason": "PyTorchJobSuspended", "lastTransitionTime": AT}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {
+            "name": f"train-{number}",
+            "namespace": "ns",
+            "uid": f"uid-{number}",
+            "resourceVersion": "1",
+            "creationTimestamp": AT,
+            "labels": {DEPLOYMENT_LABEL: "bench", "team": "research"},
+            "annotations": {"ktrain.airflow/deadline": "1", "note": "x" * 200},
+            "managedFields": [{"manager": "ktrain", "fieldsV1": MANAGED}],
+        },
+        "spec": {
+            "runPolicy": {"suspend": True},
+            "pytorchReplicaSpecs": {"Master": replica | {"replicas": 1}, "Worker": replica},
+        },
+        "status": {"conditions": [suspended], "startTime": None},
+    }
+
+
+class WaitingJobs(Api):
+    """Serves suspended jobs without pods."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(nobody)
+        self.count = count
+        self.streams: set[str] = set()
+
+    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        query: Mapping[str, str] = how.get("query") or {}
+        items: list[Any] = []
+        more: dict[str, Any] = {}
+        if path.endswith("/pytorchjobs"):
+            began = int(query.get("continue", 0))
+            end = min(began + int(query["limit"]), self.count)
+            items = [job(number) for number in range(began, end)]
+            more = {"continue": str(end)} if end < self.count else {}
+        text = json.dumps({"kind": "List", "metadata": {"resourceVersion": "1", **more}, "items": items})
+        await asyncio.sleep(0)
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, **how: Any) -> AsyncIterator[Any]:
+        self.streams.add(path.rpartition("/")[2])
+        yield Stream()
+
+
+async def memory_of_jobs(count: int) -> Counter[str]:
+    """The bytes that following takes for each job, by the file that allocated them."""
+    api, log = WaitingJobs(count), logging.getLogger("waiting-jobs")
+    log.setLevel(logging.CRITICAL)
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    following = [asyncio.create_task(_follow(number, api, log)) for number in range(count)]
+    while not {"pytorchjobs", "pods"} <= api.streams:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(STEPS_UNTIL_IDLE):
+        await asyncio.sleep(0)
+    gc.collect()
+    differences = tracemalloc.take_snapshot().compare_to(before, "filename")
+    tracemalloc.stop()
+    for task in following:
+        task.cancel()
+    await asyncio.wait(following)
+    for informer in list(api.informers.values()):
+        await informer.close()  # type: ignore[attr-defined]
+    return Counter({of.traceback[0].filename: of.size_diff // count for of in differences})
+
+
+async def _follow(number: int, api: Api, log: Log) -> None:
+    ref = JobRef("PyTorchJob", "v1", "ns", f"train-{number}", f"uid-{number}", deployment="bench", submission="s")
+    await follow(ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(shared=True))
