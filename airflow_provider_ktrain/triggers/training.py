@@ -152,6 +152,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                     shared=True,
                     began_at=began_at,
                     status_sink=sink,
+                    unread_log=compat.unread_log,
                 ),
                 cursor=self._cursor,
             )

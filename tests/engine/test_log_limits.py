@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES, StreamBudget
 
 from .fakekube import FakeKube, Record, stamp, until
 from .log_following import Sink, following, numbered, write
@@ -126,6 +126,28 @@ async def test_lines_continue_after_a_stall_without_a_takeover() -> None:
         await until(lambda: len(sink.lines) == 10)
         await follower.drain(240)
     assert sink.texts == numbered(0, 10)
+
+
+async def test_lines_are_held_back_while_many_are_unread() -> None:
+    """A full socket to the supervisor would block the event loop."""
+    kube, sink, unread, counted = FakeKube(), Sink(), [MAX_UNREAD_BYTES + 1], 0
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return unread[0]
+
+    budget = StreamBudget()
+    budget.unread_log = count
+    async with following(kube, sink, budget=budget) as follower:
+        await until(lambda: counted > 10)
+        assert sink.lines == []
+        unread[0] = MAX_UNREAD_BYTES
+        await until(lambda: len(sink.lines) == 5)
+        await follower.drain(240)
+    assert sink.texts == numbered(0, 5)
 
 
 async def test_silence_is_confirmed_by_the_server() -> None:

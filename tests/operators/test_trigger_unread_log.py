@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,10 +19,13 @@ import structlog
 from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
+from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
+from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
 from tests.operators.task_instance import Instance, Supervisor, supervised
 from tests.operators.test_trigger import ImpatientTrigger, trigger_of
 
+MANY_LINES = 3000  # more than the socket holds
 LINE = "a line that the supervisor has not read\n"
 AIRFLOWS_CHANNEL = """
 import os, socket, structlog
@@ -79,6 +85,28 @@ def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, s
             return bool((await following).payload["outcome"]["succeeded"])
 
         assert asyncio.run(unread_until_after_the_earliest_event())
+
+
+def test_unread_lines_do_not_block_the_event_loop(instance: Instance, supervisor: socket.socket) -> None:
+    supervisor.setblocking(False)
+    with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+        command = ["sh", "-c", f"seq -f 'line %.0f' {MANY_LINES}"]
+        trigger = trigger_of(instance.execute(command=command), instance)
+
+        async def unread_until_many_passes_of_the_loop() -> bytes:
+            loop, passes, read = asyncio.get_running_loop(), itertools.count(), bytearray()
+            following = asyncio.ensure_future(anext(aiter(trigger.run())))
+            await true(lambda: unread_log() > MAX_UNREAD_BYTES)
+            await true(lambda: next(passes) > 300)  # a write to the full socket would never return
+            while not following.done() or unread_log():
+                with contextlib.suppress(TimeoutError):
+                    read += await asyncio.wait_for(loop.sock_recv(supervisor, 65536), 0.1)
+            assert following.result().payload["outcome"]["succeeded"]
+            return bytes(read)
+
+        read = asyncio.run(unread_until_many_passes_of_the_loop())
+    numbers = [int(number) for number in re.findall(rb"\[Master 0\] line (\d+)", read)]
+    assert numbers == list(range(1, MANY_LINES + 1)), read[:500]
 
 
 def test_kill_ends_although_the_log_is_never_read(instance: Instance, supervisor: socket.socket) -> None:

@@ -71,6 +71,8 @@ async def follow(
     watches_before = api.stats["watches"]
     state = JobState(ref, handover)
     output = JobOutput(api, state, options.logs, cursor, handover, log)
+    if host.unread_log is not None:
+        output.follower.budget.unread_log = host.unread_log
     stop_notices = api.on_notice(log.warning)
     try:
         output.warn_about_repeated_lines(host)

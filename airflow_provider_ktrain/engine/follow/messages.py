@@ -87,6 +87,8 @@ class HostPolicy:
         deployment. Default: False.
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
+    :param unread_log: returns the number of bytes that this process has logged and that its supervisor hasn't read yet;
+        lines are held back while there are many. Default: None, lines are never held back.
     """
 
     until: float | None = None
@@ -94,6 +96,7 @@ class HostPolicy:
     shared: bool = False
     began_at: float | None = None
     status_sink: StatusSink | None = None
+    unread_log: Callable[[], int] | None = None
 
 
 class StopSignal:

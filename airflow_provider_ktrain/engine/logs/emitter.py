@@ -146,7 +146,7 @@ class RateLimitedEmitter:
         done = fresh = 0
         while done < len(lines):
             async with self._budget.gate:
-                await self._budget.awake()
+                await self._budget.ready_to_log()
                 until, new = self._slice(lines, done, replay)
             self.read += until - done
             done, fresh = until, fresh + new

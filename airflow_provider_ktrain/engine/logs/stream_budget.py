@@ -7,6 +7,10 @@ however slow the logger is.
 Stalls: a triggerer whose process stood still (suspended, starved of CPU) misses heartbeats, and Airflow assigns its
 triggers to another triggerer, which logs the same lines. When the process resumes, it doesn't know that. So after a
 stall, `awake` holds back all lines for some seconds, in which Airflow cancels the triggers that were reassigned.
+
+Unread lines: a triggerer's supervisor reads the lines of all its triggers from a socket, and it is slower than several
+hundred containers may be. A write to a full socket would block the loop, and with it all events and kills. So lines are
+held back while much is unread; meanwhile, they stay on the node.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from weakref import WeakKeyDictionary
+
+MAX_UNREAD_BYTES = 100_000  #: in the socket to the supervisor; Linux makes it full at about twice that
+UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 
 
 class Slot:
@@ -55,6 +62,7 @@ class StreamBudget:
         self.turn = turn
         self.stall = stall
         self.settle = settle
+        self.unread_log: Callable[[], int] = lambda: 0  #: bytes that this process has logged and nobody has read yet
         self._ticked: float | None = None  # when the loop last ran
         self._settled = 0.0  # when lines may be logged again
         self.gate = asyncio.Lock()  #: held during a slice by the one stream that logs lines
@@ -93,6 +101,12 @@ class StreamBudget:
         self._note_stall()
         if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(wait)
+
+    async def ready_to_log(self) -> None:
+        """Return when lines may be logged: not right after a stall, and not while many lines are unread."""
+        await self.awake()
+        while self.unread_log() > MAX_UNREAD_BYTES:  # noqa: ASYNC110
+            await asyncio.sleep(UNREAD_INTERVAL)
 
     async def _acquire(self) -> Slot:
         if not self._waiting and len(self._held) < self.streams:
