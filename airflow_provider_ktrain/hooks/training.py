@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
 
 _Key = tuple[str, str | None, str]
+_reading: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Mapping[str, Any]]]] = WeakKeyDictionary()
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, tuple[Api, int]]] = WeakKeyDictionary()
 
 
@@ -99,6 +101,26 @@ class TrainingHook:
             raise self._missing() from e
         return extras
 
+    async def _read_together(self) -> Mapping[str, Any]:
+        """As `_read`, but all who ask during one read share it.
+
+        In a triggerer, each read occupies Airflow's supervisor, and hundreds of triggers start at the same time.
+        """
+        if self._extras is not None:
+            return self._extras
+        readings = _reading.setdefault(asyncio.get_running_loop(), {})
+        if self.conn_id not in readings:
+            reading = asyncio.get_running_loop().create_task(self._read(), context=Context())
+
+            def end(done: asyncio.Task[Mapping[str, Any]]) -> None:
+                del readings[self.conn_id]
+                if not done.cancelled():
+                    done.exception()  # those who wait for it raise it
+
+            reading.add_done_callback(end)
+            readings[self.conn_id] = reading
+        return await asyncio.shield(readings[self.conn_id])
+
     @contextlib.asynccontextmanager
     async def api(self, ref: JobRef | None = None) -> AsyncIterator[Api]:
         """The API of this connection, as it is now, in the running event loop; closed by the last who uses it there.
@@ -110,7 +132,7 @@ class TrainingHook:
         from airflow_provider_ktrain.engine.api import Api
         from airflow_provider_ktrain.engine.job_requests import check_cluster
 
-        key = (self.conn_id, self.cluster_context, await _content(await self._read()))
+        key = (self.conn_id, self.cluster_context, await _content(await self._read_together()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
         api, users = apis.get(key) or (Api(self.make_client, self.changed), 0)
         apis[key] = (api, users + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -15,7 +16,7 @@ import kubernetes_asyncio.config.incluster_config as async_incluster
 import kubernetes_asyncio.config.kube_config as async_kubeconfig
 import pytest
 import yaml
-from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.hooks import kubeconfig
@@ -23,6 +24,7 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 from tests.engine.fakekube import until
 from tests.hooks.certificates import CERTIFICATE, KEY
 
+TRIGGERS = 20
 Extras = Mapping[str, Any]
 
 
@@ -297,3 +299,34 @@ async def test_changed_kubeconfig_is_detected(home: Path, monkeypatch: pytest.Mo
     assert await hook.changed()
     await (await hook.make_client()).close()
     assert not await hook.changed()
+
+
+async def test_triggers_that_start_together_read_the_connection_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, asked, answer = tmp_path / "kubeconfig", 0, asyncio.Event()
+    path.write_text(yaml.safe_dump(config(tmp_path)))
+
+    async def extras(hook: AsyncKubernetesHook) -> Extras:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+        return {"kube_config_path": str(path)}
+
+    monkeypatch.setattr(AsyncKubernetesHook, "get_conn_extras", extras)
+    started = 0
+
+    async def start() -> str:
+        nonlocal started
+        started += 1
+        async with TrainingHook().api() as api:
+            return await api.cluster()
+
+    first = asyncio.ensure_future(start())
+    await until(lambda: asked)
+    first.cancel()  # the others still get the answer
+    others = [asyncio.ensure_future(start()) for _ in range(TRIGGERS)]
+    await until(lambda: started > TRIGGERS)
+    assert asked == 1
+    answer.set()
+    assert len(set(await asyncio.gather(*others))) == 1
