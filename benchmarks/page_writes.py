@@ -1,0 +1,137 @@
+"""What the statuses for the training page cost a triggerer, its supervisor and its runner: 300 and 1,000 trainings.
+
+    python benchmarks/page_writes.py [--jobs 300 1000] [--seconds 120] [--kills 10]
+
+Each contender is a triggerer of Airflow with its supervisor and its runner, in front of a stand-in for the Kubernetes
+API: once without trainings, and for each number of trainings once without and once with statuses. All run at the same
+time, so that the machine's other load is the same for all. The jobs run; each has two replicas, and its primary reports
+four metrics every ten seconds. CPU is measured while nothing else changes. Then tasks are marked failed in Airflow's
+database, one after the other: a kill takes from then until the pods are gone, which end half a second after the
+deletion. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import sqlite3
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import machine, quantile, table
+from harness.triggerer import Airflow, Component, ProbeFile, StandIn, task, triggerer, wait_for
+
+HEAD = [
+    "trainings", "statuses", "load", "runner CPU s/min", "supervisor CPU s/min", "runner MiB", "supervisor MiB",
+    "writes/min", "status KB", "oldest s", "CPU ms of the loop in 5 ms, p99", "loop lag p99 ms",
+    "watch p50 ms", "p99 ms", "kill p50 s", "max s",
+]  # fmt: skip
+RATE = 0.1  # lines per second of each replica
+LINES = 100_000
+
+
+def statuses(airflow: Airflow) -> list[tuple[float, int]]:
+    """When each status was written, in epoch seconds, and its size."""
+    query = "SELECT value FROM xcom WHERE key = 'ktrain_status'"
+    with contextlib.closing(sqlite3.connect(airflow.database, timeout=60)) as database:
+        texts = [row[0] for row in database.execute(query)]
+    found = []
+    for text in texts:
+        value = json.loads(text)
+        value = json.loads(value) if isinstance(value, str) else value
+        found.append((float(value["written_at"]), len(json.dumps(value))))
+    return found
+
+
+def kill(airflow: Airflow, stand_in: StandIn, number: int) -> float:
+    """Seconds from the mark in the database until the pods of a job are gone."""
+    name = f"job-{number:05}"
+    began = time.time()
+    airflow.mark_failed([number])
+    gone = wait_for("the pods are gone", lambda: stand_in.ask("/stats")["deletions"].get(name, {}).get("gone"))
+    return float(gone) - began
+
+
+@dataclass
+class Contender:
+    """A running triggerer, and what it had used at the beginning of the measurement."""
+
+    jobs: int
+    state: str
+    airflow: Airflow
+    component: Component
+    stand_in: StandIn
+    probe: ProbeFile
+    began: dict[str, float] = field(default_factory=dict)
+    kills: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.began = {"monotonic": time.monotonic(), "time": time.time(), **self.component.cpu()}
+
+    def found(self) -> list[Any]:
+        """What it has used since then: the columns between the load and the kills."""
+        now = self.component.cpu()
+        ended, minutes = time.monotonic(), (time.monotonic() - self.began["monotonic"]) / 60
+        memory, lag = self.component.memory(), self.probe.between(self.began["monotonic"], ended)
+        written = statuses(self.airflow)
+        recent = [size for when, size in written if when >= self.began["time"]]
+        return [
+            *((now[name] - self.began[name]) / minutes for name in ("runner", "supervisor")),
+            memory["runner"], memory["supervisor"],
+            len(recent) / minutes if written else None,
+            quantile([size / 1000 for _, size in written], 0.5),
+            time.time() - min(when for when, _ in written) if written else None,
+            *(lag[key] for key in ("busy p99", "lag p99", "watch p50", "watch p99")),
+        ]  # fmt: skip
+
+
+def begin(stack: contextlib.ExitStack, jobs: int, state: str) -> Contender:
+    parameters = {"jobs": jobs, "replicas": 2, "running": jobs, "rate": RATE, "metrics": True}
+    running = stack.enter_context(triggerer(parameters, [task(n) for n in range(jobs)], BENCH_STATUS=state))
+    if jobs:
+        running[2].ask(f"/begin?lines={LINES}")
+    print(f"{jobs} trainings, statuses {state}: running", file=sys.stderr, flush=True)
+    return Contender(jobs, state, *running)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", type=int, nargs="+", default=[300, 1000])
+    parser.add_argument("--seconds", type=float, default=120, help="duration of the measurement")
+    parser.add_argument("--settle", type=float, default=60, help="seconds before it")
+    parser.add_argument("--kills", type=int, default=10)
+    args = parser.parse_args()
+    print(f"{datetime.date.today()}; {machine()}\n", flush=True)
+    cases = [(0, "-"), *((jobs, state) for jobs in args.jobs for state in ("off", "on"))]
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(len(cases)) as pool:
+            contenders = list(pool.map(lambda case: begin(stack, *case), cases))
+        time.sleep(args.settle)
+        load = [os.getloadavg()[0]]
+        for contender in contenders:
+            contender.start()
+        time.sleep(args.seconds)
+        found = [contender.found() for contender in contenders]
+        load.append(os.getloadavg()[0])
+        print(table(HEAD[:2] + HEAD[3:-2], [[c.jobs, c.state, *f] for c, f in zip(contenders, found, strict=True)]))
+        for number in range(args.kills):
+            for contender in contenders:
+                if contender.jobs:
+                    contender.kills.append(kill(contender.airflow, contender.stand_in, number))
+            print([round(c.kills[-1], 1) for c in contenders if c.jobs], file=sys.stderr, flush=True)
+        loads = f"{min(load):.0f} to {max(load):.0f}"
+        rows = [
+            [c.jobs, c.state, loads, *f, quantile(c.kills, 0.5), max(c.kills, default=None)]
+            for c, f in zip(contenders, found, strict=True)
+        ]
+    print(table(HEAD, rows))
+
+
+if __name__ == "__main__":
+    main()
