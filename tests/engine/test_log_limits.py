@@ -72,6 +72,25 @@ async def test_streams_over_the_budget_take_turns() -> None:
     assert report.unread == []
 
 
+async def test_turn_begins_with_the_response() -> None:
+    """On a loaded machine, a request may take longer than a turn. The turn must not be over before it reads a line."""
+    budget, ended = StreamBudget(streams=1, turn=0.05), asyncio.Event()
+
+    async def wait_for_a_slot() -> None:
+        async with budget.slot():
+            pass
+
+    async with budget.slot() as slot:
+        waiting = asyncio.ensure_future(wait_for_a_slot())
+        requested = time.monotonic()
+        await until(lambda: time.monotonic() > requested + 3 * budget.turn)
+        slot.on_revoke(ended.set)
+        assert not ended.is_set()
+        await until(ended.is_set)
+        assert slot.revoked
+    await waiting
+
+
 async def test_every_line_is_inspected_before_the_rate_limit() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
@@ -27,23 +28,26 @@ UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 
 
 class Slot:
-    """The right to one stream. A holder that can give it up early passes a way to do so to `on_revoke`."""
+    """The right to one stream.
 
-    def __init__(self, since: float) -> None:
-        self.since = since
+    Its turn begins when the response does, with `on_revoke`: a turn that a slow request used up would read nothing.
+    Without `on_revoke`, the slot isn't taken back, because its holder ends soon anyway.
+    """
+
+    def __init__(self, on_begin: Callable[[], None]) -> None:
+        self.since = math.inf  #: when its turn began, by the loop's time
         self.revoked = False
-        self._end: Callable[[], None] | None = None
+        self._on_begin = on_begin
+        self._end: Callable[[], None] = lambda: None
 
-    def on_revoke(self, end: Callable[[], None] | None) -> None:
-        """Set the function that ends the stream early; None if it ends soon anyway."""
-        self._end = end
-        if self.revoked and end is not None:
-            end()
+    def on_revoke(self, end: Callable[[], None]) -> None:
+        """Begin the turn, and set the function that ends the stream early."""
+        self.since, self._end = asyncio.get_running_loop().time(), end
+        self._on_begin()
 
     def _revoke(self) -> None:
         self.revoked = True
-        if self._end is not None:
-            self._end()
+        self._end()
 
 
 class StreamBudget:
@@ -66,7 +70,7 @@ class StreamBudget:
         self._ticked: float | None = None  # when the loop last ran
         self._settled = 0.0  # when lines may be logged again
         self.gate = asyncio.Lock()  #: held during a slice by the one stream that logs lines
-        self._held: dict[Slot, None] = {}  # oldest first
+        self._held: dict[Slot, None] = {}  # first granted first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -123,7 +127,7 @@ class StreamBudget:
             raise
 
     def _hold(self) -> Slot:
-        slot = Slot(asyncio.get_running_loop().time())
+        slot = Slot(self._arm)
         self._held[slot] = None
         return slot
 
@@ -138,11 +142,11 @@ class StreamBudget:
         """Schedule `_take_back` for the end of the oldest slot's turn."""
         if self._timer is not None or not self._waiting:
             return
-        oldest = next((slot for slot in self._held if not slot.revoked), None)
-        if oldest is None:
+        oldest = min((slot.since for slot in self._held if not slot.revoked), default=math.inf)
+        if oldest == math.inf:
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(max(oldest.since + self.turn, loop.time()), self._take_back, context=Context())
+        self._timer = loop.call_at(max(oldest + self.turn, loop.time()), self._take_back, context=Context())
 
     def _take_back(self) -> None:
         self._timer = None
