@@ -176,7 +176,8 @@ def _local_cluster(args: argparse.Namespace, manifest: Mapping[str, Any], consol
             images, gpus_per_node=number, mpi_api=cluster.mpi_api_for(str(manifest.get("apiVersion")))
         )
         offered = counted(number, "GPU" if real else "simulated GPU")
-        console.info(f"Starting an embedded cluster: 1 node, {offered}. Containers run in {images['*']}.")
+        where = "" if args.code is not None else f" Containers run in {images['*']}."
+        console.info(f"Starting an embedded cluster: 1 node, {offered}.{where}")
         with embedded:
             args.kubeconfig = str(embedded.kubeconfig)
             yield kubeconfig.target(args)

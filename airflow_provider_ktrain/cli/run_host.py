@@ -120,7 +120,7 @@ class RunHost:
 
     async def _run(self) -> Ended:
         """Submit the job, follow it and delete it."""
-        submitted = await self._submit_unless_stopped()
+        submitted = await self._submit_or_delete()
         if submitted is None:
             return Ended(self._killed())
         self._ref, self._created_at = submitted.ref, time.monotonic()
@@ -129,6 +129,16 @@ class RunHost:
         return Ended(outcome, await self._release(submitted.ref, outcome))
 
     # submit
+
+    async def _submit_or_delete(self) -> Submitted | None:
+        """Create the job with its code; if that fails, delete the job, whose pods would wait for the code forever."""
+        try:
+            return await self._submit_unless_stopped()
+        except KtrainError:
+            left = await self._find() if self._request.code is not None else None
+            if left is not None and (unreleased := await self._delete(left.ref)):
+                self._log.warning(f"The job could not be deleted.\n{unreleased}")
+            raise
 
     async def _submit_unless_stopped(self) -> Submitted | None:
         """Create the job; returns None if a signal came first, so that there is no job."""

@@ -73,8 +73,14 @@ def _config_map(ref: JobRef, job: Mapping[str, Any], code: Code) -> Object:
 
 
 def is_refused(error: ApiStatusError) -> bool:
-    """Whether the response proves that the API server doesn't accept the ConfigMap: the job can't get its code."""
-    return 400 <= error.status < 500 and error.status != 401 and not error.conflict and not is_transient(error)
+    """Whether the response proves that the API server doesn't accept the ConfigMap: the job can't get its code.
+
+    Only Kubernetes sets a reason: the error page of a proxy proves nothing, except that the request is too large.
+    """
+    if error.status == 413:
+        return True
+    refuses = 400 <= error.status < 500 and error.status != 401 and not error.conflict
+    return refuses and bool(error.reason) and not is_transient(error)
 
 
 async def release_without_code(api: Api, ref: JobRef, error: ApiStatusError) -> ManifestError | ClusterError:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pytest
 import yaml
 
 from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.cli.run_host import RunHost
+from airflow_provider_ktrain.core.errors import NoRightError
+from airflow_provider_ktrain.core.identity import Owner, TaskKey
+from airflow_provider_ktrain.core.job_request import JobRequest
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
+from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.engine.api import ApiStatusError
+from airflow_provider_ktrain.engine.job_requests import find
+from tests import clusters
 from tests.cli.conftest import Start
 from tests.cli.test_run import job
+from tests.clusters import TestCluster
+from tests.engine.tasks import Lines, MeddledApi, api_of
 
 PROGRAM = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
 
@@ -41,6 +54,26 @@ def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: P
     )
     assert command.end() == 0, command.output
     assert "[Master 0] rank 0 of 1 ['x']" in command.output
+
+
+class Behind403(MeddledApi):
+    """A proxy denies ConfigMaps, which is no proof about the API server."""
+
+    async def before(self, method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/configmaps"):
+            raise ApiStatusError(403, message="<html>denied</html>")
+
+
+async def test_job_whose_code_cannot_be_sent_is_deleted(cluster: TestCluster) -> None:
+    manifest = build("PyTorchJob", JobOptions(image=clusters.IMAGE, command=["true"]))
+    owner = Owner(TaskKey("tests", "ktrain-run", "unsent", uuid.uuid4().hex), 1, "ti")
+    request = JobRequest(PYTORCHJOB, owner, 1, manifest, code=pack([CodeFile("train.py")]))
+    async with api_of(cluster, Behind403) as api:
+        log = Lines()
+        with pytest.raises(NoRightError):
+            await RunHost(api, request, cluster.namespace, log).run()
+        assert f"{request.job_name} deleted." in str(log)
+        assert await find(api, PYTORCHJOB, "v1", cluster.namespace, request.job_name) is None
 
 
 @pytest.mark.parametrize(
