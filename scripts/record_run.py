@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README, SVG = ROOT / "README.md", ROOT / "docs" / "run.svg"
-SESSION = ("ktrain run --local --code examples/demo -- python3 train.py --epochs 3",)
+SESSION = ("ktrain run --local --code examples/demo -- python train.py --epochs 3",)
 MARKS = "<!-- recorded by scripts/record_run.py -->\n", "<!-- end of the recording -->\n"
 MAX_PAUSE = 1.5  # seconds
 WIDTH = 118  # characters of a line in the SVG
