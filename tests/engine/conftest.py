@@ -17,9 +17,13 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture
 async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
-    """A task with a unique job name; `of_each_kind` gives its class. Its job is deleted at the end."""
+    """A task with a unique job name. `of_each_kind`, or `TASK` in the test's module, gives its class.
+
+    Its job is deleted at the end.
+    """
+    of_module = getattr(request.module, "TASK", Task)
     async with api_of(cluster) as api:
-        task = getattr(request, "param", Task)(api, cluster.namespace)
+        task = getattr(request, "param", of_module)(api, cluster.namespace)
         try:
             yield task
         finally:

@@ -28,17 +28,8 @@ from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
 from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, until
 
 Object = dict[str, Any]
+TASK = TrainTask  #: of the fixture `task`
 STUBBORN = "trap '' TERM; echo started; sleep 600 & while true; do wait; done"
-
-
-@pytest.fixture
-async def task(cluster: TestCluster) -> AsyncIterator[TrainTask]:
-    async with api_of(cluster) as api:
-        task = TrainTask(api, cluster.namespace)
-        try:
-            yield task
-        finally:
-            await task.delete()
 
 
 async def jobset(task: TrainTask) -> Object | None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.state.status import Phase
 from tests import clusters
-from tests.clusters import TestCluster
-from tests.engine.tasks import TrainTask, api_of
+from tests.engine.tasks import TrainTask
 
 Object = dict[str, Any]
+TASK = TrainTask  #: of the fixture `task`
 STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVES = "trap 'exit 143' TERM; echo waits for the launcher; sleep 600 & wait"
-
-
-@pytest.fixture
-async def task(cluster: TestCluster) -> AsyncIterator[TrainTask]:
-    async with api_of(cluster) as api:
-        task = TrainTask(api, cluster.namespace)
-        try:
-            yield task
-        finally:
-            await task.delete()
 
 
 def replicated(
