@@ -221,6 +221,18 @@ def test_trainjob(run: Start) -> None:
     assert "on node 0" in command.output
 
 
+@pytest.mark.embedded  # the runtime torch-distributed
+def test_a_signal_deletes_a_trainjob_and_waits_for_its_pods(run: Start, cluster: TestCluster) -> None:
+    manifest = trainjob(nodes=1, image=IMAGE, command=["sh", "-c", WAIT])
+    manifest["metadata"] = {"name": "interrupted"}
+    command = run(manifest)
+    command.wait_for("[node 0] ready")
+    command.interrupt(signal.SIGINT)
+    assert command.end() == 130, command.output
+    assert "1 pod deleted." in command.output
+    assert not pods_left(cluster, "interrupted")
+
+
 def test_templates_are_refused_with_their_line(run: Start, tmp_path: Path) -> None:
     text = yaml.safe_dump(job("true")).replace(f"image: {IMAGE}", "image: '{{ params.image }}'")
     command = run(text)

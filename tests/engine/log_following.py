@@ -7,11 +7,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+import pytest
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
 from .fakekube import FakeKube, LogFile, serving, stamp
+
+#: parametrizes a test over kinds: it passes the kind to `following`
+of_each_kind = pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=["pytorchjob", "trainjob"])
 
 
 class Sink:

@@ -272,7 +272,7 @@ class TrainTask(Task):
             "kind": TRAINJOB.name,
             "metadata": {"labels": labels},
             "spec": {"runtimeRef": {"name": self.name, "kind": "TrainingRuntime"}, "trainer": trainer}
-            | {key: value for key, value in run_policy.items() if key == "suspend"},
+            | {key: value for key, value in run_policy.items() if key in ("suspend", "managedBy")},
         }
         assert not more
         return self.stamped(built, number, submission)

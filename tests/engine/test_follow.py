@@ -90,6 +90,7 @@ async def test_success_is_summarized(task: Task) -> None:
     assert re.fullmatch(r"GPU time: .* on 2 GPUs .*", task.log.messages[at + 1])
 
 
+@of_each_kind
 async def test_result_and_cause_are_found_in_a_flood_of_lines(task: Task) -> None:
     """The rate limit drops lines, possibly those that contain the result or the cause."""
     flood = f"yes {'x' * 1000} | head -c 45000000"
@@ -101,6 +102,7 @@ async def test_result_and_cause_are_found_in_a_flood_of_lines(task: Task) -> Non
     assert outcome.result == {"loss": 0.5}
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("age", "start", "marked"),
     [(1, None, False), (60, None, True), (60, 59, False)],
@@ -268,6 +270,7 @@ class SlowLines(Lines):
         super().info(event, *args, **kw)
 
 
+@of_each_kind
 async def test_lines_missing_from_the_final_read_are_counted_in_one_line(task: Task) -> None:
     """The deadline stops the final read; the result is found nevertheless."""
     task.log = SlowLines()
@@ -275,7 +278,8 @@ async def test_lines_missing_from_the_final_read_are_counted_in_one_line(task: T
     await task.condition("Succeeded")
     outcome = await task.ended(ref, deadline=time.time() - 1)
     (warning,) = [line for line in task.log.messages if line.startswith("Logs are incomplete: ")]
-    assert (match := re.search(r"Missing: ([\d,]+) lines of \S+-master-0/pytorch\.$", warning)), warning
+    container = r"\S+-(?:master-0/pytorch|node-0-0-\w+/node)"
+    assert (match := re.search(rf"Missing: ([\d,]+) lines of {container}\.$", warning)), warning
     assert len(lines(task)) + int(match[1].replace(",", "")) == 2001
     assert outcome.result == {"loss": 0.5}
 
@@ -335,6 +339,7 @@ async def test_pods_that_the_operator_recreates_are_a_crash_loop(task: Task) -> 
     assert restarts[:2] == [f"Master 0 restarted ({n} time) after exit code 130 (SIGINT)." for n in ("1st", "2nd")]
 
 
+@of_each_kind
 async def test_handover_keeps_the_count_of_a_crash_loop(task: Task) -> None:
     ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
 
@@ -696,6 +701,7 @@ async def test_logs_continue_after_a_handover(task: Task) -> None:
     assert ended.metrics["seconds.running"] > 1
 
 
+@of_each_kind
 @pytest.mark.embedded
 async def test_follower_continues_after_an_outage_of_the_api_server(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit(1, COUNTS)).ref

@@ -7,12 +7,13 @@ import time
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 
 from .fakekube import FakeKube, stamp, until
-from .log_following import Sink, following, numbered, write
+from .log_following import Sink, following, numbered, of_each_kind, write
 
 
 async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
@@ -123,13 +124,14 @@ async def test_drain_counts_and_inspects_lines_that_it_has_no_time_to_log() -> N
     assert report.unread == []
 
 
-async def test_refused_logs_are_retried_with_one_warning() -> None:
+@of_each_kind
+async def test_refused_logs_are_retried_with_one_warning(kind: Kind) -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p", containers="ab")
     for container in "ab":
         write(kube.log("p", container), 0, 5)
     kube.refusal = (403, "Forbidden")
-    async with following(kube, sink) as follower:
+    async with following(kube, sink, kind=kind) as follower:
         await until(lambda: kube.refused > 6)
         (note,) = sink.notes
         assert "403 Forbidden" in note

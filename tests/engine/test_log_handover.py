@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
 from .fakekube import FakeKube, serving, stamp, until
-from .log_following import Sink, following, numbered, write
+from .log_following import Sink, following, numbered, of_each_kind, write
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
@@ -129,12 +129,13 @@ async def test_complete_container_is_not_read_again_after_a_handover() -> None:
     assert report.unread == []
 
 
+@of_each_kind
 @pytest.mark.parametrize("handed_over", [False, True])
-async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
+async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Kind) -> None:
     """With ExitCode, an operator deletes each failed pod and creates another one with its name."""
     kube, sink, cursor = FakeKube(), Sink(), Cursor()
     async with serving(kube) as api:
-        follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=cursor)
+        follower = LogFollower(api, sink, kind=kind, cursor=cursor)
         for n in range(300):
             follower.observe(kube.pod("p"))
             log = kube.log("p")
@@ -146,7 +147,7 @@ async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool) -> None:
             if handed_over and n % 100 == 99:  # while the pod exists
                 saved = follower.cursor.to_dict()
                 await follower.close()
-                follower = LogFollower(api, sink, kind=PYTORCHJOB, cursor=Cursor.from_dict(saved))
+                follower = LogFollower(api, sink, kind=kind, cursor=Cursor.from_dict(saved))
                 follower.observe(ended)
             await until(lambda f=follower: f.report().containers["p", "main"].complete)
             follower.observe(kube.delete("p"), deleted=True)

@@ -6,11 +6,12 @@ import asyncio
 import time
 from typing import Any
 
+from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
 from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES, StreamBudget
 
 from .fakekube import FakeKube, Record, stamp, until
-from .log_following import Sink, following, numbered, write
+from .log_following import Sink, following, numbered, of_each_kind, write
 
 
 async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers() -> None:
@@ -112,14 +113,15 @@ async def test_every_line_is_inspected_before_the_rate_limit() -> None:
     assert [(source.pod, source.role, source.index) for source in sources] == [("p", "Worker", 0)]
 
 
-async def test_no_line_is_logged_right_after_a_stall() -> None:
+@of_each_kind
+async def test_no_line_is_logged_right_after_a_stall(kind: Kind) -> None:
     """Airflow needs time to cancel a trigger that it has reassigned to another triggerer."""
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
     budget = StreamBudget(stall=3600, settle=3600)
-    async with following(kube, sink, budget=budget) as follower:
+    async with following(kube, sink, kind=kind, budget=budget) as follower:
         await until(lambda: len(sink.lines) == 5)
         saved = follower.cursor.to_dict()
         budget.stall = 0.2  # set only now, because the process may stall on a loaded machine

@@ -264,10 +264,11 @@ async def test_pods_left_by_an_orphaning_deletion_are_deleted(task: Task) -> Non
     assert not await task.pods(ref)
 
 
+@of_each_kind
 @pytest.mark.embedded
 async def test_release_retries_while_the_api_server_is_unreachable(task: Task, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
-    cluster.admin("status", status=503, path="pytorchjobs", count=3)
+    cluster.admin("status", status=503, path=task.kind.plural, count=3)
     assert (await release(task.api, ref)).done
     assert await task.job() is None
 

@@ -33,9 +33,9 @@ async def api(kueue: TestCluster) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-async def task(kueue: TestCluster, api: Api) -> AsyncIterator[Task]:
-    """A task whose job isn't controlled by a recording. Its job is deleted at the end."""
-    made = Task(api, kueue.namespace)
+async def task(kueue: TestCluster, api: Api, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
+    """A task whose job isn't controlled by a recording; `of_each_kind` gives its class."""
+    made = getattr(request, "param", Task)(api, kueue.namespace)
     yield made
     await made.delete()
 

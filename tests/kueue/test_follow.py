@@ -10,7 +10,7 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, TrainTask, api_of
+from tests.engine.tasks import TRAINS, Task, TrainTask, api_of, of_each_kind
 
 from .conftest import Replay
 from .workloads import account, write_workload
@@ -73,6 +73,7 @@ async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, r
     assert await task.job() is None
 
 
+@of_each_kind
 @pytest.mark.embedded
 async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(api: Api, task: Task) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref

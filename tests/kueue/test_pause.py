@@ -13,7 +13,7 @@ from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import job_pods
 from airflow_provider_ktrain.engine.release import Mode, release
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, api_of
+from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind
 
 from .conftest import Replay
 from .workloads import account, write_workload
@@ -79,13 +79,14 @@ async def test_a_job_of_a_queue_is_not_scaled_while_it_runs(api: Api, task: Task
         await operations.scale(api, ref, 3, timeout=30)
 
 
+@of_each_kind
 @pytest.mark.embedded
 async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted(
     kueue: TestCluster, api: Api, task: Task
 ) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [])
-    await task.patch({"spec": {"runPolicy": {"suspend": False}}})
+    await task.patch({"spec": task.kind.suspension(False)})
     await task.running(ref)
     async with api_of(kueue, token=await account(api, task.namespace)) as limited:
         with pytest.raises(KtrainError, match=r"ktrain rbac --kueue"):

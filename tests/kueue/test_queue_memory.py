@@ -19,7 +19,7 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.clusters import TestCluster
-from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of, until
+from tests.engine.tasks import MERGE_PATCH, TRAINS, Task, api_of, of_each_kind, until
 
 from .test_follow import EVICTED_FOR_GOOD
 from .test_weak_evidence import NEVER_FITS
@@ -63,6 +63,7 @@ async def set_conditions(task: Task, *conditions: dict[str, str]) -> None:
     await task.api.request("PATCH", f"{path}/status", body=body, content_type=MERGE_PATCH)
 
 
+@of_each_kind
 async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task: Task) -> None:
     state = await state_of(task)
     await write_workload(task.api, state.known_job, [NEVER_FITS])
@@ -171,6 +172,7 @@ async def _logged(task: Task, text: str) -> bool:
     return any(text in line for line in task.log.messages)
 
 
+@of_each_kind
 async def test_a_job_of_multikueue_is_refused_with_the_reason(task: Task) -> None:
     """Kueue's webhook sets `managedBy` if an admission check of the ClusterQueue is MultiKueue's."""
     multikueue = {"managedBy": "kueue.x-k8s.io/multikueue"}

@@ -21,7 +21,7 @@ async def write_workload(
     template = {"spec": {"containers": [{"name": "main", "image": "scratch", "resources": resources or {}}]}}
     pod_sets = [{"name": "main", "count": count, "template": template}]
     spec = {"queueName": "team-a", "podSets": pod_sets, "active": active}
-    name = f"pytorchjob-{meta['name']}-12345"
+    name = f"{job['kind'].lower()}-{meta['name']}-12345"
     body = {
         "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": spec,
         "metadata": {"name": name, "ownerReferences": [{**owner, "controller": True}]},

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.task_instance import Instance
@@ -17,10 +18,12 @@ def cluster() -> Iterator[TestCluster]:
 
 
 @pytest.fixture
-def instance(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    """A task instance in its own deployment; remaining objects of its job are deleted at the end."""
+def instance(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Instance]:
+    """A task instance in its own deployment; `of_each_kind` gives its kind. Its job is deleted at the end."""
     set_connection(cluster, monkeypatch)
-    with Instance(cluster) as made:
+    with Instance(cluster, getattr(request, "param", PYTORCHJOB)) as made:
         yield made
 
 

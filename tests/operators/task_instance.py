@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
+import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,21 +13,38 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
+import pytest
 from airflow.sdk import DAG, TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
 from airflow_provider_ktrain.core.identity import PREFIX, TaskKey, label_value
-from airflow_provider_ktrain.core.kinds import PYTORCHJOB, Kind
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import phase_of
-from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainingJobOperator
+from airflow_provider_ktrain.operators.training import (
+    MPIJobOperator,
+    PyTorchJobOperator,
+    TrainingJobOperator,
+    TrainJobOperator,
+)
 from tests import clusters
 from tests.clusters import TestCluster
 
 Object = dict[str, Any]
 DAG_ID = "dag"
 TRAINS = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
+OPERATORS: dict[str, type[TrainingJobOperator]] = {
+    PYTORCHJOB.name: PyTorchJobOperator,
+    MPIJOB.name: MPIJobOperator,
+    TRAINJOB.name: TrainJobOperator,
+}
+#: parametrizes a test over kinds: `instance` has jobs of each. The TrainJob uses the runtime torch-distributed
+of_each_kind = pytest.mark.parametrize(
+    "instance",
+    [pytest.param(PYTORCHJOB, id="pytorchjob"), pytest.param(TRAINJOB, id="trainjob", marks=pytest.mark.embedded)],
+    indirect=True,
+)
 
 
 class Store(dict[str, Any]):
@@ -65,8 +83,8 @@ class Ti:
         return self.xcoms.get(key)
 
 
-class DefersSoon(PyTorchJobOperator):
-    """Follows a job only for a moment after the first two failures of its trigger, then to its end."""
+class DefersSoon:
+    """Extends an operator: follows a job only for a moment after the first two failures of its trigger."""
 
     seconds_in_worker = (0.5, 1.0)
 
@@ -80,6 +98,7 @@ class Instance:
 
     def __init__(self, cluster: TestCluster, kind: Kind = PYTORCHJOB, version: str | None = None) -> None:
         self.cluster = cluster
+        self.kind = kind
         self._resource = kind.group, version or kind.versions[0], cluster.namespace, kind.plural
         self.run_id = uuid.uuid4().hex[:8]
         self.store = Store()
@@ -105,11 +124,12 @@ class Instance:
 
     def execute(
         self, *, number: int = 1, retries: int = 0, max_tries: int | None = None,
-        operator: type[TrainingJobOperator] = PyTorchJobOperator, refuses: str = "",
+        operator: type[Any] | None = None, refuses: str = "",
         rendered: Mapping[str, Any] | None = None, **parameters: Any,
     ) -> Any:  # fmt: skip
         """Run `execute` as try `number`. Returns its result, or the exception with which it defers.
 
+        :param operator: the operator, or a class that extends it. Default: the operator of the kind.
         :param rendered: values that templates of parameters render to. An invalid literal fails the constructor.
         """
         most = retries if max_tries is None else max_tries
@@ -119,7 +139,7 @@ class Instance:
             parameters = {"image": clusters.IMAGE, **command, "gpus": 1, **parameters}
         start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         with DAG(DAG_ID, schedule=None, start_date=start, template_searchpath=self.folder or None):
-            self.operator = operator(task_id="train", retries=retries, **parameters)
+            self.operator = self._operator(operator)(task_id="train", retries=retries, **parameters)
         self.operator.resolve_template_files()
         for name, value in (rendered or {}).items():
             setattr(self.operator, name, value)
@@ -127,6 +147,12 @@ class Instance:
             return self.operator.execute(self.context)
         except TaskDeferred as deferred:
             return deferred
+
+    def _operator(self, cls: type[Any] | None) -> type[TrainingJobOperator]:
+        of_kind = OPERATORS[self.kind.name]
+        if cls is None or issubclass(cls, TrainingJobOperator):
+            return cls or of_kind
+        return types.new_class(cls.__name__, (cls, of_kind))
 
     def resume(self, event: Object) -> Any:
         """Resume the task after the trigger's event, as the worker does."""
@@ -162,6 +188,15 @@ class Instance:
     def key(self) -> TaskKey:
         return TaskKey("tests", DAG_ID, "train", self.run_id)
 
+    @property
+    def job_name(self) -> str:
+        return self.key.job_name(max_length=self.kind.name_length)
+
+    @property
+    def replica(self) -> str:
+        """The name of the first replica in the log."""
+        return self.kind.replica_name(self.kind.primary({}), 0)
+
     def jobs(self) -> list[Object]:
         found = self._custom.list_namespaced_custom_object(
             *self._resource, label_selector=f"{PREFIX}/run-id={label_value(self.run_id)}"
@@ -170,7 +205,8 @@ class Instance:
 
     def everything(self) -> set[str]:
         """The uids of all jobs and pods."""
-        jobs = self._custom.list_cluster_custom_object("kubeflow.org", "v1", "pytorchjobs")["items"]
+        group, version, _, plural = self._resource
+        jobs = self._custom.list_cluster_custom_object(group, version, plural)["items"]
         pods = self._core.list_pod_for_all_namespaces().items
         return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
 

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingJobError
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 from tests.core.manifests import pytorchjob
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import Instance, of_each_kind
 
 
 def changed(change: str) -> str:
@@ -117,4 +117,16 @@ def test_unreachable_cluster_is_a_cluster_error(instance: Instance, monkeypatch:
         TrainingClusterError, match=r"the cluster cannot be reached\. .*kube_config_path.*\n.*127.0.0.1:9"
     ):
         instance.execute()
+    assert not instance.jobs()
+
+
+@of_each_kind
+def test_without_a_connection_and_a_kubeconfig_nothing_is_submitted(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    with monkeypatch.context() as patched:
+        patched.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes"}))
+        with pytest.raises(TrainingClusterError, match="No cluster is configured"):
+            instance.execute()
     assert not instance.jobs()

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
 
 from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import Instance, of_each_kind
 
 TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
 
@@ -22,6 +22,7 @@ def uids(instance: Instance) -> list[str]:
     return [job["metadata"]["uid"] for job in instance.jobs()]
 
 
+@of_each_kind
 def test_retry_takes_the_result_of_a_succeeded_job(stateless: Instance) -> None:
     result = stateless.execute(number=1, retries=1, command=TRAINS_SOON, deferrable=False)
     assert result == {"loss": 1}
@@ -53,6 +54,7 @@ def test_job_with_a_stored_outcome_does_not_expire(instance: Instance) -> None:
     assert "ttlSecondsAfterFinished" not in (job["spec"].get("runPolicy") or {})
 
 
+@of_each_kind
 def test_deferral_timeout_releases_the_job_below_airflow_3_3(stateless: Instance) -> None:
     assert isinstance(stateless.execute(), TaskDeferred)
     with pytest.raises(TaskDeferralTimeout):

@@ -13,7 +13,7 @@ import yaml
 from airflow.sdk.exceptions import AirflowException, TaskDeferralTimeout
 
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
-from tests.operators.task_instance import Instance, Store
+from tests.operators.task_instance import Instance, Store, of_each_kind
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
 FAILS = ["sh", "-c", "echo no such file >&2; sleep 3; exit 3"]
@@ -47,6 +47,7 @@ def test_job_that_failed_after_a_deferral_timeout_raises_its_cause(instance: Ins
     assert not instance.jobs()
 
 
+@of_each_kind
 def test_running_job_is_released_after_a_deferral_timeout(instance: Instance) -> None:
     instance.execute()
     with pytest.raises(TaskDeferralTimeout):
@@ -65,6 +66,7 @@ def away(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
 
 
+@of_each_kind
 def test_worker_lost_after_execute_returned(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """Airflow hasn't heard of the success: the next try returns the same, and creates no job."""
     assert instance.execute(command=RESULT, deferrable=False, retries=1) == {"loss": 0.5}
@@ -108,6 +110,7 @@ def test_xcom_that_is_only_shown_fails_no_training(instance: Instance, key: str)
     assert not instance.jobs()
 
 
+@of_each_kind
 def test_result_is_pushed_before_the_job_is_deleted(instance: Instance) -> None:
     assert instance.execute(command=RESULT, deferrable=False, multiple_outputs=True) == {"loss": 0.5}
     assert instance.ti is not None
@@ -196,6 +199,7 @@ def test_clear_starts_another_training(instance: Instance) -> None:
     assert instance.ti.xcoms["job"]["uid"] != first
 
 
+@of_each_kind
 def test_outcome_that_cannot_be_stored_keeps_the_job(instance: Instance) -> None:
     """A broken store doesn't fail a training; a retry then reads the result from the job."""
 

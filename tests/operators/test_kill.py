@@ -20,7 +20,7 @@ from airflow.sdk.execution_time.comms import GetTaskStates
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.task_instance import Instance, Store, Supervisor, supervised
+from tests.operators.task_instance import Instance, Store, Supervisor, of_each_kind, supervised
 
 Kill = Callable[[Callable[[], object]], None]
 AIRFLOWS_PATIENCE = 5.0  # seconds from the signal to SIGKILL
@@ -129,6 +129,7 @@ def test_retry_adopts_a_kept_job(instance: Instance, kill: Kill, supervisor: Sup
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
 
 
+@of_each_kind
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(
     instance: Instance, kill: Kill, retries: int
@@ -143,13 +144,14 @@ def test_kill_without_an_answer_from_airflow_keeps_the_job_for_a_retry(
     assert ("No retry is left" in output) is not bool(retries)
 
 
-class Breaks(PyTorchJobOperator):
-    """Raises an error of our own while the job is followed."""
+class Breaks:
+    """Extends an operator: raises an error of our own while the job is followed."""
 
     def _options(self, _: Any) -> Any:
         raise ValueError("no options")
 
 
+@of_each_kind
 def test_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """The training is not affected."""
     with pytest.raises(ValueError, match="no options"):
@@ -161,6 +163,7 @@ def test_error_keeps_the_job_for_the_retry(instance: Instance, capsys: pytest.Ca
     assert again.trigger.job["uid"] == before["metadata"]["uid"]
 
 
+@of_each_kind
 def test_error_without_a_retry_releases_a_new_job(instance: Instance) -> None:
     with pytest.raises(ValueError, match="no options"):
         instance.execute(operator=Breaks)
@@ -256,6 +259,7 @@ def test_kill_suspends_a_job_that_is_kept(instance: Instance, kill: Kill) -> Non
     assert job["spec"]["runPolicy"]["suspend"] is True
 
 
+@of_each_kind
 def test_kill_during_the_create_releases_the_job(instance: Instance, kill: Kill) -> None:
     """The task is killed at about the time at which the response to its create arrives."""
     kill(instance.jobs)
@@ -263,9 +267,10 @@ def test_kill_during_the_create_releases_the_job(instance: Instance, kill: Kill)
     assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -> None:
-    instance.cluster.admin("status", status=503, verb="create", path="/pytorchjobs", seconds=60)
+    instance.cluster.admin("status", status=503, verb="create", path=f"/{instance.kind.plural}", seconds=60)
     try:
         kill(lambda: "ktrain_submission" in instance.store)
         check_killed(instance, deferrable=False)
@@ -274,6 +279,7 @@ def test_kill_during_submission_creates_no_job(instance: Instance, kill: Kill) -
     assert not instance.jobs()
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance, kill: Kill) -> None:
     """Requests are retried for as long as Airflow allows it, beyond the seconds reserved for a kill."""
@@ -281,7 +287,7 @@ def test_kill_retries_while_the_api_server_is_unavailable(instance: Instance, ki
 
     def away() -> bool:
         if instance.running() and not fault.is_set():
-            instance.cluster.admin("status", status=503, path="/pytorchjobs", seconds=AIRFLOWS_PATIENCE)
+            instance.cluster.admin("status", status=503, path=f"/{instance.kind.plural}", seconds=AIRFLOWS_PATIENCE)
             fault.set()
         return fault.is_set()
 

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.operators.reaper import ReapTrainingJobsOperator, _
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.clusters import TestCluster, with_token
 from tests.engine.tasks import EvictedApi
-from tests.operators.task_instance import Instance, Supervisor, supervised
+from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 
 
 @pytest.fixture
@@ -41,12 +41,13 @@ def look(instance: Instance, **parameters: Any) -> tuple[ReapTrainingJobsOperato
     return reaper, {}
 
 
+@of_each_kind
 def test_orphaned_job_is_released_at_the_second_look(instance: Instance, supervisor: Supervisor) -> None:
     (job,) = instance.jobs()
     reaper, found = look(instance, dry_run=False)
     assert instance.jobs(), "not at the first"
     meta = job["metadata"]
-    assert reaper.second_look(instance.context, found) == [f"PyTorchJob {meta['namespace']}/{meta['name']}"]
+    assert reaper.second_look(instance.context, found) == [f"{instance.kind.name} {meta['namespace']}/{meta['name']}"]
     assert not instance.jobs()
     assert not instance.running()
 

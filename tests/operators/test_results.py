@@ -10,13 +10,14 @@ import pytest
 
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingConfigurationError, TrainingJobError
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import Instance, of_each_kind
 
 
 def prints(text: str) -> list[str]:
     return ["sh", "-c", f"echo 'KTRAIN_RESULT {text}'"]
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("printed", "returned", "warning"),
     [

@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import Instance, of_each_kind
 
 NO_DATA = ["sh", "-c", "echo no new data; exit 99"]
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]
@@ -26,6 +26,7 @@ def test_other_exit_codes_fail_the_task(instance: Instance) -> None:
         instance.execute(command=NO_DATA, deferrable=False, skip_on_exit_code=[3, 98])
 
 
+@of_each_kind
 def test_exit_code_in_the_event_of_a_trigger_skips_the_task(instance: Instance) -> None:
     instance.execute(skip_on_exit_code=99)  # the job runs on
     cause = {"category": "user code", "summary": "Master 0 failed"}

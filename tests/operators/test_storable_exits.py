@@ -20,11 +20,11 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import KtrainError, ManifestError
 from airflow_provider_ktrain.engine.api import ApiStatusError
 from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
-from airflow_provider_ktrain.exceptions import TrainingJobError, failure
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError, failure
 from airflow_provider_ktrain.triggers.reaper import SecondLookTrigger
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from airflow_provider_ktrain.worker_host import as_airflow_errors
-from tests.operators.task_instance import Store, Ti
+from tests.operators.task_instance import Instance, Store, Ti, of_each_kind
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=10) | st.sampled_from(["\0", "\ud800", "a\0b", "\udcff"])
 JSON = st.recursive(
@@ -70,6 +70,14 @@ def test_error_messages_are_storable(text: str, value: dict[str, Any]) -> None:
     check([str(error) for error in errors])
     check([error.message for error in errors if isinstance(error, ApiStatusError)])
     check([error.details for error in errors if isinstance(error, ApiStatusError)])
+
+
+@of_each_kind
+def test_cause_with_nul_is_raised_without_it(instance: Instance) -> None:
+    instance.execute()
+    cause = {"category": "user code", "summary": "a\0b"}
+    with pytest.raises(TrainingUserCodeError, match="a\ufffdb"):
+        instance.resume({"outcome": {"phase": "Failed", "succeeded": False, "cause": cause}})
 
 
 @given(TEXT)

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.exceptions import (
     TrainingJobError,
     TrainingUserCodeError,
 )
-from tests.operators.task_instance import TRAINS, Instance, Object, Store
+from tests.operators.task_instance import TRAINS, Instance, Object, Store, of_each_kind
 
 FORMATS = pathlib.Path(__file__).parents[1] / "formats" / "v1"
 
@@ -84,6 +84,7 @@ def test_owner_is_the_current_try(instance: Instance) -> None:
     assert Owner.of(job) == Owner(instance.key, 2, instance.ti.id)
 
 
+@of_each_kind
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -106,7 +107,7 @@ def test_retry_to_another_place_fails_and_names_both(
         instance.execute(number=2, retries=1, **changed)
     assert not isinstance(error.value, AirflowFailException), "it may be put back before the next try"
     assert next(iter(changed.values())) in str(error.value)
-    assert f"'name': '{instance.key.job_name()}'" in str(error.value)
+    assert f"'name': '{instance.job_name}'" in str(error.value)
     assert instance.everything() == before
 
 
@@ -231,7 +232,24 @@ def test_reference_is_stored_before_the_create(instance: Instance, monkeypatch: 
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     with pytest.raises(Exception, match="cannot be reached"):
         instance.execute(number=1, retries=1)
-    assert instance.store["ktrain_submission"]["place"]["name"] == instance.key.job_name()
+    assert instance.store["ktrain_submission"]["place"]["name"] == instance.job_name
+
+
+@of_each_kind
+def test_retry_of_a_worker_lost_before_the_create_creates_the_job(instance: Instance) -> None:
+    class LosesTheWorker(Store):
+        def set(self, key: str, value: Any) -> None:
+            super().set(key, value)
+            if key == "ktrain_submission":
+                raise SystemExit
+
+    instance.store = LosesTheWorker()
+    with pytest.raises(SystemExit):
+        instance.execute(number=1, retries=1)
+    assert not instance.jobs()
+    instance.store = Store(instance.store)
+    instance.execute(number=2, retries=1)
+    assert [job["metadata"]["name"] for job in instance.jobs()] == [instance.job_name]
 
 
 def _elsewhere(kubeconfig: pathlib.Path) -> Any:
@@ -268,6 +286,7 @@ def test_a_failed_job_raises_its_category(instance: Instance) -> None:
     assert not instance.jobs()
 
 
+@of_each_kind
 def test_release_that_failed_in_the_trigger_is_repeated(instance: Instance) -> None:
     """It doesn't hide why the job failed."""
     instance.execute()

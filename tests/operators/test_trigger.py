@@ -28,7 +28,7 @@ from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import until
-from tests.operators.task_instance import DefersSoon, Instance, Supervisor, supervised
+from tests.operators.task_instance import DefersSoon, Instance, Supervisor, of_each_kind, supervised
 
 
 @pytest.fixture
@@ -179,6 +179,7 @@ def test_kill_while_reading_the_connection_releases_the_job(
     asyncio.run(kill())
 
 
+@of_each_kind
 def test_late_kill_keeps_the_job_of_the_next_try(instance: Instance, supervisor: Supervisor) -> None:
     """After a clear, the next try has adopted the job before the old trigger is killed."""
     trigger = trigger_of(instance.execute(number=1, retries=1), instance)
@@ -189,6 +190,19 @@ def test_late_kill_keeps_the_job_of_the_next_try(instance: Instance, supervisor:
     assert "deletionTimestamp" not in job["metadata"]
     assert instance.ti is not None
     assert instance.ti.id in job["metadata"]["annotations"][OWNER_ANNOTATION]
+
+
+@of_each_kind
+@pytest.mark.embedded
+def test_kill_is_retried_while_the_api_server_is_unavailable(instance: Instance, supervisor: Supervisor) -> None:
+    trigger = trigger_of(instance.execute(), instance, ImpatientTrigger)
+    supervisor.states = [TaskInstanceState.FAILED]
+    instance.cluster.admin("status", status=503, path=f"/{instance.kind.plural}", count=4)
+    try:
+        asyncio.run(trigger.on_kill())
+    finally:
+        instance.cluster.admin("clear")
+    assert not instance.jobs()
 
 
 def test_kill_completes_although_it_is_cancelled_repeatedly(instance: Instance, supervisor: Supervisor) -> None:
@@ -208,13 +222,18 @@ def test_kill_completes_although_it_is_cancelled_repeatedly(instance: Instance, 
     assert not instance.jobs()
 
 
-async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task that is cancelled while it follows the job."""
-    capsys.readouterr()  # the worker's messages
+async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str], line: str = "") -> None:
+    """A task that is cancelled while it follows the job.
+
+    :param line: a line of the job that the worker or the trigger logs before.
+    """
+    by_worker, by_trigger = capsys.readouterr().out, ""
     running = asyncio.ensure_future(anext(aiter(trigger.run())))
 
     async def followed() -> bool:
-        return "is Running" in capsys.readouterr().out
+        nonlocal by_trigger
+        by_trigger += capsys.readouterr().out
+        return "is Running" in by_trigger and line in by_worker + by_trigger
 
     await until(followed)
     running.cancel()
@@ -249,6 +268,7 @@ def test_a_cancelled_trigger_ends_at_once_although_its_teardown_fails(
     assert "A worker continues." not in capsys.readouterr().out
 
 
+@of_each_kind
 def test_lines_after_a_kill_are_logged_and_counted(
     instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,7 +277,7 @@ def test_lines_after_a_kill_are_logged_and_counted(
     trigger = trigger_of(instance.execute(command=["sh", "-c", program]), instance)
 
     async def kill() -> None:
-        await stopped(trigger, capsys)
+        await stopped(trigger, capsys, f"[{instance.replica}] started")
         supervisor.states = [TaskInstanceState.FAILED]
         await trigger.on_kill()
 
@@ -273,6 +293,7 @@ def test_lines_after_a_kill_are_logged_and_counted(
     assert not instance.jobs()
 
 
+@of_each_kind
 @pytest.mark.skipif(hasattr(BaseTrigger, "on_kill"), reason="this Airflow calls on_kill")
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.DEFERRED, True)])
 def test_cancelled_trigger_below_airflow_3_3_reads_the_state_of_the_task(
@@ -289,6 +310,7 @@ def test_cancelled_trigger_below_airflow_3_3_reads_the_state_of_the_task(
     assert bool([job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]) is kept
 
 
+@of_each_kind
 def test_interrupted_dags_test_leaves_no_job(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """`dags test` runs triggers inline, without a task instance, and Ctrl-C ends the whole process."""
     trigger = trigger_of(instance.execute(), instance)
@@ -322,6 +344,7 @@ def test_an_interruption_before_the_event_of_an_error_leaves_no_job(
     assert not [job for job in instance.jobs() if "deletionTimestamp" not in job["metadata"]]
 
 
+@of_each_kind
 def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
     deferred = instance.execute(command=["sh", "-c", "sleep 5"])
     trigger = trigger_of(deferred, instance)
@@ -337,7 +360,10 @@ def test_event_is_withheld_until_airflow_accepts_it(instance: Instance) -> None:
     assert not instance.jobs()
 
 
-def test_worker_lost_after_the_event_does_not_repeat_the_training(instance: Instance) -> None:
+@of_each_kind
+def test_worker_lost_after_the_event_does_not_repeat_the_training(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the event and `execute_complete`: the next try reads the outcome from the job, and deletes it."""
     deferred = instance.execute(command=["sh", "-c", "sleep 5"], retries=1)
     trigger = trigger_of(deferred, instance)
@@ -348,8 +374,9 @@ def test_worker_lost_after_the_event_does_not_repeat_the_training(instance: Inst
     assert asyncio.run(first()).payload["outcome"]["succeeded"]
     uid = deferred.trigger.job["uid"]
     assert [job["metadata"]["uid"] for job in instance.jobs()] == [uid]
+    monkeypatch.setenv("AIRFLOW__KTRAIN__WORKER_SECONDS", "60")
     again = instance.execute(command=["sh", "-c", "sleep 5"], number=2, retries=1)
-    assert again is None, "it ends at once"
+    assert again is None, "it doesn't defer"
     assert instance.ti is not None
     assert instance.ti.xcoms["job"]["uid"] == uid
     assert not instance.jobs()
@@ -373,6 +400,7 @@ def server(cluster: TestCluster) -> str:
     return str(yaml.safe_load(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_trigger_does_not_search_another_cluster(
     instance: Instance, other: TestCluster, monkeypatch: pytest.MonkeyPatch
@@ -415,6 +443,7 @@ def test_kill_does_not_search_another_cluster(
     assert "GPUs released" not in output
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_address_of_the_cluster_can_change(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     instance.execute(number=1, retries=1)

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.operators.task_instance import DefersSoon, Instance, Object
+from tests.operators.task_instance import DefersSoon, Instance, Object, of_each_kind
 
 FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # in the format that Airflow's database returns
 TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value
@@ -113,6 +113,7 @@ def test_worker_follows_longer_after_each_failure() -> None:
     assert [seconds_in_worker(failures, schedule) for failures in (1, 2, 3, 4, 5)] == [60, 300, 900, None, None]
 
 
+@of_each_kind
 def test_only_a_deferral_timeout_releases_the_job(instance: Instance) -> None:
     instance.execute(operator=DefersSoon)
     assert isinstance(instance.fail("an error of a later Airflow"), TaskDeferred)
@@ -146,11 +147,12 @@ def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
     assert arguments(fails_to_load(instance))["job"]["owner"] == second["job"]["owner"]
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_unavailable_api_server_does_not_release_the_job(instance: Instance) -> None:
     """Nothing can be proved in this state: the task defers again with the same arguments."""
     first = arguments(instance.execute(operator=DefersSoon))
-    instance.cluster.admin("status", status=503, path="/pytorchjobs|/pods")
+    instance.cluster.admin("status", status=503, path=f"/{instance.kind.plural}|/pods")
     try:
         again = arguments(fails_to_load(instance))
     finally:

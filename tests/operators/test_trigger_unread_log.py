@@ -22,7 +22,7 @@ from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
 from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
 from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
-from tests.operators.task_instance import Instance, Supervisor, supervised
+from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
 from tests.operators.test_trigger import ImpatientTrigger, trigger_of
 
 MANY_LINES = 3000  # more than the socket holds
@@ -69,6 +69,7 @@ def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@of_each_kind
 def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, supervisor: socket.socket) -> None:
     with supervised(Supervisor(TaskInstanceState.DEFERRED)):
         trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)

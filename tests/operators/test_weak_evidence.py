@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-from tests.operators.task_instance import DefersSoon, Instance, Store
+from tests.operators.task_instance import DefersSoon, Instance, Store, of_each_kind
 
 
 class Impatient(PyTorchJobOperator):
@@ -42,6 +42,7 @@ def without_airflow(key: str) -> Store:
     return Unwell()
 
 
+@of_each_kind
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_failed_xcom_push_does_not_end_the_training(
     instance: Instance, capsys: pytest.CaptureFixture[str], retries: int
@@ -87,6 +88,7 @@ def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: 
     assert "No retry is left: the reaper releases it" in capsys.readouterr().out
 
 
+@of_each_kind
 @pytest.mark.embedded
 def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     instance: Instance, capsys: pytest.CaptureFixture[str]
@@ -94,7 +96,7 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     """They are rejected (401) while the job of the previous try is alive; no retry is left."""
     instance.execute(number=1, retries=1)
     (before,) = alive(instance)
-    instance.cluster.admin("status", status=401, verb="patch", path="/pytorchjobs")
+    instance.cluster.admin("status", status=401, verb="patch", path=f"/{instance.kind.plural}")
     try:
         with pytest.raises(TrainingClusterError):
             instance.execute(number=2, retries=1)
@@ -147,6 +149,7 @@ def connection(instance: Instance, **extra: Any) -> str:
     return json.dumps({"conn_type": "kubernetes", "extra": extra})
 
 
+@of_each_kind
 def test_unreadable_connection_does_not_fail_the_task(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unavailable secrets backend looks like a missing connection."""
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", connection(instance))
@@ -204,6 +207,7 @@ def test_unusable_log_filename_template_does_not_end_the_training(
     assert isinstance(instance.execute(), TaskDeferred)
 
 
+@of_each_kind
 def test_success_of_a_job_that_is_being_deleted_is_not_repeated(instance: Instance) -> None:
     """The worker was lost, and somebody deletes the job when the retry begins."""
     parameters: dict[str, Any] = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
