@@ -27,7 +27,8 @@ from tests.operators.task_instance import Instance, Object
 pytestmark = pytest.mark.embedded  # its runtimes
 
 RUNTIMES = "clustertrainingruntimes"
-NEEDS = "needs Trainer 2.2 or newer; this cluster serves podTemplateOverrides"
+NEEDS = "needs Trainer 2.2 or newer; this cluster serves "
+OLDER = {"2.0": "podSpecOverrides", "2.1": "podTemplateOverrides"}  #: the overrides of each release of the Trainer
 
 
 @pytest.fixture
@@ -37,9 +38,15 @@ def task(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
         yield made
 
 
+@pytest.fixture(scope="module", params=OLDER)
+def trainer(request: pytest.FixtureRequest) -> str:
+    """The release of an older Trainer."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def older() -> Iterator[TestCluster]:
-    with clusters.cluster(trainer="2.1") as reached:
+def older(trainer: str) -> Iterator[TestCluster]:
+    with clusters.cluster(trainer=trainer) as reached:
         yield reached
 
 
@@ -221,8 +228,10 @@ def test_an_older_trainer_runs_a_job_without_overrides(
         {"manifest": {**trainjob(), "spec": {**trainjob()["spec"], "activeDeadlineSeconds": 60}}},
     ],
 )
-def test_an_older_trainer_refuses_overrides_with_the_reason(older_task: Instance, parameters: Object) -> None:
-    with pytest.raises(TrainingClusterError, match=NEEDS):
+def test_an_older_trainer_refuses_overrides_with_the_reason(
+    older_task: Instance, parameters: Object, trainer: str
+) -> None:
+    with pytest.raises(TrainingClusterError, match=NEEDS + OLDER[trainer]):
         execute(older_task, **parameters)
     assert older_task.jobs() == []
 

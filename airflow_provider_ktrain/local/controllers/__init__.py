@@ -29,10 +29,11 @@ def all_controllers(
     :param root_ca: the CA of the API server as PEM, for the ConfigMap kube-root-ca.crt of each namespace.
     :param status_ca: the CA of the Trainer's status server as PEM; "" if the feature gate TrainJobStatus is off.
     """
+    trainer_2_0 = any(resource == r.TRAINJOB and resource.release == "2.0" for resource in served)
     return [
         PyTorchJobController(store).run,
         (MPIJobV1Controller(store) if r.MPIJOB_V1 in served else MPIJobV2Controller(store)).run,
-        TrainJobController(store, status_ca=status_ca).run,
+        TrainJobController(store, status_ca=status_ca, lists_jobs=not trainer_2_0).run,
         JobSetController(store).run,
         JobController(store).run,
         ClaimController(store, volumes).run,
