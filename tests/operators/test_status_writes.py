@@ -17,7 +17,7 @@ from airflow.sdk import TaskInstanceState
 from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.operators.task_instance import Instance, Supervisor, Ti, supervised
+from tests.operators.task_instance import Instance, Supervisor, Ti, of_each_kind, supervised
 
 RESULT = ["sh", "-c", """sleep 2; echo 'KTRAIN_RESULT {"loss": 0.5}'"""]
 EVENT_SECONDS = 60.0  # for the event of a training that has ended, on a loaded machine; a write that hangs takes longer
@@ -70,6 +70,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, hang: bool) -> Iterator[Statuses]:
         yield answers
 
 
+@of_each_kind
 @of_each_problem
 def test_worker_returns_the_result(instance: Instance, worker: Statuses) -> None:
     assert instance.execute(command=RESULT, deferrable=False) == {"loss": 0.5}
