@@ -88,11 +88,13 @@ def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, s
         assert asyncio.run(unread_until_after_the_earliest_event())
 
 
-def test_unread_lines_do_not_block_the_event_loop(instance: Instance, supervisor: socket.socket) -> None:
-    supervisor.setblocking(False)
+@of_each_kind
+def test_unread_lines_do_not_block_the_event_loop(instance: Instance, request: pytest.FixtureRequest) -> None:
     with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-        command = ["sh", "-c", f"seq -f 'line %.0f' {MANY_LINES}"]
+        command = ["sh", "-c", f"sleep 5; seq -f 'line %.0f' {MANY_LINES}"]  # after the worker has deferred
         trigger = trigger_of(instance.execute(command=command), instance)
+        supervisor: socket.socket = request.getfixturevalue("supervisor")
+        supervisor.setblocking(False)
 
         async def unread_until_many_passes_of_the_loop() -> bytes:
             loop, passes, read = asyncio.get_running_loop(), itertools.count(), bytearray()
@@ -106,7 +108,7 @@ def test_unread_lines_do_not_block_the_event_loop(instance: Instance, supervisor
             return bytes(read)
 
         read = asyncio.run(unread_until_many_passes_of_the_loop())
-    numbers = [int(number) for number in re.findall(rb"\[Master 0\] line (\d+)", read)]
+    numbers = [int(number) for number in re.findall(rb"\[(?:Master|node) 0\] line (\d+)", read)]
     assert numbers == list(range(1, MANY_LINES + 1)), read[:500]
 
 
