@@ -130,7 +130,7 @@ async def ours(parameters: Json) -> Json:
         (notes if line.note else texts).append(line.text if alone else f"{line.container} {line.text}")
 
     async with (
-        follower(to_logger() if parameters["logger"] else keep) as (follow, pods),
+        follower(to_logger() if parameters["logger"] else keep) as (follow, pods, api),
         pods.subscribe(key=by_name(parameters["pod"])) as subscription,
     ):
         while True:
@@ -140,13 +140,13 @@ async def ours(parameters: Json) -> Json:
             if phases & {"Succeeded", "Failed"}:
                 break
         report = await follow.drain(300)
-        requests = follow.api.stats["logs"]
+        requests = api.stats["logs"]
     return {"texts": texts, "notes": notes, "unread": len(report.unread), "requests": requests}
 
 
 @contextlib.asynccontextmanager
-async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A LogFollower and the informer of the namespace's pods, both on one Api, as in a triggerer."""
+async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator[tuple[Any, Any, Any]]:
+    """A LogFollower and the informer of the namespace's pods, both on one Api, and this Api, as in a triggerer."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
     from airflow_provider_ktrain.engine.watch import shared_informer
@@ -155,7 +155,7 @@ async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator
     async with TrainingHook().api() as api:
         following = LogFollower(api, sink, kind=PYTORCHJOB, **options)
         try:
-            yield following, shared_informer(api, PODS)
+            yield following, shared_informer(api, PODS), api
         finally:
             await following.close()
 
@@ -198,7 +198,7 @@ async def flood(parameters: Json) -> Json:
             flooded += 1
 
     peak = memory()
-    async with follower(sink) as (follow, pods), pods.subscribe() as subscription:
+    async with follower(sink) as (follow, pods, _), pods.subscribe() as subscription:
         until = time.monotonic() + parameters["seconds"]
         while time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
@@ -241,13 +241,13 @@ async def streams(parameters: Json) -> Json:
             late.append(time.monotonic() - due)
 
     async with (
-        follower(sink) as (follow, pods),
+        follower(sink) as (_, pods, api),
         pods.subscribe() as subscription,
         session(parameters["cluster"]) as http,
     ):
         while sum(p["status"]["phase"] == "Running" for p in subscription.objects.values()) < parameters["pods"]:
             await subscription.changed()
-        copies = [LogFollower(follow.api, sink, kind=PYTORCHJOB) for _ in range(parameters["copies"])]
+        copies = [LogFollower(api, sink, kind=PYTORCHJOB) for _ in range(parameters["copies"])]
         for copy in copies:
             for pod in subscription.objects.values():
                 copy.observe(pod)
@@ -264,7 +264,7 @@ async def streams(parameters: Json) -> Json:
                 await subscription.changed()
             noticed.append(time.monotonic() - sent)
             sent = time.monotonic()
-            await follow.api.request("DELETE", f"{PODS}/probe-{n}")
+            await api.request("DELETE", f"{PODS}/probe-{n}")
             deleted.append(time.monotonic() - sent)
             await asyncio.sleep(0.3)
         took, used = time.monotonic() - began, time.process_time() - used
@@ -272,7 +272,7 @@ async def streams(parameters: Json) -> Json:
         for copy in copies:
             await copy.close()
     return {
-        "streams": follow.api.stats["logs"],
+        "streams": api.stats["logs"],
         "lines/s": (counted["lines"] - before) / took,
         "CPU %": 100 * used / took,
         "watch p50": quantile(noticed, 0.5),
