@@ -16,6 +16,7 @@ from kubernetes import client, config
 
 from airflow_provider_ktrain.cli import main
 from airflow_provider_ktrain.core import rbac
+from airflow_provider_ktrain.core.identity import CODE_ANNOTATION
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
 from airflow_provider_ktrain.engine.preflight import PLACEHOLDER_NAME
 from tests.clusters import TestCluster
@@ -123,6 +124,19 @@ def test_printed_role_is_enough(cluster: TestCluster, check: Check, tmp_path: pa
     kubeconfig = role(cluster, "enough", rbac.rules(), tmp_path)
     assert check(pytorchjob(), kubeconfig) == (0, [])
     assert check(mpijob("v1"), kubeconfig) == (0, [])
+
+
+@pytest.mark.parametrize(("code", "missing"), [(True, 0), (False, 1)])
+def test_rights_for_code_are_checked_if_the_job_has_code(
+    cluster: TestCluster, check: Check, tmp_path: pathlib.Path, code: bool, missing: int
+) -> None:
+    kubeconfig = role(cluster, f"code-{code}".lower(), rbac.rules(code=code), tmp_path)
+    manifest = pytorchjob()
+    manifest["metadata"]["annotations"] = {CODE_ANNOTATION: "9aa995aa444c91db"}
+    _, problems = check(manifest, kubeconfig)
+    assert codes(problems) == [("error", "rights")] * missing
+    assert all("`ktrain rbac --code --namespace default`" in p["hint"] for p in problems)
+    assert all("no right to create, get configmaps" in p["message"] for p in problems)
 
 
 def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_path: pathlib.Path) -> None:

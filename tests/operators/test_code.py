@@ -50,6 +50,12 @@ def train(instance: Instance, folder: Path, **parameters: Any) -> Any:
     return instance.execute(**{**options, **parameters})
 
 
+def config_maps(instance: Instance) -> list[Any]:
+    core = client.CoreV1Api(config.new_client_from_config(str(instance.cluster.kubeconfig)))
+    selector = f"ktrain.airflow/run-id={instance.run_id}"
+    return list(core.list_namespaced_config_map(instance.cluster.namespace, label_selector=selector).items)
+
+
 def test_program_runs_in_the_directory_beside_the_dag(
     instance: Instance, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,9 +76,7 @@ def test_code_is_not_in_the_triggers_arguments(
     deferred = train(instance, folder, deferrable=True, command=command)
     assert isinstance(deferred, TaskDeferred)
     (job,) = instance.jobs()
-    core = client.CoreV1Api(config.new_client_from_config(str(instance.cluster.kubeconfig)))
-    selector = f"ktrain.airflow/run-id={instance.run_id}"
-    (sent,) = core.list_namespaced_config_map(instance.cluster.namespace, label_selector=selector).items
+    (sent,) = config_maps(instance)
     assert [owner.uid for owner in sent.metadata.owner_references] == [job["metadata"]["uid"]]
     (archive,) = sent.binary_data.values()
     everything = str(deferred.trigger.serialize()) + str(dict(instance.store)) + capsys.readouterr().out
@@ -107,6 +111,12 @@ def test_missing_directory_fails_the_task_and_not_the_dag(instance: Instance, fo
         train(instance, folder, code="trainin")
     assert str(folder) in str(error.value)
     assert not isinstance(error.value, TrainingConfigurationError), "the bundle may be late"
+
+
+def test_dry_run_creates_neither_job_nor_config_map(instance: Instance, folder: Path) -> None:
+    assert train(instance, folder, dry_run=True) is None
+    assert not instance.jobs()
+    assert not config_maps(instance)
 
 
 @pytest.mark.parametrize("operator", [PyTorchJobOperator, MPIJobOperator, TrainJobOperator])
