@@ -7,10 +7,13 @@ import os
 import re
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 
@@ -21,7 +24,8 @@ from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJo
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.operators.conftest import set_connection
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import Instance, Supervisor, supervised
+from tests.operators.test_reaper import look
 
 SECRET = "hunter2-in-the-code"
 PROGRAM = f"""\
@@ -48,6 +52,13 @@ def train(instance: Instance, folder: Path, **parameters: Any) -> Any:
     instance.folder = str(folder)
     options = {"code": "training", "command": ["python3", "train.py"], "gpus": None, "deferrable": False}
     return instance.execute(**{**options, **parameters})
+
+
+def wait_for(what: str, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
 
 
 def config_maps(instance: Instance) -> list[Any]:
@@ -83,6 +94,23 @@ def test_code_is_not_in_the_triggers_arguments(
     assert archive[:40] not in everything
     assert SECRET not in everything
     assert base64.b64decode(archive)
+
+
+def test_reaper_leaves_no_config_map(instance: Instance, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", instance.run_id)
+    train(instance, folder, deferrable=True, command=["sh", "-c", "sleep 600"])
+    assert config_maps(instance)
+    with supervised(Supervisor(TaskInstanceState.FAILED)):
+        reaper, found = look(instance, dry_run=False)
+        assert len(reaper.second_look(instance.context, found)) == 1
+    wait_for("the ConfigMap is gone", lambda: not config_maps(instance))
+
+
+def test_kept_job_keeps_its_config_map(instance: Instance, folder: Path) -> None:
+    train(instance, folder, on_finish_action="keep_job")
+    assert len(instance.jobs()) == len(config_maps(instance)) == 1
+    instance.delete()
+    wait_for("the ConfigMap is gone", lambda: not config_maps(instance))
 
 
 def test_function_imports_modules_of_the_code(instance: Instance, folder: Path) -> None:
