@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +19,11 @@ from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, until
+from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, torch_runtime, until
 from tests.engine.test_rbac import token_with
 
 Object = dict[str, Any]
@@ -33,12 +36,18 @@ def code_of(program: str) -> Code:
 
 async def run(task: Task, number: int, code: Code | None, *, api: Api | None = None, **how: Any) -> Submitted:
     """Submit a job whose program is a file of its code."""
-    manifest = build("PyTorchJob", JobOptions(image=clusters.IMAGE, command=["sh", "train.sh"]))
-    asked = JobRequest(task.kind, task.owner(number), 1, manifest, code=code)
-    fitted = asked.fitted("kubeflow.org/v1")
+    options = JobOptions(image=clusters.IMAGE, command=["sh", "train.sh"])
+    if task.kind.has_runtimes():
+        options = replace(options, runtime={"kind": "TrainingRuntime", "name": task.name})
+        with contextlib.suppress(ApiStatusError):
+            runtimes = f"/apis/{task.kind.group}/{task.version}/namespaces/{task.namespace}/trainingruntimes"
+            await task.api.request("POST", runtimes, body=torch_runtime(task.name, "Never", 1, {}))
+    asked = JobRequest(task.kind, task.owner(number), 1, build(task.kind.name, options), code=code)
+    fitted = asked.fitted(f"{task.kind.group}/{task.version}")
+    served = await read_served(task.api, task.kind, task.version, fitted, task.namespace)
     return await submit(
-        api or task.api, task.kind, "v1",
-        lambda submission: asked.stamped(fitted, task.namespace, submission, attempt=1, now=1.0),
+        api or task.api, task.kind, task.version,
+        lambda submission: asked.stamped(fitted, task.namespace, submission, attempt=1, now=1.0, served=served),
         asked.owner, 1, code=code, log=task.log, **{"patience": 30, **how},
     )  # fmt: skip
 
@@ -113,6 +122,7 @@ async def test_config_map_of_a_kept_job_stays(task: Task) -> None:
     await gone(task, submitted)
 
 
+@of_each_kind
 async def test_retry_creates_the_config_map_of_a_killed_worker(cluster: TestCluster, task: Task) -> None:
     code = code_of("echo trained")
     first = await killed_before_the_code(cluster, task, code)
@@ -121,6 +131,7 @@ async def test_retry_creates_the_config_map_of_a_killed_worker(cluster: TestClus
     assert (await task.ended(second.ref)).succeeded
 
 
+@of_each_kind
 async def test_retry_replaces_a_job_that_waits_for_code_that_has_changed(cluster: TestCluster, task: Task) -> None:
     first = await killed_before_the_code(cluster, task, code_of("echo old"))
     second = await run(task, 2, code_of("echo new"))
@@ -128,7 +139,7 @@ async def test_retry_replaces_a_job_that_waits_for_code_that_has_changed(cluster
     assert second.ref.uid != first.ref.uid
     assert "exists: it never got its code, which has changed since. Replacing it.\nNo pod has started." in str(task.log)
     assert (await task.ended(second.ref)).succeeded
-    assert "[Master 0] new" in task.log.messages
+    assert f"[{task.kind.replica_name(task.kind.roles[0], 0)}] new" in task.log.messages
 
 
 async def test_retry_adopts_a_job_with_the_code_it_began_with(task: Task) -> None:
