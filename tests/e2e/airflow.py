@@ -28,6 +28,9 @@ from tests.e2e.database import free_port
 T = TypeVar("T")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICK = 0.2  # seconds between checks of a condition
+WITHIN = 900.0  # seconds until a condition counts as never true: a task with a retry took 500 at a load of 50
+WORKER_ENDS_WITHIN = 60.0  # seconds from the end of a try until its worker has written its log
+ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")  # states of a task
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
 # each component has its own loopback address, so that Airflow's jobs and log servers can be distinguished
 HOSTNAME = """import os
@@ -46,7 +49,7 @@ SQLITE_SETTINGS = {
 LOCKED_FOR = 120.0  # seconds that a request is repeated while SQLite is locked
 
 
-def wait_for(what: str, look: Callable[[], T | None], timeout: float = 240) -> T:
+def wait_for(what: str, look: Callable[[], T | None], timeout: float = WITHIN) -> T:
     """Wait until `look` returns a true value; returns that value."""
     end = time.monotonic() + timeout
     while True:
@@ -105,6 +108,9 @@ class Airflow:
             # the API server loads its execution API at a worker's first request: 7 s of CPU time, measured 43 s at a
             # load of 20; after six timeouts of 5 s, the default, the worker fails its task
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+            # a DAG that isn't imported within 30 s, the default, is unknown, and its tasks fail
+            "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300",
+            "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "320",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
             "AIRFLOW__KTRAIN__DEPLOYMENT_ID": f"e2e-{self.port}",
             "AIRFLOW__KTRAIN__JOB_URL": "https://board.example/{plural}/{name}",
@@ -135,6 +141,7 @@ class Airflow:
         for name in self.triggerers:
             self.run("triggerer", name)
         wait_for("the API server answers", self._healthy)
+        wait_for("the execution API answers", self._serves_workers)  # it is loaded at its first request
 
     def run(self, component: str, name: str | None = None, **env: str) -> subprocess.Popen[bytes]:
         """Start a component, named `name` (default: its own name).
@@ -208,6 +215,12 @@ class Airflow:
         titles = {pid: title(pid) for pid in descendants(self.processes["scheduler"].pid)}
         return [p for p, t in titles.items() if t.startswith(f"airflow worker -- {ti_id}") and "LocalExecutor" not in t]
 
+    def _written(self, ti_ids: set[str]) -> bool:
+        """Whether no worker runs one of these tries any more. Their logs are complete then."""
+        scheduler = self.processes.get("scheduler")
+        titles = [title(pid) for pid in descendants(scheduler.pid)] if scheduler else []
+        return not any(t.startswith("airflow worker") and ti_id in t for t in titles for ti_id in ti_ids)
+
     def kill_worker(self) -> None:
         """Send SIGKILL to the process that runs a task and to its supervisor: the worker is lost."""
         for pid in descendants(self.processes["scheduler"].pid):
@@ -227,6 +240,13 @@ class Airflow:
         with contextlib.suppress(OSError, ValueError, AssertionError):  # it may answer before it can work
             health = self.call("GET", "/api/v2/monitor/health")
             return all(health[c]["status"] == "healthy" for c in ("scheduler", "triggerer", "dag_processor"))
+        return False
+
+    def _serves_workers(self) -> bool:
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(AssertionError):  # any answer
+                self._send("GET", "/execution/health", None)
+            return True
         return False
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -329,21 +349,34 @@ class Airflow:
             if len(found) >= page["total_entries"] or not page["task_instances"]:
                 return found
 
-    def wait_state(self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = 240) -> dict[str, Any]:
+    def wait_state(
+        self, dag_id: str, run_id: str, task_id: str, *states: str, timeout: float = WITHIN
+    ) -> dict[str, Any]:
+        """Wait until the task has one of these states and, if a try has ended, its worker has written its log.
+
+        A worker reports the state while it still reads the last lines of the task's process.
+        """
+
         def look() -> dict[str, Any] | None:
             found = self.task(dag_id, run_id, task_id)
             seen.append(f"{found['state']} (try {found['try_number']})")
-            if found["state"] in ("success", "failed") and found["state"] not in states:
+            tries.add(found["id"])
+            if found["state"] in ENDED and found["state"] not in states:
                 raise AssertionError(f"{dag_id}.{task_id} is {found['state']}, not {' or '.join(states)}")
             return found if found["state"] in states else None
 
         seen: list[str] = []
+        tries: set[str] = set()
         try:
-            return wait_for(f"{dag_id}.{task_id} is {' or '.join(states)}", look, timeout)
+            found = wait_for(f"{dag_id}.{task_id} is {' or '.join(states)}", look, timeout)
         except AssertionError as e:
             raise AssertionError(
                 f"{e}; states seen: {list(dict.fromkeys(seen))}\n{self.log(dag_id, run_id, task_id)}"
             ) from None
+        if found["state"] in (*ENDED, "up_for_retry"):
+            with contextlib.suppress(AssertionError):  # a test has stopped the worker
+                wait_for("the worker has ended", lambda: self._written(tries), WORKER_ENDS_WITHIN)
+        return found
 
     def set_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         self.call("PATCH", self._ti(dag_id, run_id, task_id), {"new_state": state})

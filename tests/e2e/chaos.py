@@ -66,7 +66,7 @@ def triggerers(airflow: Airflow) -> Iterator[Airflow]:
 
 def check_end(stage: Stage, state: str, *, jobs: int = 1, try_number: int = 1) -> None:
     """The task has ended in this state and try, holds no GPU, and created only the expected number of jobs."""
-    assert stage.wait_state(state, timeout=240)["try_number"] == try_number
+    assert stage.wait_state(state)["try_number"] == try_number
     stage.check_freed()
     stage.check_created(jobs)
 

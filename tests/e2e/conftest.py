@@ -20,9 +20,19 @@ EXAMPLES = {  # image -> its directory below examples/
     "registry.sensetime.com/share/platform/pytorch/pytorch": "allreduce",
 }
 
+PATIENCE = {  # on a loaded machine, a process may send no heartbeat for longer than Airflow's default of 30 s
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "300",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "300",
+    "AIRFLOW__TRIGGERER__RUNNER_HEALTH_CHECK_THRESHOLD": "300",
+}
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    run_twice_at_most(config, [item for item in items if DAGS.parent in item.path.parents])
+    ours = [item for item in items if DAGS.parent in item.path.parents]
+    for item in ours:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(2400))  # of both attempts
+    run_twice_at_most(config, ours)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +54,7 @@ def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         (dags / folder.parent.name).mkdir(exist_ok=True)
         (dags / folder.parent.name / folder.name).symlink_to(folder)
     settings = {
+        **PATIENCE,
         "TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints")),
         "KTRAIN_CHECKPOINTS": str(tmp_path_factory.mktemp("ktrain") / "daily"),
         "KTRAIN_REAPER_DRY_RUN": "false",

@@ -16,12 +16,11 @@ import urllib3
 from airflow.triggers.base import BaseTrigger
 from kubernetes import client, watch
 
-from airflow_provider_ktrain.core.identity import PREFIX, label_value
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from tests.clusters import TestCluster
-from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.kube import Kube
+from tests.e2e.airflow import WITHIN, Airflow, wait_for
+from tests.e2e.kube import Kube, selector_of
 
 TASK = "train"
 REPLICAS = {"PyTorchJob": ("Master 0", "Worker 0"), "TrainJob": ("node 0", "node 1")}
@@ -101,7 +100,7 @@ class Stage:
 
     @property
     def selector(self) -> str:
-        return f"{PREFIX}/dag-id={self.dag},{PREFIX}/run-id={label_value(self.run)}"
+        return selector_of(self.dag, self.run)
 
     def created(self) -> list[dict[str, Any]]:
         """All jobs that this run ever created."""
@@ -151,7 +150,7 @@ class Stage:
 
     # the task
 
-    def wait_state(self, *states: str, timeout: float = 240) -> dict[str, Any]:
+    def wait_state(self, *states: str, timeout: float = WITHIN) -> dict[str, Any]:
         return self.airflow.wait_state(self.dag, self.run, TASK, *states, timeout=timeout)
 
     def wait_try(self, number: int) -> None:

@@ -47,7 +47,7 @@ def test_api_server_of_airflow_away_until_the_worker_is_stopped(begin: Begin, ai
     stage.wait_line("[Worker 0] line 3")
     (process,) = airflow.task_processes()
     airflow.end("api-server")
-    wait_for("the worker is stopped", lambda: process not in airflow.task_processes(), 240)
+    wait_for("the worker is stopped", lambda: process not in airflow.task_processes())
     assert stage.gpus() == 2, "the job trains on"
     airflow.run("api-server")
     wait_for("Airflow's API server answers", lambda: answers(airflow))

@@ -28,7 +28,7 @@ def test_mark_failed_while_running(begin: Begin, kind: Kind) -> None:
     stage.check_freed()
     stage.check_created(1)
     assert stage.wait_state("failed")["try_number"] == 1
-    assert "TrainingKilledError: The task was killed" in stage.log()
+    stage.wait_line("TrainingKilledError: The task was killed")
 
 
 @of_each_kind
@@ -46,7 +46,7 @@ def test_mark_failed_while_deferred(begin: Begin, kind: Kind) -> None:
 @of_each_kind
 def test_clear_while_deferred_creates_a_new_job(begin: Begin, kind: Kind) -> None:
     """The old try's trigger is killed while the new try already runs: it must not change the new job."""
-    stage = begin("chaos_deferred", kind, seconds=15)
+    stage = begin("chaos_deferred", kind, seconds=15, seconds_of_first_try=600)
     stage.wait_followed()
     stage.clear()
     stage.wait_try(2)

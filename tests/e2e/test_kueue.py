@@ -14,14 +14,14 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, selector_of
 from tests.engine.tasks import MERGE_PATCH, api_of
 from tests.kueue.conftest import driver as replay
 from tests.kueue.driver import Driver
 from tests.kueue.test_follow import EVICTED_FOR_GOOD
 from tests.kueue.workloads import write_workload
 
-pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-2"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.embedded, pytest.mark.xdist_group("e2e-2")]
 PAUSED = "74c-kueue-workload-inactive"
 BY_SOMEBODY = "queue changed while suspended"
 
@@ -45,10 +45,10 @@ class Run:
         self.run = airflow.trigger(dag, {"namespace": namespace})
 
     def wait_state(self, *states: str) -> dict[str, Any]:
-        return self.airflow.wait_state(self.dag, self.run, "train", *states, timeout=400)
+        return self.airflow.wait_state(self.dag, self.run, "train", *states)
 
     def wait_line(self, text: str, try_number: int = 1) -> None:
-        wait_for(f"{text!r} in the log", lambda: text in self.log(try_number), 400)
+        wait_for(f"{text!r} in the log", lambda: text in self.log(try_number))
 
     def log(self, try_number: int = 1) -> str:
         return self.airflow.log(self.dag, self.run, "train", try_number)
@@ -163,14 +163,15 @@ def test_a_paused_task_waits_and_goes_on(begin: Begin, kueue: TestCluster, by: s
 def test_a_job_that_kueue_gave_up_on_fails_its_task_and_is_retried(begin: Begin, kueue: TestCluster) -> None:
     run = begin("kueue_retried", kueue.namespace)
     run.wait_deferred()
-    (queued,) = run.kube.jobs()
+    mine = selector_of(run.dag, run.run)
+    (queued,) = run.kube.jobs(mine)
     asyncio.run(give_up(kueue, queued))
     run.wait_line("Kueue gave up on the job: its pods were not ready in time too often")
 
     def another() -> list[Any]:
-        return [job for job in run.kube.jobs() if job["metadata"]["uid"] != queued["metadata"]["uid"]]
+        return [job for job in run.kube.jobs(mine) if job["metadata"]["uid"] != queued["metadata"]["uid"]]
 
-    (again,) = wait_for("the retry has created another job", another, 400)
+    (again,) = wait_for("the retry has created another job", another)
     asyncio.run(resume(kueue, again))
     assert run.wait_state("success")["try_number"] == 2
     assert "TrainingQueueError" in run.log()

@@ -8,8 +8,12 @@ from airflow.sdk import DAG
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 PROGRAM = """
+trap 'exit 143' TERM
 i=0
 while [ $i -lt {steps} ]; do
+  if [ $i = 30 ] && [ {{{{ dag_run.conf.get("waits", False) }}}} = True ]; then
+    go="/tmp/$HOSTNAME.go"; until [ -e $go ]; do sleep 0.2; done; rm $go  # the test lets it go: see tests/e2e/kube.py
+  fi
   echo "KTRAIN_METRIC {{\\"step\\": $i, \\"loss\\": 0.$((90 - i)), \\"odd\\": NaN}}"
   i=$((i + 1)); sleep 0.5
 done
