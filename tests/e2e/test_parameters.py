@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+import pathlib
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, selector_of, watching
 
+WRONG = """
+from airflow.sdk import DAG
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+with DAG("wrong_literal"):
+    PyTorchJobOperator(task_id="train", image="train:1", workers=-1)
+"""
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 
 
-def jobs_of(kube: Kube, dag: str) -> list[dict[str, Any]]:
-    return [job for job in kube.jobs() if job["metadata"]["labels"]["ktrain.airflow/dag-id"] == dag]
+def test_pod_override_reaches_the_pod_of_a_function(airflow: Airflow, kube: Kube) -> None:
+    """A service account, a pull secret, an init container, a volume and a secret's variables, without a manifest."""
+    secret = {"metadata": {"name": "private-settings"}, "stringData": {"GREETING": "hello"}}
+    kube.create(kube.core.create_namespaced_secret, secret)
+    kube.create(kube.core.create_namespaced_service_account, {"metadata": {"name": "trainer"}})
+    with watching(kube) as pods:
+        run = airflow.trigger("private")
+        airflow.wait_state("private", run, "reads", "success")
+    assert airflow.xcom("private", run, "reads") == ["hello", "of private"]
+    (spec,) = pods.specs("private", run).values()
+    assert spec.service_account_name == "trainer"
+    assert [reference.name for reference in spec.image_pull_secrets] == ["registry"]
+    wait_for("the job is gone", lambda: not kube.jobs(selector_of("private", run)))
+
+
+def test_wrong_literal_is_an_import_error(airflow: Airflow) -> None:
+    file = pathlib.Path(airflow.env["AIRFLOW__CORE__DAGS_FOLDER"]) / "wrong_literal.py"
+    file.write_text(WRONG)
+
+    def error() -> str | None:
+        errors = airflow.call("GET", "/api/v2/importErrors?limit=100")["import_errors"]
+        return next((e["stack_trace"] for e in errors if e["filename"].endswith(file.name)), None)
+
+    try:
+        assert "workers: invalid parameter; found -1" in wait_for("the import error", error)
+    finally:
+        file.unlink()
+
+
+def test_return_value_with_nan_fails_the_task_without_a_retry(airflow: Airflow) -> None:
+    run = airflow.trigger("diverges")
+    assert airflow.wait_state("diverges", run, "diverges", "failed")["try_number"] == 1
+    log = airflow.log("diverges", run, "diverges")
+    assert "diverges succeeded, but its return value is not JSON and is lost: ['loss'] is nan." in log
 
 
 def test_exit_code_skips_the_task_and_releases_the_job(airflow: Airflow, kube: Kube) -> None:
@@ -23,7 +63,7 @@ def test_exit_code_skips_the_task_and_releases_the_job(airflow: Airflow, kube: K
     airflow.wait_state("skips", run, "after", "skipped")
     log = airflow.log("skips", run, "train")
     assert "Master 0 failed with exit code 99" in log
-    wait_for("the job is gone", lambda: not jobs_of(kube, "skips"))
+    wait_for("the job is gone", lambda: not kube.jobs(selector_of("skips", run)))
 
 
 def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> None:
@@ -35,7 +75,7 @@ def test_default_deferrable_and_do_xcom_push(airflow: Airflow, kube: Kube) -> No
     links = {"_link_TrainingJobLink", "_link_TrainingPageLink"}
     assert airflow.xcom_keys(dag, run, "train") == {"job", "ktrain_status", *links}
     assert airflow.links(dag, run, "train")["Training job"]
-    wait_for("the job is gone", lambda: not jobs_of(kube, dag))
+    wait_for("the job is gone", lambda: not kube.jobs(selector_of(dag, run)))
 
 
 def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kube: Kube) -> None:
@@ -44,8 +84,8 @@ def test_job_that_has_only_a_part_of_its_nodes_is_released(airflow: Airflow, kub
     log = airflow.log("partial_start", run, "train")
     assert "holds 32 GPUs in 4 pods, but Worker" in log
     assert "(partial_start_timeout): " in log
-    wait_for("the GPUs are free", lambda: kube.gpus_held("ktrain.airflow/dag-id=partial_start") == 0)
-    assert not jobs_of(kube, "partial_start")
+    wait_for("the job is gone", lambda: not kube.jobs(selector_of("partial_start", run)))
+    wait_for("the GPUs are free", lambda: kube.gpus_held(selector_of("partial_start", run)) == 0)
 
 
 def test_training_that_hangs_but_logs_is_released(airflow: Airflow, kube: Kube) -> None:
@@ -54,7 +94,7 @@ def test_training_that_hangs_but_logs_is_released(airflow: Airflow, kube: Kube) 
     log = airflow.log("no_progress", run, "train")
     assert "the triggerer now follows" in log
     assert "reported no step higher than 7 for 20 s (progress_timeout)" in log
-    wait_for("the job is gone", lambda: not jobs_of(kube, "no_progress"))
+    wait_for("the job is gone", lambda: not kube.jobs(selector_of("no_progress", run)))
     assert kube.gpus_held("ktrain.airflow/dag-id=no_progress") == 0
 
 

@@ -75,3 +75,52 @@ with DAG("avoids_nodes", schedule=None, start_date=START):
         retries=1,
         retry_delay=datetime.timedelta(seconds=1),
     )
+
+INPUT = {"name": "INPUT", "value": "/input"}
+MOUNT = {"name": "input", "mountPath": "/input"}
+
+with DAG("private", schedule=None, start_date=START):
+
+    @task.pytorchjob(
+        image=IMAGE,
+        pod_override={
+            "spec": {
+                "serviceAccountName": "trainer",
+                "imagePullSecrets": [{"name": "registry"}],
+                "initContainers": [
+                    {
+                        "name": "fetch",
+                        "image": IMAGE,
+                        "command": ["sh", "-c", 'echo "of {{ dag.dag_id }}" > "$INPUT/data"'],
+                        "env": [INPUT],
+                        "volumeMounts": [MOUNT],
+                    }
+                ],
+                "containers": [
+                    {
+                        "name": "pytorch",
+                        "envFrom": [{"secretRef": {"name": "private-settings"}}],
+                        "env": [INPUT],
+                        "volumeMounts": [MOUNT],
+                    }
+                ],
+                "volumes": [{"name": "input", "emptyDir": {}}],
+            }
+        },
+    )
+    def reads() -> list[str]:
+        import os
+        import pathlib
+
+        return [os.environ["GREETING"], pathlib.Path(os.environ["INPUT"], "data").read_text().strip()]
+
+    reads()
+
+
+with DAG("diverges", schedule=None, start_date=START):
+
+    @task.pytorchjob(image=IMAGE, retries=1, retry_delay=datetime.timedelta(seconds=1))
+    def diverges() -> dict[str, float]:
+        return {"epochs": 3, "loss": float("nan")}
+
+    diverges()
