@@ -260,13 +260,22 @@ def parse_metric_line(text: str) -> dict[str, Number]:
 
 
 def thinned(points: list[Point], count: int) -> list[Point]:
-    """At most `count` of the points, evenly spread, the first and the last included."""
+    """At most `count` of the points, evenly spread over the steps, the first and the last included.
+
+    Spread over the points instead, a series that is thinned again and again would lose its older part.
+    """
     if len(points) <= count:
         return points
     if count <= 1:
         return points[-1:]
-    last = len(points) - 1
-    return [points[round(i * last / (count - 1))] for i in range(count)]
+    first, last = points[0], points[-1]
+    kept, taken = [first], 0
+    for point in points[1:-1]:
+        interval = int((point.step - first.step) / (last.step - first.step) * (count - 1))
+        if taken < interval < count - 1:
+            kept.append(point)
+            taken = interval
+    return [*kept, last]
 
 
 def best_of(points: Iterable[Point], name: str) -> Point | None:
