@@ -13,6 +13,7 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,7 +183,8 @@ class Site:
 
         found = wait_for("the job exists", job)
         if not self.status(training).get("queue"):
-            asyncio.run(self._write_workload(found))
+            with ThreadPoolExecutor(1) as pool:  # Playwright's event loop runs in this thread
+                pool.submit(asyncio.run, self._write_workload(found)).result()
         wait_for("the status has the queue's reason", lambda: "h100" in self.status(training).get("queue", ""))
         return training
 

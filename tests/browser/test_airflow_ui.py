@@ -38,7 +38,7 @@ def test_entry_in_the_navigation_shows_the_list_in_a_frame(airflow_site: Site, o
     tab.get_by_role("button", name="Browse").click()
     tab.get_by_role("menuitem", name="Trainings").click()
     frame = frame_of(tab)
-    frame.get_by_role("row", name=training.dag_id).wait_for()
+    frame.get_by_role("row", name=training.dag_id).first.wait_for()
     assert not frame.get_by_role("link", name="Airflow", exact=True).is_visible(), "it would open Airflow in the frame"
     frame.get_by_role("link", name=training.task_id, exact=True).first.click()
     frame.get_by_role("heading", name="Training train").wait_for()

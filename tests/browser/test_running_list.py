@@ -35,7 +35,7 @@ def open_list(site: Site, open_page: Open) -> Any:
     running, queued = site.running(), site.queued()
     tab = open_page(site.list())
     for training in (running, queued):
-        tab.get_by_role("row", name=training.dag_id).wait_for()
+        tab.get_by_role("row", name=training.dag_id).first.wait_for()
     until(tab, "served.size > 0")
     return tab
 
@@ -89,7 +89,7 @@ def test_keyboard_leads_to_a_training(airflow_site: Site, open_page: Open) -> No
 
 def test_whole_row_leads_to_its_training(airflow_site: Site, open_page: Open) -> None:
     tab = open_list(airflow_site, open_page)
-    row = tab.get_by_role("row", name="queued_training")
+    row = tab.get_by_role("row", name="queued_training").first
     box = row.bounding_box()
     tab.mouse.click(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
     tab.get_by_role("heading", name="Training train").wait_for()

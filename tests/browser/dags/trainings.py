@@ -40,6 +40,7 @@ while time.monotonic() < end:
 print('<script>document.title = "injected"</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m', flush=True)
 """
 JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
+LONG = 3600  # seconds: until the cluster is stopped
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
 
 
@@ -48,16 +49,16 @@ def command(seconds: int, failing_step: int = 0) -> list[str]:
 
 
 with DAG("image_classifier", schedule=None, start_date=START):
-    PyTorchJobOperator(**JOB, task_id="train", command=command(900), gpus=4, workers=3)
+    PyTorchJobOperator(**JOB, task_id="train", command=command(LONG), gpus=4, workers=3)
 
 with DAG("text_embeddings", schedule=None, start_date=START):
-    PyTorchJobOperator(**JOB, task_id="finetune", command=command(900), gpus=1, workers=1)
+    PyTorchJobOperator(**JOB, task_id="finetune", command=command(LONG), gpus=1, workers=1)
 
 with DAG("short_training", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(5), gpus=1)
 
 with DAG("large_batch", schedule=None, start_date=START):
-    PyTorchJobOperator(**JOB, task_id="train", command=command(900, failing_step=6000), gpus=2, workers=3)
+    PyTorchJobOperator(**JOB, task_id="train", command=command(LONG, failing_step=6000), gpus=2, workers=3)
 
 with DAG("queued_training", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(60), gpus=8, workers=3, queue_name="team-vision")
