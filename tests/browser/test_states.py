@@ -54,6 +54,7 @@ def test_metrics_have_curves_and_a_logarithmic_scale(airflow_site: Site, open_pa
 
 def test_command_is_copied(airflow_site: Site, open_page: Open) -> None:
     tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    until(tab, "served.size > 0")
     button = tab.get_by_role("button", name="Copy: kubectl get pytorchjobs").first
     command = button.get_attribute("aria-label").removeprefix("Copy: ")
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -66,6 +67,7 @@ def test_command_is_copied(airflow_site: Site, open_page: Open) -> None:
 def test_command_is_copied_where_the_browser_has_no_clipboard_api(airflow_site: Site, open_page: Open) -> None:
     """As over plain HTTP on another host than localhost."""
     tab = open_page(airflow_site.page(airflow_site.succeeded()))
+    until(tab, "served.size > 0")
     tab.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     tab.evaluate("document.addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
     button = tab.get_by_role("button", name="Copy: kubectl get pytorchjobs").first

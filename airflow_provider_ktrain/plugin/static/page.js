@@ -4,7 +4,7 @@
 const FASTEST = 5000, SLOWEST = 30000, AFTER_ERROR = 60000; // milliseconds between two requests
 const content = document.getElementById("content");
 const connection = document.getElementById("connection");
-let series = {}, served = new Map(), tag = "", delay = FASTEST, timer = 0, sorted = null;
+let series = {}, served = new Map(), tag = "", delay = FASTEST, timer = 0, sorted = null, unreachable = false;
 
 function showAge() {
   const age = document.getElementById("age");
@@ -106,7 +106,6 @@ async function update() {
       connection.textContent = "You are logged out, or no longer have the right to see this. Reload the page.";
       return;
     }
-    connection.textContent = "";
     if (answer.status !== 304) {
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const data = await answer.json();
@@ -118,7 +117,10 @@ async function update() {
     } else {
       delay = Math.min(delay * 1.5, SLOWEST);
     }
+    if (unreachable) connection.textContent = "";
+    unreachable = false;
   } catch {
+    unreachable = true;
     delay = AFTER_ERROR;
     connection.textContent = "Airflow can't be reached. The next attempt is in a minute.";
   }
@@ -146,7 +148,7 @@ async function copyCommand(button) {
   button.focus();
   button.textContent = done ? "Copied" : "Can't copy";
   connection.textContent = done ? "The command was copied." : "The browser doesn't allow copying.";
-  setTimeout(() => { button.textContent = "Copy"; connection.textContent = ""; }, 2000);
+  setTimeout(() => { button.textContent = "Copy"; connection.textContent = ""; }, 5000);
 }
 
 document.addEventListener("visibilitychange", () => {
