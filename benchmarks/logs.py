@@ -120,7 +120,7 @@ class Recorder:
 
 async def ours(parameters: Json) -> Json:
     """LogFollower, which gets changes of pods from an informer, as in `follow`."""
-    from airflow_provider_ktrain.engine.watch import by_name
+    from airflow_provider_ktrain.engine.object_keys import by_name
 
     texts: list[str] = []
     notes: list[str] = []

@@ -30,12 +30,12 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.object_keys import Key, keys_of
 from airflow_provider_ktrain.engine.stripping import stripped
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-Key = tuple[str, ...]
 
 PAGE_SIZE = 100  #: objects per list request: parsing a page must not block the event loop
 RESYNC_SECONDS = 600.0  #: interval of the lists that check the watch
@@ -57,35 +57,6 @@ class WatchEvent:
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: Object
-
-
-def by_uid(uid: str) -> Key:
-    """Key of the object with this uid."""
-    return ("uid", uid)
-
-
-def by_name(name: str) -> Key:
-    """Key of objects with this name; several objects may have it in turn."""
-    return ("name", name)
-
-
-def by_owner(uid: str) -> Key:
-    """Key of objects with an ownerReference to this uid."""
-    return ("owner", uid)
-
-
-def by_label(key: str, value: str) -> Key:
-    """Key of objects with this label."""
-    return ("label", key, value)
-
-
-def keys_of(obj: Object) -> frozenset[Key]:
-    """All keys by which an object can be subscribed to."""
-    meta = obj["metadata"]
-    keys: list[Key] = [by_uid(meta["uid"]), by_name(meta["name"])]
-    keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
-    keys += (by_label(key, value) for key, value in (meta.get("labels") or {}).items())
-    return frozenset(keys)
 
 
 class Subscription:
@@ -206,6 +177,12 @@ class SharedInformer:
         self._lingering: asyncio.TimerHandle | None = None
         self._on_stop = on_stop  # removes it from the shared informers
         self._detach: Callable[[], None] = lambda: None  # removes the callback from the Api
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the first list is complete and the watch is open, as far as is known."""
+        reached = self.unreachable_since is None and self.failure is None
+        return self._task is not None and self._synced and self._opened is not None and reached
 
     @contextlib.asynccontextmanager
     async def subscribe(

@@ -17,6 +17,7 @@ from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
+from airflow_provider_ktrain.engine.object_keys import by_label, by_name, by_owner, by_uid
 from airflow_provider_ktrain.engine.watch import (
     BACKOFF_SECONDS,
     PAGE_SIZE,
@@ -24,10 +25,6 @@ from airflow_provider_ktrain.engine.watch import (
     SharedInformer,
     Subscription,
     WatchEvent,
-    by_label,
-    by_name,
-    by_owner,
-    by_uid,
     shared_informer,
 )
 from airflow_provider_ktrain.hooks.training import TrainingHook

@@ -24,8 +24,9 @@ from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
+from airflow_provider_ktrain.engine.object_keys import by_label, by_name, by_uid
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_label, by_name, by_uid, shared_informer
+from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, shared_informer
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage

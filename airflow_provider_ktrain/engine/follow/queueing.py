@@ -26,7 +26,8 @@ from airflow_provider_ktrain.engine import kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, by_owner, shared_informer
+from airflow_provider_ktrain.engine.object_keys import by_owner
+from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, shared_informer
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
