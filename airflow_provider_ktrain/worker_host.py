@@ -24,6 +24,7 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import Log, read_job
+from airflow_provider_ktrain.engine.job_view import current_phase
 from airflow_provider_ktrain.engine.release import Mode, Released, mode_of, release
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
@@ -122,6 +123,8 @@ class WorkerHost:
         self._decision: kill_decision.KillDecision | None = None  # what happens to the job after a kill
         self._runner = asyncio.Runner()
         self._running = False
+        self._connected = contextlib.AsyncExitStack()  # keeps client and watches open after `follow`
+        self.is_connected = False  #: whether the watches of the job that was followed may still run
         self._ref: JobRef | None = None  # the job to release if this try ends early
         self._submitting: Submitting | None = None  # set while a job may exist whose identity is unknown
         self._mode_of_kill = Mode.DELETE
@@ -142,7 +145,22 @@ class WorkerHost:
                 else:
                     self._run(self._release_now(created=True))
         finally:
-            self._runner.close()
+            try:
+                self._disconnect()
+            finally:
+                self._runner.close()
+
+    def _disconnect(self) -> None:
+        """Close the client and the watches that `_stay_connected` has kept open."""
+        if self.is_connected:
+            self.is_connected = False
+            self._runner.run(self._connected.aclose())
+
+    async def _stay_connected(self) -> None:
+        """Keep the client and its watches open until this host ends: they verify the deletion of the job."""
+        if not self.is_connected:
+            await self._connected.enter_async_context(self._hook.api())
+            self.is_connected = True
 
     def _run(self, coroutine: Any) -> Any:
         self._running = True
@@ -371,7 +389,7 @@ class WorkerHost:
     async def _follow_once(self, ref: JobRef, options: Options, until: float | None) -> Outcome | Handover:
         sink = self._task.status_sink if self._task is not None and options.release else None
         async with self._hook.api(ref) as api, sink or contextlib.nullcontext():
-            return await follow(
+            ended = await follow(
                 ref,
                 api,
                 options,
@@ -385,6 +403,9 @@ class WorkerHost:
                 ),
                 on_failure=self._go_on_from,
             )
+            if isinstance(ended, Outcome) and ended.kept:
+                await self._stay_connected()
+            return ended
 
     def _go_on_from(self, handover: Handover) -> None:
         self.handover = handover
@@ -406,7 +427,7 @@ class WorkerHost:
         async with self._hook.api(ref) as api:
             phase = Phase.PENDING
             with contextlib.suppress(ApiStatusError, ApiUnavailable):
-                phase = phase_of(await read_job(api, ref))
+                phase = await current_phase(api, ref)
             mode = mode_of(on_finish_action, succeeded=phase is Phase.SUCCEEDED, ended=phase.ended)
             return await release(api, ref, mode, spare_ended=spare_ended)
 

@@ -5,6 +5,10 @@ job, checks its owner, and sends a delete or patch with the uid and resourceVers
 in between, the API server answers 409, and the release reads and decides again. If the job has another owner by then,
 the release ends without any change. Then the release waits until the job and all its pods are gone: after a deletion in
 the foreground the job is gone last, after one in the background (TrainJob) its pods are.
+
+Where this process watches the job, what its watches show takes the place of the reads (`job_view`): a write is fenced
+by the resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. A job that
+is kept is always read, because nothing would remove a pod that the watch hasn't shown yet.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from airflow_provider_ktrain.engine.job_requests import (
     read_job,
     set_suspended,
 )
+from airflow_provider_ktrain.engine.job_view import JobView, job_view
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 Object = dict[str, Any]
@@ -40,6 +45,7 @@ T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
 MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
 COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
+WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, whatever the watches show
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 
@@ -126,11 +132,14 @@ async def release(
 
     async def count_and_ask() -> tuple[Mode, str] | None:
         nonlocal before
-        before = before if before is not None else await pods_before(api, ref)
-        return await _request_release(api, ref, mode, before or [], spare_ended)
+        if before is None:
+            before = (view.pods if view else None) or await pods_before(api, ref)
+        if view and verify and spare_ended and mode is Mode.DELETE and await _needs_no_request(view, ref):
+            return Mode.DELETE_PODS, "has ended"
+        return await _request_release(api, ref, mode, before or [], spare_ended, view.job if view else None)
 
     try:
-        async with asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
+        async with job_view(api, ref) as view, asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
             asked = await retry_transient(count_and_ask, end)
             if asked is None:
                 return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
@@ -141,7 +150,8 @@ async def release(
                 limit.reschedule(
                     asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
                 )
-            left = await _wait_gone(api, ref, done, end) if verify else []
+            shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
+            left = await _wait_gone(api, ref, done, end) if verify and not shown else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
@@ -205,14 +215,16 @@ def _grace(pod: Mapping[str, Any]) -> float:
 
 
 async def _request_release(
-    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool
+    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool, watched: Object | None
 ) -> tuple[Mode, str] | None:
     """Send the request that fits the job as it is, until it is accepted.
 
+    :param watched: the job as a watch shows it; used once, and only for a write that its resourceVersion fences.
     :return: the mode that was used, and its description. None: another try owns the job.
     """
     while True:
-        job = await read_job(api, ref)
+        fresh = watched is None
+        job, watched = watched or await read_job(api, ref), None
         if job is None:
             await _delete_pods(
                 api, ref, pods or await job_pods(api, ref)
@@ -220,11 +232,15 @@ async def _request_release(
             return Mode.DELETE, "is gone"
         owner = Owner.of(job)
         if ref.owner and (owner is None or owner.ti_id != ref.owner):
-            return None
+            if fresh:
+                return None
+            continue
         if spare_ended and phase_of(job).ended:
             fitting, what = _fitting_mode(ref, job, Mode.DELETE_PODS)[0], "has ended"
         else:
             fitting, what = _fitting_mode(ref, job, mode)
+        if fitting is Mode.DELETE_PODS and not fresh:  # the deletion of a pod isn't fenced by the job's version
+            continue
         try:
             if fitting is Mode.SUSPEND and kueue.queue_of(job) and not phase_of(job).ended:
                 fitting, what = await _pause(api, ref, job)
@@ -239,6 +255,16 @@ async def _request_release(
             if e.status not in (404, 409):
                 raise
             # The job has changed since it was read; operators often write its status. Read and decide again.
+
+
+async def _needs_no_request(view: JobView, ref: JobRef) -> bool:
+    """Whether the job has ended, is this owner's, and its pods have ended or are being deleted by the operator."""
+    job = view.job
+    if job is None or not phase_of(job).ended or _fitting_mode(ref, job, Mode.DELETE_PODS)[0] is not Mode.DELETE_PODS:
+        return False
+    owner = Owner.of(job)
+    mine = not ref.owner or (owner is not None and owner.ti_id == ref.owner)
+    return mine and await view.is_left_to_operator(job)
 
 
 async def _pause(api: Api, ref: JobRef, job: Mapping[str, Any]) -> tuple[Mode, str]:
@@ -282,6 +308,19 @@ async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:
         except ApiStatusError as e:
             if e.status not in (404, 409):  # it is gone, or a new pod has its name
                 raise
+
+
+async def _shows_end(view: JobView, done: Mode, pods: list[Object], end: float) -> bool:
+    """Whether the watches show in time that the pods that must go are gone and, with Mode.DELETE, the job.
+
+    False also if no pod was known: only events of pods show that the watch of the pods has reached the deletion.
+
+    :param pods: the pods before the deletion; their grace periods decide how long to wait for the watches.
+    """
+    if not view.is_complete or done is Mode.SUSPEND:
+        return False
+    patience = time.monotonic() + max(map(_grace, pods), default=0) + WATCH_LAG_SECONDS
+    return await view.wait(lambda view: view.is_deleted if done is Mode.DELETE else view.is_idle, min(end, patience))
 
 
 async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:

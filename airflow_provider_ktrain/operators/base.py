@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,8 +70,8 @@ class TrainingJobOperator(JobParameters):
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
                 patience = 0.0 if compat.has_retry(context) else self.patience
                 outcome = host.follow(submitted.ref, options, until, patience=patience)
-            if outcome is not None:
-                return self._finish(outcome, context)
+                if outcome is not None:
+                    return self._finish(outcome, context)
             self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
@@ -195,8 +196,8 @@ class TrainingJobOperator(JobParameters):
                 if seconds is None:
                     raise
                 outcome = None
-        if outcome is not None:
-            return self._finish(outcome, context)
+            if outcome is not None:
+                return self._finish(outcome, context)
         self._defer(replace(deferral, handover=host.handover), context, host)
 
     def _patient_host(self, context: Context, until: float) -> WorkerHost:
@@ -397,7 +398,7 @@ class TrainingJobOperator(JobParameters):
             ref = JobRef.from_dict(job) if job else task_state.read_job_of_this_try(context)
             if ref is None:
                 return ""
-            with self._host_for_existing_job(context) as host:
+            with self._connected_host() or self._host_for_existing_job(context) as host:
                 action = OnFinishAction.of(self.on_finish_action)
                 self.log.info(host.release(ref, action, spare_ended=spare_ended).text)
         except Exception as e:  # must not hide how the training ended
@@ -415,6 +416,10 @@ class TrainingJobOperator(JobParameters):
                     return host.follow(ref, self._options(job), None)
         self._delete_or_release(context)
         return None
+
+    def _connected_host(self) -> contextlib.nullcontext[WorkerHost] | None:
+        """The host that has followed the job in this process, whose watches verify the release; None without one."""
+        return contextlib.nullcontext(self._host) if self._host is not None and self._host.is_connected else None
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
         from airflow_provider_ktrain.hooks.training import TrainingHook

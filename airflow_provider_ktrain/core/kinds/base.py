@@ -480,6 +480,11 @@ class Kind:
 
     # ---- what the operator does
 
+    def cleans_up_pods(self, job: Mapping[str, Any]) -> bool:
+        """Whether the operator deletes the running pods of a job that has ended (cleanPodPolicy)."""
+        policy = ((job.get("spec") or {}).get("runPolicy") or {}).get("cleanPodPolicy")
+        return policy in ("Running", "All")
+
     def restart_policies(self, version: str) -> tuple[str, ...]:
         """The values of a replica's restartPolicy with which the operator runs and ends the job."""
         return ("Always", "OnFailure", "Never", "ExitCode")

@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.follow.observer import POD_WATCH_LAG_SECONDS, Observer, subscriptions
+from airflow_provider_ktrain.engine.follow.observer import Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
 from airflow_provider_ktrain.engine.follow.progress import ProgressCheck
@@ -246,7 +246,7 @@ class _Loop:
         if state.uncertain:
             seconds = min(seconds, RETRY_SECONDS)
         if self._pods_behind:
-            seconds = min(seconds, state.phase_since + POD_WATCH_LAG_SECONDS - now)
+            seconds = min(seconds, self._observer.pods_due - now)
         reporters = self._replicas.due, self._output.restarts.due, self._reporter.due
         for due in (until, self._startup.due, self._partial.due, self._queue.wakes_at, *reporters):
             if due is not None:

@@ -14,24 +14,23 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, label_value
-from airflow_provider_ktrain.core.kinds import kind_of
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
-from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
-from airflow_provider_ktrain.engine.object_keys import by_label, by_name, by_uid
+from airflow_provider_ktrain.engine.job_view import watch_keys, watches_of
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, shared_informer
+from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
 POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for the pod that explains it
+USUAL_WATCH_LAG_SECONDS = 1.0  #: the same, before the pods are listed to find out whether there is such a pod
 
 
 @contextlib.asynccontextmanager
@@ -40,21 +39,11 @@ async def subscriptions(api: Api, ref: JobRef, *, shared: bool) -> AsyncIterator
 
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
     """
-    kind = kind_of(ref.kind)
-    jobs_path = api_paths.jobs(kind, ref.version, ref.namespace)
-    pods_path = api_paths.core(ref.namespace, "pods")
-    if shared and ref.submission:
-        selector = f"{DEPLOYMENT_LABEL}={label_value(ref.deployment)}"
-        jobs_informer = shared_informer(api, jobs_path, label_selector=selector)
-        # pods that may lack our labels are selected by the operator's label, whatever its value
-        pods_selector = selector if kind.labels_pods else kind.pod_name_label
-        pods_informer = shared_informer(api, pods_path, label_selector=pods_selector)
-    else:
-        jobs_informer = shared_informer(api, jobs_path, field_selector=f"metadata.name={ref.name}")
-        pods_informer = shared_informer(api, pods_path, label_selector=ref.pod_selector)
+    jobs_watch, pods_watch = watches_of(ref, shared=shared)
+    job_key, pod_key = watch_keys(ref)
     async with (
-        jobs_informer.subscribe(key=by_uid(ref.uid) if ref.uid else by_name(ref.name)) as jobs,
-        pods_informer.subscribe(key=by_label(*ref.pod_selector.split("="))) as pods,
+        jobs_watch.informer(api).subscribe(key=job_key) as jobs,
+        pods_watch.informer(api).subscribe(key=pod_key) as pods,
     ):
         yield jobs, pods
 
@@ -89,6 +78,7 @@ class Observer:
         self._fail_fast = fail_fast_on_forbidden
         self._own = OwnPods(state, pods)
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
+        self.pods_due = 0.0  #: when to call `pods_are_behind` again after it returned True, by `time.monotonic`
 
     async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
         """Wait until a watch has changes, `stopped` is set or `timeout` seconds have passed."""
@@ -225,11 +215,16 @@ class Observer:
         """Whether the job has ended and the watch of the pods doesn't yet show why.
 
         True if no known pod explains the end, and the API server knows other pods or pod phases than the watch, or
-        can't be asked; for POD_WATCH_LAG_SECONDS at most.
+        can't be asked; for POD_WATCH_LAG_SECONDS at most. It is asked after USUAL_WATCH_LAG_SECONDS.
         """
         state = self._state
-        if time.monotonic() >= state.phase_since + POD_WATCH_LAG_SECONDS or state.pods_explain_the_end():
+        waited = time.monotonic() - state.phase_since
+        if waited >= POD_WATCH_LAG_SECONDS or state.pods_explain_the_end():
             return False
+        usual = waited < USUAL_WATCH_LAG_SECONDS
+        self.pods_due = state.phase_since + (USUAL_WATCH_LAG_SECONDS if usual else POD_WATCH_LAG_SECONDS)
+        if usual:
+            return True
         known = {pod["metadata"]["uid"]: phase_of_pod(pod) for pod in state.pods.live}
         try:
             existing = await job_pods(self._api, state.ref)

@@ -1,0 +1,100 @@
+"""The API requests in the life of one short job, by kind of request, from `execute` to its return."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.operators.training import MPIJobOperator, TrainJobOperator
+from tests import clusters
+from tests.clusters import TestCluster
+from tests.core.manifests import replica
+from tests.operators.conftest import set_connection
+from tests.operators.task_instance import Instance
+from tests.request_log import RequestLog, recorded_requests
+
+PROGRAM = ["sh", "-c", "echo started; sleep 6; echo done"]
+WATCHES = {"list pods": 1, "watch pods": 1, "create JOBS": 1, "list JOBS": 1, "watch JOBS": 1, "delete JOBS": 1}
+RUNS = 3  #: an operator may write the job's status between our read and our delete: then the job is read again
+Run = Callable[[Instance], Any]
+
+
+@pytest.fixture
+def requests(cluster: TestCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RequestLog]:
+    """The requests of the operators in this test."""
+    with recorded_requests(cluster, tmp_path) as log:
+        set_connection(dataclasses.replace(cluster, kubeconfig=log.kubeconfig), monkeypatch)
+        yield log
+
+
+def served_version(cluster: TestCluster, kind: Kind) -> str:
+    api = client.CustomObjectsApi(config.new_client_from_config(str(cluster.kubeconfig)))
+    for version in kind.versions:
+        with contextlib.suppress(client.ApiException):
+            api.list_namespaced_custom_object(kind.group, version, cluster.namespace, kind.plural)
+            return version
+    raise AssertionError(f"the cluster doesn't serve {kind.name}")
+
+
+def assert_requests(
+    cluster: TestCluster, requests: RequestLog, kind: Kind, run: Run, expected: dict[str, int], streams: int
+) -> None:
+    """Check the requests of a run, except those for logs, and how many log streams were opened.
+
+    :param expected: number of requests by kind; JOBS stands for the plural of the kind.
+    """
+    wanted = {name.replace("JOBS", kind.plural): number for name, number in expected.items()}
+    for _ in range(RUNS):
+        requests.take()
+        with Instance(cluster, kind, served_version(cluster, kind)) as instance:
+            run(instance)
+        made = requests.take()
+        logs = {name: made.pop(name, 0) for name in ("follow pods/log", "get pods/log")}
+        if (made, logs["follow pods/log"]) == (Counter(wanted), streams):
+            return
+    assert made == wanted
+    assert logs["follow pods/log"] == streams
+
+
+def test_requests_of_a_short_pytorchjob(cluster: TestCluster, requests: RequestLog) -> None:
+    def run(instance: Instance) -> None:
+        instance.execute(command=PROGRAM, deferrable=False)
+
+    assert_requests(cluster, requests, PYTORCHJOB, run, {**WATCHES, "discovery": 2}, streams=1)
+
+
+def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) -> None:
+    """The worker's pod still runs when the job has succeeded: the operator deletes it."""
+
+    def run(instance: Instance) -> None:
+        launcher, worker = replica(name="mpi"), replica(name="mpi")
+        for role, program in ((launcher, PROGRAM), (worker, ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"])):
+            role["template"]["spec"]["containers"][0] |= {"image": clusters.IMAGE, "command": program}
+        version = served_version(cluster, MPIJOB)
+        policy: dict[str, Any] = {"cleanPodPolicy": "Running"}
+        spec = {"mpiReplicaSpecs": {"Launcher": launcher, "Worker": worker}, "runPolicy": policy}
+        manifest = {"apiVersion": f"kubeflow.org/{version}", "kind": "MPIJob", "metadata": {}, "spec": spec}
+        instance.execute(manifest=manifest, deferrable=False, operator=MPIJobOperator)
+
+    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": 2}, streams=2)
+
+
+@pytest.mark.embedded  # its runtimes
+def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog) -> None:
+    """Its schema, its runtime and its pods' owner are read, and its pods are polled: it is deleted before they are."""
+    with Instance(cluster, TRAINJOB) as instance:
+        instance.execute(command=PROGRAM, gpus=1, deferrable=False, operator=TrainJobOperator)
+    made = requests.take()
+    polled = {name: made.pop(name, 0) for name in ("list pods", "get trainjobs", "get jobsets")}
+    reads = {"discovery": 3, "get clustertrainingruntimes": 1}
+    watches = {name.replace("JOBS", "trainjobs"): number for name, number in WATCHES.items() if name != "list pods"}
+    assert {name: made[name] for name in watches | reads} == watches | reads
+    assert sum(polled.values()) <= 24
