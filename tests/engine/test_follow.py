@@ -669,7 +669,8 @@ async def test_cancelled_follower_changes_nothing(task: Task) -> None:
 @pytest.mark.embedded
 async def test_failed_release_keeps_the_cause_of_the_job(task: Task, cluster: TestCluster) -> None:
     """A Worker continues to run with its GPU and can't be deleted."""
-    ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1)).ref
+    left_behind = {"cleanPodPolicy": "None"}
+    ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1, run_policy=left_behind)).ref
     cluster.admin("status", status=403, verb="delete", path=ref.name)
     try:
         outcome = await task.ended(ref)
