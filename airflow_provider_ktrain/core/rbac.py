@@ -28,7 +28,7 @@ RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("", ("pods",), ("get", "list", "watch", "delete")),
     ("", ("pods/log",), ("get",)),
     # the cause in the first line
-    ("", ("events",), ("list",)),
+    ("", ("events",), ("list", "watch")),
 )
 
 

@@ -21,6 +21,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
+from airflow_provider_ktrain.engine.object_keys import by_involved_name, by_involved_uid
+from airflow_provider_ktrain.engine.warning_events import WarningEvents
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]
@@ -114,16 +116,32 @@ class EvidenceCollector:
             )
         return events, {key: [line.text for line in lines] for key, lines in self._tails.items()}
 
-    async def read_events(self, ref: JobRef, job: Object, uids: Sequence[str]) -> list[Object]:
-        """Events of the job, its pods and what is between; none if they can't be read: a diagnosis can do without."""
-        found: list[Object] = []
+    async def read_events(
+        self, ref: JobRef, job: Object, uids: Sequence[str], watched: WarningEvents | None = None
+    ) -> list[Object]:
+        """Events of the job, its pods and what is between; none if they can't be read: a diagnosis can do without.
+
+        :param watched: the Warning events, which are enough for a job that doesn't start. Default: all are listed.
+        """
+        keys = [by_involved_uid(uid) for uid in (ref.uid, *uids)]
+        between = [by_involved_name(kind, name) for kind, name in self._kind.objects_with_events(job)]
+        known = await watched.about([*keys, *between]) if watched is not None else None
+        if known is not None:
+            of_job = {ref.uid, *uids}
+            began = _began_at(job)
+            found = [
+                event for event in known if event["involvedObject"].get("uid") in of_job or _time_of(event) >= began
+            ]
+            self.has_events = bool(found)
+            return found
+        found = []
         await self._read_events(ref, job, uids, found)
         return found
 
     async def _read_events(self, ref: JobRef, job: Object, uids: Sequence[str], found: list[Object]) -> None:
         """Add the events of the job, its pods and what is between to `found`."""
         path = api_paths.core(ref.namespace, "events")
-        began = epoch_seconds((job.get("metadata") or {}).get("creationTimestamp")) or 0.0
+        began = _began_at(job)
         between = [
             f"involvedObject.kind={kind},involvedObject.name={name}"
             for kind, name in self._kind.objects_with_events(job)
@@ -137,7 +155,6 @@ class EvidenceCollector:
                 if isinstance(e, ApiStatusError) and e.status == 403:
                     self.has_events = False  # they are never known: a job without pods then has its startup limit
                 return
-            # objects of an earlier job had the same names
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
         self.has_events = bool(found)
 
@@ -182,6 +199,11 @@ def _parted(line: str) -> tuple[str, str]:
     stamp, _, text = line.partition(" ")
     time = normal_time(stamp)
     return (time, text) if time else ("", line)
+
+
+def _began_at(job: Object) -> float:
+    """When the job was created, in epoch seconds: objects of an earlier job had the same names."""
+    return epoch_seconds((job.get("metadata") or {}).get("creationTimestamp")) or 0.0
 
 
 def _time_of(event: Mapping[str, Any]) -> float:

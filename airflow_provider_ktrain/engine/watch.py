@@ -153,6 +153,7 @@ class SharedInformer:
         on_stop: Callable[[], object] = lambda: None,
         stable_after: float = STABLE_STREAM_SECONDS,
         resync: float = RESYNC_SECONDS,
+        refusal_level: int = logging.WARNING,
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
         self.unreachable_since: float | None = None  #: time.monotonic() of the first failure to reach the server
@@ -171,6 +172,7 @@ class SharedInformer:
         self._failures = 0  # in a row
         self._stable_after = stable_after
         self._resync = resync
+        self._refusal_level = refusal_level
         self._opened: float | None = None  # time.monotonic() at which the present stream began
         self._logged_unreachable = False
         self._task: asyncio.Task[None] | None = None
@@ -183,6 +185,11 @@ class SharedInformer:
         """Whether the first list is complete and the watch is open, as far as is known."""
         reached = self.unreachable_since is None and self.failure is None
         return self._task is not None and self._synced and self._opened is not None and reached
+
+    def objects_of(self, keys: Iterable[Key]) -> list[Object]:
+        """The objects that have one of these keys, as last seen."""
+        uids = dict.fromkeys(uid for key in keys for uid in self._uids.get(key, ()))
+        return [self._objects[uid] for uid in uids]
 
     @contextlib.asynccontextmanager
     async def subscribe(
@@ -303,7 +310,7 @@ class SharedInformer:
     def _note_refused(self, error: Exception) -> None:
         """Log once that the watch is rejected, and pass the error to the subscriptions."""
         if self.failure is None:
-            log.warning("Watch of %s was rejected. Trying again.\n%s", self._path, error)
+            log.log(self._refusal_level, "Watch of %s was rejected. Trying again.\n%s", self._path, error)
         self.failure = error
         self._broadcast(lambda subscription: subscription._fail(error))
 
@@ -443,15 +450,21 @@ def _parse(line: bytes) -> dict[str, Any]:
     return event
 
 
-def shared_informer(api: Api, path: str, *, label_selector: str = "", field_selector: str = "") -> SharedInformer:
+def shared_informer(
+    api: Api, path: str, *, label_selector: str = "", field_selector: str = "", refusal_level: int = logging.WARNING
+) -> SharedInformer:
     """The informer of this path and these selectors for this Api.
 
     It starts with the first subscription and stops some seconds after the last one has ended.
+
+    :param refusal_level: with which it logs that the API server rejects the watch. Default: WARNING.
     """
     # The Api holds them, so a new Api for the same connection never gets an informer that is being closed.
     key = (path, label_selector, field_selector)
     informer = api.informers.get(key)
     if not isinstance(informer, SharedInformer):
         on_stop = partial(api.informers.pop, key, None)
-        informer = api.informers[key] = SharedInformer(api, path, label_selector, field_selector, on_stop=on_stop)
+        informer = api.informers[key] = SharedInformer(
+            api, path, label_selector, field_selector, on_stop=on_stop, refusal_level=refusal_level
+        )
     return informer

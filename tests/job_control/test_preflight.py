@@ -148,7 +148,7 @@ def test_each_missing_right_is_reported(cluster: TestCluster, check: Check, tmp_
     assert [p["message"] for p in problems] == [
         "no right to watch, delete pytorchjobs.kubeflow.org in namespace default",
         "no right to get pods/log in namespace default",
-        "no right to list events in namespace default",
+        "no right to list, watch events in namespace default",
     ]
     assert all("ktrain rbac --namespace default" in p["hint"] for p in problems)
 

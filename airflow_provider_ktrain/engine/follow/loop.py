@@ -30,6 +30,7 @@ from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
@@ -81,6 +82,7 @@ async def follow(
         async with (
             subscriptions(api, ref, shared=host.shared) as (jobs, pods),
             QueueFollower(api, state, log, may_fail=options.release) as queue,
+            WarningEvents(api, ref.namespace, log) as warnings,
         ):
             fail_fast = host.fail_fast_on_forbidden
             clocks_now = functools.partial(running_clocks, state, output, options)
@@ -98,7 +100,7 @@ async def follow(
                 watches_before=watches_before,
                 log=log,
             )
-            startup = StartupChecks(state, output.evidence, log)
+            startup = StartupChecks(state, output.evidence, warnings, log)
             partial = PartialStartWarning(state, options, log)
             progress = ProgressCheck(api, state, output, options, clocks_now, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))

@@ -1,5 +1,7 @@
 """Finds out whether a job that doesn't start can still start: looks at its events, less and less often.
 
+The events come from one watch for all jobs that wait in a process: see `warning_events`.
+
 The rules, with their grace periods, are in `core/diagnosis/startup_rules.py`; the time limits that the user sets, such
 as `startup_timeout`, are in `core/state/limits.py`.
 """
@@ -19,6 +21,7 @@ from airflow_provider_ktrain.core.diagnosis.startup_rules import (
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.warning_events import WarningEvents
 
 Object = dict[str, Any]
 FIRST_INTERVAL_SECONDS = 15.0  #: between the first checks of a job's events in a phase
@@ -31,18 +34,28 @@ class StartupChecks:
 
     :param state: the job.
     :param evidence: reads the events.
+    :param warnings: the Warning events; watched from the first check until the job has started.
     :param log: where the newest Warning event is logged.
+    :param interval: between the first checks in a phase, in seconds. Default: FIRST_INTERVAL_SECONDS.
     """
 
-    def __init__(self, state: JobState, evidence: EvidenceCollector, log: Log) -> None:
-        self._state, self._evidence, self._log = state, evidence, log
+    def __init__(
+        self,
+        state: JobState,
+        evidence: EvidenceCollector,
+        warnings: WarningEvents,
+        log: Log,
+        *,
+        interval: float = FIRST_INTERVAL_SECONDS,
+    ) -> None:
+        self._state, self._evidence, self._warnings, self._log = state, evidence, warnings, log
         self._checked_at = time.monotonic()
-        self._interval = FIRST_INTERVAL_SECONDS
+        self._first_interval = self._interval = interval
         self._obstacle = ""  # last logged Warning event
 
     def phase_changed(self) -> None:
         """Begin with short intervals again."""
-        self._interval = FIRST_INTERVAL_SECONDS
+        self._interval = self._first_interval
 
     @property
     def due(self) -> float | None:
@@ -56,12 +69,15 @@ class StartupChecks:
             cause := find_unstartable_command(state.known_job, state.pods.all)
         ):
             return cause
-        if self.due is None or time.monotonic() < self.due:
+        if self.due is None:
+            await self._warnings.close()
+            return None
+        if time.monotonic() < self.due:
             return None
         self._checked_at = time.monotonic()
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
         waited = time.monotonic() - state.phase_since
-        events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids)
+        events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
         cause = find_startup_cause(state.known_job, state.pods.all, events, waited, utc_now())
         if cause is None:
             self._log_obstacle(events)
