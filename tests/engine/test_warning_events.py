@@ -71,7 +71,7 @@ class Waiting:
         """Read the job and its pods, as the watches would."""
         self.state.job = await task.api.request("GET", f"{task.path.rpartition('/')[0]}/{self.state.ref.name}")
         pods = {pod["metadata"]["uid"]: pod for pod in await job_pods(task.api, self.state.ref)}
-        self.state.pods.update(pods, utc_now())
+        self.state.pods.update(pods, [], utc_now())
         self.state.enter(Phase.PENDING)
 
 
