@@ -70,13 +70,15 @@ def _entries(root: Path, directory: Path, ignores: Ignores) -> Iterator[tuple[st
 
 def _file(path: Path, name: str) -> CodeFile:
     """A regular file. Sockets, pipes and devices can't be sent."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise ManifestError(
             "the code has a special file", where="code", found=str(path), expected="files, directories and links",
             remedy=f"remove it, or list it in {IGNORE_FILE}",
         )  # fmt: skip
-    return CodeFile(name, path.read_bytes(), executable=bool(mode & stat.S_IXUSR))
+    if found.st_size > MAX_UNPACKED_BYTES:
+        raise too_large([(found.st_size, name)])
+    return CodeFile(name, path.read_bytes(), executable=bool(found.st_mode & stat.S_IXUSR))
 
 
 def _link(root: Path, path: Path, name: str) -> CodeFile:

@@ -96,3 +96,10 @@ def test_large_files_are_refused_without_reading_them(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GB in 2 files") as error:
         read_code(tmp_path)
     assert "data.bin (3.1 GB), train.py (8 bytes)" in str(error.value)
+
+
+def test_large_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    with open(tmp_path / "model.bin", "wb") as file:
+        file.truncate(100 * MAX_UNPACKED_BYTES)
+    with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GB in 1 file"):
+        read_code(tmp_path / "model.bin")
