@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from airflow_provider_ktrain.core.manifest.code import (
     ARCHIVE_DIRECTORY,
     CODE_DIRECTORY,
     MAX_BYTES,
+    Code,
     CodeFile,
     pack,
     readable_size,
@@ -105,16 +108,18 @@ def test_sizes_are_readable(size: int, text: str) -> None:
 # ---- in a pod
 
 
-def start(tmp_path: Path, *command: str, **options: Any) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, *command: str, code: Code = CODE, python: str = sys.executable, **options: Any
+) -> subprocess.Popen[str]:
     """Run a command as a pod does: the manifest's command, with the pod's paths replaced."""
     built = run_with_code(build("PyTorchJob", JobOptions(image="i", command=command)), "config-map")
     words = built["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"]
-    (tmp_path / "code.tar.gz").write_bytes(CODE.archive)
+    (tmp_path / "code.tar.gz").write_bytes(code.archive)
     (tmp_path / "code").mkdir(exist_ok=True)
     here = [w.replace(ARCHIVE_DIRECTORY, str(tmp_path)).replace(CODE_DIRECTORY, str(tmp_path / "code")) for w in words]
     assert here[0] == "python3"
     return subprocess.Popen(
-        [sys.executable, *here[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [python, *here[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         **options,
     )  # fmt: skip
 
@@ -147,6 +152,31 @@ def test_code_is_importable_and_unpacked_again_after_a_restart(tmp_path: Path) -
         with start(tmp_path, *program, env=environment) as run:
             assert run.communicate()[0] == "1\nok\n"
     assert (tmp_path / "code/lib/model.py").read_text() == "x = 1y = 2"
+
+
+def test_restart_writes_no_file_to_where_a_link_leads(tmp_path: Path) -> None:
+    """The program replaced a file by a link, to its checkpoint for example."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_text("trained")
+    for _ in range(2):
+        with start(tmp_path, "ln", "-sf", str(checkpoint), "train.py") as run:
+            assert run.wait() == 0
+    assert checkpoint.read_text() == "trained"
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8"])
+def test_code_is_unpacked_by_an_old_python(tmp_path: Path, version: str) -> None:
+    """Also over what is there, and with a locale that isn't UTF-8."""
+    found = [f"python{version}", *glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python3"))]
+    runs = (path for path in map(shutil.which, found) if path and not subprocess.run([path, "-c", ""]).returncode)
+    python = next(runs, None)
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    files = pack([CodeFile("é/model.py", b"x = 1"), CodeFile("link.py", link="é/model.py")])
+    for _ in range(2):
+        with start(tmp_path, "cat", "link.py", code=files, python=python, env={"PATH": os.environ["PATH"]}) as run:
+            assert run.communicate() == ("x = 1", "")
+    assert (tmp_path / "code" / "é" / "model.py").read_text() == "x = 1"
 
 
 def test_modules_of_the_image_do_not_hide_those_of_python(tmp_path: Path) -> None:
@@ -237,6 +267,23 @@ def test_annotation_of_a_saved_manifest_is_removed_without_code() -> None:
     saved = stamped(request("PyTorchJob"))
     bare = replace(request("PyTorchJob"), manifest=saved, code=None)
     assert CODE_ANNOTATION not in stamped(bare)["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "known"),
+    [
+        ({}, "4e11e15c36eb786b"),
+        ({"metadata": None}, "4e4020b4dcd35e80"),
+        ({"metadata": {"name": "a", "annotations": None}}, "1c8aec6c0fc5eba8"),
+    ],
+)
+def test_hash_of_a_manifest_without_code_is_that_of_earlier_releases(metadata: Manifest, known: str) -> None:
+    """Else a retry after an upgrade replaces a job that trains (`reattach="if_unchanged"`)."""
+    container = {"name": "pytorch", "image": "i", "command": ["x"]}
+    replicas = {"Master": {"template": {"spec": {"containers": [container]}}}}
+    manifest = {"kind": "PyTorchJob", **metadata, "spec": {"pytorchReplicaSpecs": replicas}}
+    asked = replace(request("PyTorchJob"), manifest=manifest, code=None)
+    assert stamped(asked)["metadata"]["annotations"][MANIFEST_ANNOTATION] == known
 
 
 def test_config_map_is_named_after_job_and_submission() -> None:

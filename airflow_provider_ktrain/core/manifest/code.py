@@ -28,13 +28,21 @@ ARCHIVE_DIRECTORY = "/ktrain/archive"  #: where the pods mount the ConfigMap
 CODE_DIRECTORY = "/ktrain/code"  #: where the pods unpack the code, and in which the program runs
 HASH_CHARS = 16
 LARGEST = 5  #: how many files an error names
-#: Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps Python 3.12 and 3.13 from
-#: warning about its default.
+#: Runs with Python 3.6 and newer. Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps
+#: Python 3.12 and 3.13 from warning about its default. Names are UTF-8 even if the locale is C (Python 3.6). After a
+#: restart of the container, a file must not be written to where a link leads, and Python below 3.8.8 replaces no links.
 _START = """\
 import os, signal, sys, tarfile
 archive, directory, *command = sys.argv[1:]
 tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)
 with tarfile.open(archive) as packed:
+    for member in packed:
+        member.name, member.linkname = (
+            os.fsdecode(name.encode("utf-8", "surrogateescape")) for name in (member.name, member.linkname)
+        )
+        path = os.path.join(directory, member.name)
+        if os.path.islink(path):
+            os.unlink(path)
     packed.extractall(directory)
 os.chdir(directory)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, os.environ.get("PYTHONPATH")]))
