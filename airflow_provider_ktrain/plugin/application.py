@@ -90,7 +90,7 @@ def build() -> FastAPI:
         return HTMLResponse(templates.get_template(name).render(**values), headers=HEADERS)
 
     def update(request: Request, name: str, data: dict[str, Any], view: Any) -> Response:
-        """What the script polls: HTML and data, or 304 if only time has passed."""
+        """What the script polls: HTML and data, or 304 if nothing has changed."""
         tag = f'"{hashlib.sha256(repr(view.data).encode(errors="replace")).hexdigest()[:32]}"'
         headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:

@@ -35,7 +35,7 @@ class RunningTrainings:
         mine = [record for record in records if record.key.dag_id in readable]
         shown = [(record, self._status(record.key)) for record in mine[:MAX_ROWS]]
         rows = [views.running_row(record, status, now) for record, status in shown]
-        return views.RunningView(rows=rows, count=len(mine), data=(shown, len(mine)))
+        return views.RunningView(rows=rows, count=len(mine), data=(shown, len(mine), views.minute_of(now)))
 
     def _active(self) -> list[TaskRecord]:
         with self._lock:

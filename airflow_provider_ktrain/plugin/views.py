@@ -57,7 +57,7 @@ class Segment:
 class TrainingView:
     """The page of one task instance. Texts are plain; the templates escape them.
 
-    :param data: what the view was made of: if it is the same as before, only time has passed.
+    :param data: what the view was made of: if it is the same as before, at most a minute has passed.
     """
 
     data: object
@@ -135,7 +135,7 @@ def training_view(
     cause = {name: printable(value) for name, value in cause.items()}
     lines = mapping(read.get("last_lines"))
     return TrainingView(
-        data=(record, status, list(tries), with_logs, stale),
+        data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
         key=key,
         query=page_query(key),
         state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
@@ -332,6 +332,11 @@ def _value(value: Any, digits: int = 6) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return _text(value)
+
+
+def minute_of(now: float) -> int:
+    """The minute of a time: views of trainings that run show durations, also while nothing else changes."""
+    return int(now // 60)
 
 
 def _text(value: Any) -> str:

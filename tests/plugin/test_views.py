@@ -66,6 +66,15 @@ def test_page_of_a_running_training() -> None:
     assert shown.log_path == "/dags/dag/runs/run%2B1/tasks/train"
 
 
+@pytest.mark.parametrize(("state", "changes"), [("deferred", True), ("failed", False)])
+def test_durations_of_a_training_that_runs_are_updated(state: str, changes: bool) -> None:
+    """A job in a queue has no new status for hours, and the page polls only what has changed."""
+    given = status(phases=[("Queued", 10.0)])
+    first, later = (view(given, state=state, now=now) for now in (110.0, 3710.0))
+    assert (first.timeline != later.timeline) is (first.data != later.data) is changes
+    assert view(given, state=state, now=3715.0).data == later.data
+
+
 def test_lines_of_the_log_need_the_right_to_read_it() -> None:
     given = status(cause={"summary": "Master 0 failed", "detail": "secret of the log"})
     shown = training_view(record("failed"), given, [], with_logs=False, now=110.0)

@@ -106,6 +106,10 @@ async function update() {
       connection.textContent = "You are logged out, or no longer have the right to see this. Reload the page.";
       return;
     }
+    if (answer.status === 404) {
+      connection.textContent = "Airflow has no such task instance any more. Its run may have been deleted.";
+      return;
+    }
     if (answer.status !== 304) {
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const data = await answer.json();
