@@ -6,6 +6,7 @@ import datetime
 import time
 from typing import Any
 
+import pytest
 from kubernetes_asyncio import client as aio
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
@@ -30,7 +31,7 @@ class OneJob(Api):
 
     def __init__(self) -> None:
         super().__init__(no_client)
-        self.job: Object | None = {"metadata": {"name": "train", "uid": "uid"}, "status": {}}
+        self.job: Object | None = {"kind": "TrainJob", "metadata": {"name": "train", "uid": "uid"}, "status": {}}
 
     async def request(self, method: str, path: str, **_: Any) -> Object:
         if self.job is None:
@@ -110,6 +111,24 @@ async def test_percentage_that_the_watch_has_not_shown_is_progress() -> None:
     assert not await training.check.confirmed()
     assert training.output.training_metrics.step == 50
     assert training.next_check > 50
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"status": {"conditions": [{"type": "Complete", "status": "True"}]}},
+        {"status": {"conditions": [{"type": "Failed", "status": "True"}]}},
+        {"spec": {"suspend": True}},
+    ],
+    ids=["succeeded", "failed", "suspended"],
+)
+async def test_job_that_no_longer_runs_has_not_hung(seen: Object) -> None:
+    """The watch has not shown it yet: a training that has succeeded must not fail as a hang."""
+    training = Training(time.time() - 3600)
+    assert training.api.job is not None
+    training.api.job |= seen
+    for _ in range(3):
+        assert not await training.check.confirmed()
 
 
 async def test_rotated_log_gives_the_training_the_full_time_again() -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.core.state.status import phase_of, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.messages import Options
@@ -82,6 +83,8 @@ class ProgressCheck:
             job = None
         clock = self._clock()
         if job is None or clock is None:
+            return False
+        if phase_of(job).ended or wants_suspension(job):  # a watch can be behind
             return False
         self._output.training_metrics.read_trainer_status(job)
         if not self._follows_logs:
