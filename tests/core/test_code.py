@@ -361,3 +361,26 @@ def test_pods_may_wait_for_the_config_map_while_its_create_is_repeated(waited: f
     pods = [{"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waiting]}}]
     cause = find_startup_failure(JOB, pods, [event], waited)
     assert (cause is not None and "train-code-s" in cause.summary) is failed
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({}, "Pulling"),
+        ({"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}, "Scheduled"),
+        ({"initContainerStatuses": [{"name": "init-pytorch", "state": {"running": {}}}]}, "Scheduled"),
+    ],
+    ids=["pulls its image", "has its network", "runs an init container"],
+)
+def test_pod_that_found_its_config_map_late_may_pull_its_image_for_long(status: dict[str, Any], reason: str) -> None:
+    """As in recording 31: the kubelet tried to mount the volume before the ConfigMap existed."""
+    meta = {"name": "train-worker-0", "uid": "p", "labels": {"training.kubeflow.org/replica-type": "worker"}}
+    waiting = {"name": "pytorch", "state": {"waiting": {"reason": "PodInitializing"}}}
+    message = 'MountVolume.SetUp failed for volume "ktrain-archive" : configmap "train-code-s" not found'
+    about = {"kind": "Pod", "name": meta["name"]}
+    events = [
+        {"reason": "FailedMount", "message": message, "involvedObject": about},
+        {"reason": reason, "message": "", "involvedObject": about},
+    ]
+    pods = [{"metadata": meta, "status": {"phase": "Pending", "containerStatuses": [waiting], **status}}]
+    assert find_startup_failure(JOB, pods, events, 1200) is None

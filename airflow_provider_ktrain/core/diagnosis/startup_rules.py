@@ -349,15 +349,18 @@ def _start_error(message: str) -> tuple[FailurePattern, str]:
 
 
 def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> list[Cause]:
-    """The most specific event about a pod's volumes."""
-    uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
+    """The most specific event about a pod's volumes, unless they were mounted later.
+
+    A pod that came before its ConfigMap has an event, too, and may then pull its image for a long time.
+    """
+    events = _events_of(evidence, pod)
+    if _has_mounted(pod, events):
+        return []
     messages = [
         (reason, str(event.get("message")))
-        for event in evidence.events
+        for event in events
         if (reason := str(event.get("reason"))) in ("FailedMount", "FailedAttachVolume")
         and waited_seconds >= GRACE_SECONDS[reason]
-        and (about := event.get("involvedObject") or {}).get("name") == name
-        and about.get("uid") in (None, uid)
     ]
     for known, (reason, message) in itertools.product(failure_patterns.MOUNT_ERRORS, messages):
         if re.search(known.pattern, message):
@@ -366,6 +369,33 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
             cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
             return [_given_up(cause, waited_seconds, GRACE_SECONDS[reason])]
     return []
+
+
+def _events_of(evidence: Evidence, pod: Json) -> list[Json]:
+    uid, name = (pod.get("metadata") or {}).get("uid"), (pod.get("metadata") or {}).get("name")
+    about = ((event, event.get("involvedObject") or {}) for event in evidence.events)
+    return [event for event, of in about if of.get("name") == name and of.get("uid") in (None, uid)]
+
+
+def _has_mounted(pod: Json, events: Sequence[Json]) -> bool:
+    """Whether the kubelet has mounted the volumes of a pod: before that, it neither pulls images nor starts containers.
+
+    :param pod: which waits for a container.
+    :param events: about it.
+    """
+    status = pod.get("status") or {}
+    states = (
+        c.get("state") or {} for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ()
+    )
+    conditions = status.get("conditions") or ()
+    return (
+        any(str(event.get("reason")) in _AFTER_MOUNT for event in events)
+        or any(c.get("type") == "PodReadyToStartContainers" and c.get("status") == "True" for c in conditions)
+        or any(state.keys() & {"running", "terminated"} for state in states)
+    )
+
+
+_AFTER_MOUNT = ("Pulling", "Pulled", "Created", "Started")  #: reasons of the kubelet's events
 
 
 def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
