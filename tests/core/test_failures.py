@@ -114,6 +114,18 @@ def test_a_replica_that_only_lost_a_peer_is_not_the_cause(name: str) -> None:
     assert diagnose(job, [missed, cause], events, tails).summary == summary
 
 
+def test_image_without_python_is_named() -> None:
+    """The program of a job with `code` may be a shell script."""
+    message = 'failed to create containerd task: exec: "python3": executable file not found in $PATH: unknown'
+    end = {"exitCode": 128, "reason": "StartError", "message": message}
+    (it,) = evidence({"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "Error"}, "last": end})[1]
+    it["status"]["containerStatuses"][0] |= {"restartCount": MAX_START_RESTARTS}
+    cause = find_unstartable_command({"kind": "PyTorchJob"}, [it])
+    assert cause is not None
+    assert 'can\'t start its command: exec: "python3": executable file not found in $PATH.' in cause.summary
+    assert cause.resolution.startswith("Use an image that contains python3")
+
+
 def test_a_sidecar_that_cannot_be_started_does_not_end_the_training() -> None:
     end = {"exitCode": 128, "reason": "StartError", "message": 'exec: "exporter": executable file not found'}
     case = {"waits": True, "status": {"phase": "Running"}, "waiting": {"reason": "CrashLoopBackOff"}, "last": end}

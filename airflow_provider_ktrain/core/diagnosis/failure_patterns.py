@@ -280,6 +280,12 @@ START_ERRORS = (
         "Retry on another node, and report this one.",
         blames_node=True,
     ),
+    FailurePattern(
+        r'exec: "python3": .*?(?=: unknown$|$)',
+        Category.IMAGE,
+        "can't start its command",
+        "Use an image that contains python3: jobs with `code` and Python functions need it.",
+    ),
     *(
         FailurePattern(
             pattern,
