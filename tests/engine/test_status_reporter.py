@@ -6,16 +6,19 @@ import json
 import time
 from typing import Any
 
-from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 
 REPLICAS = 1000
+SECRET = "hunter2-is-my-password"
+LINE = f"{'x' * (MAX_LINE_CHARS - 10)}{SECRET}{'x' * 80}"  # the end of what the page shows is inside the secret
 MAX_SLICE_SECONDS = 0.01  # of the event loop; taking the status needs 2 ms on a slow machine
 
 
@@ -27,7 +30,18 @@ class Output:
         self.evidence = self
 
     def newest_lines(self) -> dict[str, str]:
-        return {f"train-worker-{index}": "x" * 200 for index in range(REPLICAS)}
+        return {f"train-worker-{index}": LINE for index in range(REPLICAS)}
+
+
+class MaskingSink:
+    """A host that knows a secret."""
+
+    host, try_number = "worker", 1
+
+    def offer(self, build: Any, *, urgent: bool) -> None: ...
+
+    def mask(self, text: str) -> str:
+        return text.replace(SECRET, "***")
 
 
 class Queue:
@@ -52,7 +66,7 @@ def pod(index: int, phase: str) -> dict[str, Any]:
     }
 
 
-def reporter_of_a_large_job() -> tuple[StatusReporter, JobState, TrainingMetrics]:
+def reporter_of_a_large_job(sink: Any = None) -> tuple[StatusReporter, JobState, TrainingMetrics]:
     state = JobState(JobRef("PyTorchJob", "v1", "default", "train", "u"), Handover())
     state.job = {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {}}
     update(state, "Running")
@@ -63,7 +77,7 @@ def reporter_of_a_large_job() -> tuple[StatusReporter, JobState, TrainingMetrics
         line = json.dumps({"step": step, **{f"metric-{number}": step / 7 for number in range(32)}})
         output.training_metrics.read_line("Worker 0", f"KTRAIN_METRIC {line}", float(step))
     clocks = [Clock(Limit.PROGRESS, 200.0, 60.0), Clock(Limit.PROGRESS, 160.0, 60.0)]
-    return StatusReporter(state, output, queue, lambda: clocks, None), state, output.training_metrics
+    return StatusReporter(state, output, queue, lambda: clocks, sink), state, output.training_metrics
 
 
 def update(state: JobState, phase: str) -> None:
@@ -94,3 +108,13 @@ def test_document_shows_the_moment_at_which_the_status_was_taken() -> None:
     after = reporter.take()()
     assert (after["phase"], after["replicas"]["states"]) == ("Failed", {"Failed": REPLICAS})
     assert after["metrics"]["metric-1"]["step"] == 1000
+
+
+def test_secret_is_masked_before_a_text_is_cut() -> None:
+    """A part of it would not be recognized."""
+    reporter, _, _ = reporter_of_a_large_job(MaskingSink())
+    cut = f"{'x' * (MAX_TEXT_CHARS - 10)}{SECRET}"
+    status = reporter.take(Cause(Category.USER_CODE, cut, detail=f"{SECRET}{'x' * (3 * MAX_TEXT_CHARS - 10)}"))()
+    assert status["last_lines"]
+    assert "hunter2" not in json.dumps(status)
+    assert "password" not in json.dumps(status)

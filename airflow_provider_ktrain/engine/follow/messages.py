@@ -74,6 +74,9 @@ class StatusSink(Protocol):
         :param urgent: whether the phase has changed.
         """
 
+    def mask(self, text: str) -> str:
+        """The text without the secrets that the host knows. It may be called in a thread."""
+
 
 @dataclass(frozen=True)
 class HostPolicy:

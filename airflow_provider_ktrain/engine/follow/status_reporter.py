@@ -7,6 +7,7 @@ last lines and GPU time change too, so a new status is offered once a minute.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
-from airflow_provider_ktrain.core.state.status_document import TrainingStatus, last_lines, replica_rows
+from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.messages import StatusSink
 from airflow_provider_ktrain.engine.follow.output import JobOutput
@@ -94,15 +95,17 @@ class StatusReporter:
             limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
             queue=self._queue_reason(),
             ended=ended,
-            cause=None if cause is None else cause.as_dict(),
         )
+        mask = self._sink.mask if self._sink else str
 
         def make() -> dict[str, Any]:
+            shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
             found = replace(
                 status,
                 rows=replica_rows(kind, pods.all),
-                last_lines=last_lines(kind, job, pods.all, lines),
+                last_lines={name: mask(line) for name, line in shown_lines},
                 usage=pods.usage(now, completed).as_dict(),
+                cause=None if cause is None else _masked(cause, mask),
             )
             return found.to_dict()
 
@@ -119,3 +122,8 @@ class StatusReporter:
         for clock in [] if ended else sorted(self._clocks(), key=lambda clock: clock.due):
             first.setdefault(clock.limit, clock)
         return list(first.values())
+
+
+def _masked(cause: Cause, mask: Callable[[str], str]) -> dict[str, Any]:
+    """The cause without secrets. Its texts are cut later, and a part of a secret would not be recognized."""
+    return {name: mask(value) if isinstance(value, str) else value for name, value in cause.as_dict().items()}
