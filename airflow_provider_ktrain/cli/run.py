@@ -250,7 +250,7 @@ def _request(manifest: dict[str, Any], args: argparse.Namespace, code: Code | No
 
     run = uuid.uuid4().hex[:12]
     metadata = manifest.get("metadata") or {}
-    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(args.file).stem).strip("-")
+    name = str(metadata.pop("name", "") or metadata.pop("generateName", "") or Path(args.file or "").stem).strip("-")
     key = TaskKey(f"{DAG_ID}-{run}", DAG_ID, name or "job", run)
     return JobRequest(
         kind=kind_of(manifest.get("kind")),

@@ -56,6 +56,13 @@ def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: P
     assert "[Master 0] rank 0 of 1 ['x']" in command.output
 
 
+@pytest.mark.embedded
+def test_job_of_a_command_without_a_name(ktrain: Start) -> None:
+    command = ktrain("run", "--local", "--", "/")
+    assert command.end() == 3, command.output  # the command can't be started
+    assert "PyTorchJob default/job-" in command.output
+
+
 class Behind403(MeddledApi):
     """A proxy denies ConfigMaps, which is no proof about the API server."""
 
