@@ -35,9 +35,10 @@ sys.exit(status)
 """
 
 
-def end_on_hangup() -> None:
-    """Under nohup, and in some CI systems, SIGHUP is ignored, and child processes inherit that."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def with_default_signals() -> None:
+    """Under nohup and in the background of a shell, signals are ignored, and child processes inherit that."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Ktrain:
@@ -53,7 +54,7 @@ class Ktrain:
         self.process = subprocess.Popen(
             [sys.executable, "-c", WITHOUT_AIRFLOW, *map(str, args)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=cwd,
-            env=environment, start_new_session=True, preexec_fn=end_on_hangup,
+            env=environment, start_new_session=True, preexec_fn=with_default_signals,
         )  # fmt: skip
         self.lines: list[str] = []
 
