@@ -30,7 +30,7 @@ def test_mnist_example_runs_with_gloo_and_simulated_gpus(airflow: Airflow, kube:
     accuracy = [float(line.partition("=")[2]) for line in log if line.startswith("[Master 0] accuracy=")]
     assert accuracy[-1] > 0.8
     # the Worker may still end when the Master has succeeded
-    assert any(re.search(r"deleted\. (2 pods had ended|\d GPUs? released)", line) for line in log)
+    assert any(re.search(r"GPUs? released|no GPUs were left to release", line) for line in log), log[-20:]
     assert {p.metadata.annotations["sidecar.istio.io/inject"] for p in pods.states} == {"false"}
 
 
