@@ -279,6 +279,7 @@ class Client:
 
     def __init__(self, cluster: Cluster, actor: str) -> None:
         self._cluster, self._actor = cluster, actor
+        self.informers: dict[tuple[str, str, str], object] = {}  # no watch runs, so releases read and list
 
     async def request(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None, **_: Any
