@@ -358,7 +358,7 @@ async def _lacks_code(api: Api, claim: _Claim, found: Object, log: Log) -> bool:
     except ApiStatusError as e:
         if is_transient(e):
             raise
-        log.warning(f"Whether {claim} has its code can't be checked.\n{e}")
+        log.warning(f"Can't check whether {claim} has its code.\n{e}")
         return False
 
 

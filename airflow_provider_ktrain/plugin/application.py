@@ -45,7 +45,7 @@ HEADERS = {
 ERRORS = {
     401: ("You are not logged in", "This page is shown to users of Airflow who may read the DAG."),
     403: (
-        "You may not see this training",
+        "You don't have access to this training",
         "It needs the right to read the DAG's task instances and XComs. Ask an administrator of this Airflow.",
     ),
     404: ("No such training", "Airflow has no such task instance. Its run may have been deleted."),

@@ -36,7 +36,7 @@ def test_anonymous_user_can_log_in_and_comes_back(airflow_site: Site, server: Ap
 def test_user_without_a_role_sees_no_training(airflow_site: Site, server: ApiServer, open_page: Open) -> None:
     training, guest = airflow_site.running(), server.token(None)
     tab = open_page(server.page(training), user=guest, allowed=REFUSED)
-    tab.get_by_role("heading", name="You may not see this training").wait_for()
+    tab.get_by_role("heading", name="You don't have access to this training").wait_for()
     assert training.run_id not in tab.content()
     tab = open_page(server.list(), user=guest)
     tab.get_by_text("No trainings are running.").wait_for()

@@ -135,7 +135,7 @@ async def test_unreadable_logs_end_no_training(task: Task, cluster: TestCluster)
         following = asyncio.create_task(task.follow(ref, limits=Limits(progress=2)))
 
         async def warned() -> bool:
-            return any("because its logs can't be read up to now" in line for line in task.log.messages)
+            return any("because its latest log lines can't be read" in line for line in task.log.messages)
 
         await until(warned)
         began = time.monotonic()

@@ -145,7 +145,7 @@ def too_large(sizes: Iterable[tuple[int, str]], *, packed: int | None = None) ->
     return ManifestError(
         f"the code is too large: {found}, at most {readable_size(MAX_BYTES)} packed",
         where="code",
-        found=f"as the largest files: {named}",
+        found=f"these largest files: {named}",
         expected="program files only",
         remedy="list other files in .ktrainignore; put data on a volume, and libraries into the image",
     )

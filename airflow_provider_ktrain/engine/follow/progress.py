@@ -108,7 +108,7 @@ class ProgressCheck:
             self._warned = True
             self._log.warning(
                 f"{self._state.ref} may have hung: no progress was read for {seconds:.0f} s ({Limit.PROGRESS}).\n"
-                "The job is kept, because its logs can't be read up to now."
+                "The job is kept, because its latest log lines can't be read."
             )
 
 
