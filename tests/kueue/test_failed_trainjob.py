@@ -33,7 +33,7 @@ async def task(kueue: TestCluster, api: Api) -> AsyncIterator[TrainTask]:
 async def is_active(task: TrainTask) -> bool:
     """Whether the job's Workload is active."""
     found = await task.api.request("GET", requests.workloads_path("v1beta2", task.namespace))
-    (workload,) = (w for w in found["items"] if w["metadata"]["name"] == f"pytorchjob-{task.name}-12345")
+    (workload,) = (w for w in found["items"] if w["metadata"]["name"] == f"trainjob-{task.name}-12345")
     return bool(workload["spec"]["active"])
 
 

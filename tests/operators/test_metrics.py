@@ -45,5 +45,5 @@ def test_task_reports_seconds_gpus_and_log_counts(instance: Instance, kept: Kept
     assert values["gpu_seconds.held"] >= 1
     assert values["seconds.running"] > 0  # on a loaded host it may run late
     assert values["seconds.submit"] > 0
-    assert values["seconds.release"] > 0
+    assert values["seconds.release"] >= 0  # a job whose pods have ended needs no request
     assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())
