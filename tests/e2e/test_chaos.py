@@ -6,6 +6,7 @@ After each test: the expected number of jobs were ever created, no pod of a fini
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -54,7 +55,8 @@ def test_worker_killed_after_the_create(begin: Begin, kind: Kind, cluster: TestC
     cluster.admin("clear")
     check_end(stage, "success", try_number=2)
     stage.check_lines(15, try_number=2)
-    assert "try 1 left it" in stage.log(2)
+    # try 1 left it, or it succeeded for try 1 before a slow machine started try 2
+    assert re.search(r"exists: .*try 1", stage.log(2))
 
 
 @of_each_kind
