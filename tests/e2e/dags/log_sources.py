@@ -15,6 +15,7 @@ while [ $i -lt 60 ]; do
 done
 echo 'KTRAIN_RESULT {"loss": 1}'
 [ $RANK = 0 ] || exit 0
+sleep 5  # so that the Worker, which starts later, has ended: a running Worker is deleted at the Master's end
 echo "ValueError: bad shard" >&2
 exit {{ dag_run.conf.get("code", 0) }}
 """
