@@ -141,7 +141,7 @@ class RunHost:
             raise
 
     async def _submit_unless_stopped(self) -> Submitted | None:
-        """Create the job; returns None if a signal came first, so that there is no job."""
+        """Create the job. Returns None if a signal arrived before the job was created."""
         creating, stopped = asyncio.ensure_future(self._submit()), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait([creating, stopped], return_when=asyncio.FIRST_COMPLETED)

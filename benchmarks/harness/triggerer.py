@@ -104,7 +104,7 @@ def probe(file: Path, url: str) -> Json:
 
 
 class Airflow:
-    """An Airflow of a database and triggerers. There is no scheduler and no worker."""
+    """An Airflow that consists of a database and triggerers, without a scheduler and workers."""
 
     def __init__(self, home: Path, kubeconfig: Path, **settings: str) -> None:
         self.home = home

@@ -64,7 +64,7 @@ def test_job_of_a_command_without_a_name(ktrain: Start) -> None:
 
 
 class Behind403(MeddledApi):
-    """A proxy denies ConfigMaps, which is no proof about the API server."""
+    """A proxy denies ConfigMaps. This does not prove that the API server does."""
 
     async def before(self, method: str, path: str) -> None:
         if method == "POST" and path.endswith("/configmaps"):

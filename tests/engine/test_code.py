@@ -154,7 +154,7 @@ async def test_retry_adopts_a_job_with_the_code_it_began_with(task: Task) -> Non
 
 
 async def test_running_job_whose_config_map_was_deleted_is_kept(task: Task) -> None:
-    """It is no proof that the job has not begun."""
+    """This does not prove that the job has not begun."""
     first = await run(task, 1, code_of(WAITS))
     await task.running(first.ref)
     name = config_map_name(first.ref.name, first.ref.submission)

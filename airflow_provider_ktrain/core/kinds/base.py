@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import member, merged
+
+if TYPE_CHECKING:  # only a task with code needs it
+    from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
 Manifest = dict[str, Any]
 
@@ -24,42 +27,6 @@ JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
 POD_OVERRIDE = "pod_override"  #: the parameter, with which paths in it begin
 POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
 MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
-
-
-@dataclass(frozen=True)
-class PodCode:
-    """What the pods of a job need so that its program runs with the code that is sent.
-
-    :param start: the beginning of the command of a container: what unpacks the code and then executes the rest.
-    :param volumes: of each pod.
-    :param mounts: of each main container.
-    """
-
-    start: Sequence[str]
-    volumes: Sequence[Mapping[str, Any]]
-    mounts: Sequence[Mapping[str, Any]]
-
-    def command(self, command: Sequence[str], where: str) -> list[str]:
-        """The command of a container, with the code.
-
-        :param command: without the code.
-        :param where: path of the container.
-        :raises ManifestError: it is empty.
-        """
-        if not command:
-            raise ManifestError(
-                "code needs a command, because the image's own ENTRYPOINT isn't known",
-                where=where,
-                found="no command",
-                expected='a command, such as ["python", "train.py"]',
-                remedy="set command",
-            )
-        return [*self.start, *command]
-
-    def mount(self, pod: dict[str, Any], container: dict[str, Any]) -> None:
-        """Add the volumes to a pod, and the mounts to its main container."""
-        pod["volumes"] = [*(pod.get("volumes") or ()), *map(dict, self.volumes)]
-        container["volumeMounts"] = [*(container.get("volumeMounts") or ()), *map(dict, self.mounts)]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ nodes; everything else about the pods is set by patches of the runtime.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
@@ -15,7 +15,6 @@ from airflow_provider_ktrain.core.kinds.base import (
     POD_TEMPLATE_FIELDS,
     Kind,
     Manifest,
-    PodCode,
     lower_deadline,
     mapping_at,
     pod_patches,
@@ -23,6 +22,9 @@ from airflow_provider_ktrain.core.kinds.base import (
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged, removals
+
+if TYPE_CHECKING:  # only a task with code needs it
+    from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
 RUNTIME_GROUP = "trainer.kubeflow.org"
 CLUSTER_RUNTIME = "ClusterTrainingRuntime"

@@ -18,7 +18,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
-from airflow_provider_ktrain.core.kinds.base import PodCode
+from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 from airflow_provider_ktrain.core.manifest.loader import plain
 from airflow_provider_ktrain.core.text import counted
 
