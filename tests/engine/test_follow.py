@@ -74,6 +74,27 @@ async def test_failed_job_has_a_cause_and_is_released(task: Task) -> None:
     assert await task.job() is None
 
 
+WRITES_UNTIL_STOPPED = """
+trap 'echo "line $i, the last one"; exit 0' TERM
+i=0; while :; do echo "line $i"; i=$((i+1)); sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("ending", ["success of the Master", "deadline"])
+async def test_pods_that_still_run_at_the_end_are_read_to_their_end(task: Task, ending: str) -> None:
+    master = "sleep 3" if ending == "success of the Master" else "trap 'exit 0' TERM; sleep 600 & wait"
+    program = f'if [ "$RANK" = 0 ]; then {master}; exit 0; fi; {WRITES_UNTIL_STOPPED}'
+    ref = (await task.submit(1, program, workers=1, grace=20)).ref
+    deadline = time.time() + 8 if ending == "deadline" else None
+    outcome = await task.ended(ref, shared=True, deadline=deadline)
+    assert outcome.succeeded == (deadline is None)
+    written = [line.removeprefix("[Worker 0] ") for line in task.log.messages if line.startswith("[Worker 0] line")]
+    *numbered, last = written
+    assert numbered == [f"line {n}" for n in range(len(numbered))]
+    assert re.fullmatch(r"line \d+, the last one", last)
+    assert not [line for line in task.log.messages if "may be incomplete" in line or "are incomplete" in line]
+
+
 @of_each_kind
 async def test_the_cause_is_logged_before_the_release(task: Task) -> None:
     ref = (await task.submit(1, "echo broken >&2; exit 3")).ref
@@ -178,6 +199,19 @@ async def test_success_before_a_passed_deadline_is_a_success(task: Task) -> None
     ref = (await task.submit(1, "true")).ref
     await task.condition("Succeeded")
     assert (await task.ended(ref, deadline=time.time() - 1)).succeeded
+
+
+@pytest.mark.embedded
+async def test_a_job_that_ended_unseen_did_not_stall(task: Task, cluster: TestCluster) -> None:
+    """Its pod is silent because it has ended; the watches show that later."""
+    ref = (await task.submit(1, "sleep 4; echo line 0")).ref
+    following = asyncio.create_task(task.ended(ref, limits=Limits(log_stall=6)))
+    await task.running(ref)
+    cluster.admin("delay_watch", delay=12, path="pods|pytorchjobs")
+    try:
+        assert (await following).succeeded
+    finally:
+        cluster.admin("clear")
 
 
 @of_each_kind

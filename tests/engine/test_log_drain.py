@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from aiohttp import web
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
@@ -75,6 +76,86 @@ async def test_drain_reads_a_running_container_up_to_now() -> None:
         report = await follower.drain(60)
     assert sink.texts == numbered(0, 100)
     assert report.unread == []
+
+
+async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 50)
+    async with following(kube, sink) as follower:
+        await until(lambda: sink.lines)
+        write(log, 50, 100)
+        report = await follower.drain(60, keep_open=True)
+        assert sink.texts == numbered(0, 100)
+        assert report.unread == []
+        write(log, 100, 150)
+        await until(lambda: len(sink.lines) == 150)
+        write(log, 150, 160)
+        log.end()
+        kube.delete("p")
+        report = await follower.drain_deleted(60)
+    assert sink.texts == numbered(0, 160)
+    assert (report.lines, report.unread, report.gaps) == (160, [], {})
+
+
+class KubeWithAStuckLog(FakeKube):
+    """An API server that doesn't answer requests for the log of the pod `q`."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/q/log"):
+            await asyncio.Event().wait()
+        return await super().handle(request)
+
+
+async def test_kept_container_does_not_prolong_the_drain_of_another() -> None:
+    kube, sink = KubeWithAStuckLog(), Sink()
+    kube.pod("p")
+    kube.pod("q", state="terminated", phase="Succeeded")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+
+        async def chatter() -> None:
+            for number in range(5, 100_000):
+                write(kube.log("p"), number, number + 1)
+                await asyncio.sleep(0.05)
+
+        writing = asyncio.create_task(chatter())
+        report = await follower.drain(1, longest=240, keep_open=True)
+        writing.cancel()
+    assert report.unread == [("q", "main")]
+
+
+async def test_kept_container_that_cannot_catch_up_is_drained() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        kube.away = True
+        kube.cut()
+        report = await follower.drain(0.2, keep_open=True)
+        assert report.unread == [("p", "main")]
+        kube.away = False
+        write(kube.log("p"), 5, 6)
+        report = await follower.drain_deleted(60)
+    assert len(sink.lines) == 5
+    assert report.unread == [("p", "main")]
+
+
+async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        assert (await follower.drain(60, keep_open=True)).unread == []
+        kube.delete("p")
+        kube.cut()
+        report = await follower.drain_deleted(60)
+    assert sink.notes == list(report.gaps["p", "main"])
+    assert "the pod was deleted before its log was read to the end" in sink.notes[0]
 
 
 async def test_drain_ends_in_time_and_reports_unread_containers() -> None:

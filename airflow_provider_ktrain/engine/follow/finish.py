@@ -22,7 +22,7 @@ from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
-from airflow_provider_ktrain.engine.logs.report import DrainReport
+from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from airflow_provider_ktrain.engine.threads import in_thread
 
@@ -66,6 +66,7 @@ class Finisher:
         self._api, self._state, self._output, self._observer = api, state, output, observer
         self._options, self._stop, self._log, self._take_status = options, stop, log, take_status
         self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
+        self._warned_of: dict[tuple[str, str], Tally] = {}  # what was missing of each log at the last warning
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
     async def hand_over(self) -> Handover:
@@ -173,16 +174,32 @@ class Finisher:
         await self._drain(min(self._options.drain_timeout, longest), longest)
 
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
-        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
+        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`.
+
+        Pods that still run are followed until the release has ended them: a PyTorchJob has succeeded when its Master
+        has, although Workers may still write.
+        """
         began = time.monotonic()
-        report = await self._output.follower.drain(timeout, longest)
-        for (pod, container), tally in report.containers.items():
-            for gap in tally.gaps:
-                self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
-            if tally.dropped:
-                lines, size = counted(tally.dropped, "line"), counted(tally.dropped_bytes, "byte")
-                self._log.warning(f"The rate limit dropped {lines} ({size}) of the log of {pod}/{container}.")
+        report = await self._output.follower.drain(timeout, longest, keep_open=True)
+        self._warn_about_gaps(report)
         self._warn_about_unread_lines(report, time.monotonic() - began)
+
+    async def _drain_deleted(self) -> None:
+        """Read what pods have written until the release ended them."""
+        report = await self._output.follower.drain_deleted(SHORT_DRAIN_SECONDS)
+        self._warn_about_gaps(report)
+
+    def _warn_about_gaps(self, report: DrainReport) -> None:
+        """Log, once for each, where lines of a container may be missing and how many the rate limit dropped."""
+        for key, tally in report.containers.items():
+            (pod, container), earlier = key, self._warned_of.get(key, Tally())
+            self._warned_of[key] = tally
+            for gap in tally.gaps[len(earlier.gaps) :]:
+                self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
+            if dropped := tally.dropped - earlier.dropped:
+                lines = counted(dropped, "line")
+                size = counted(tally.dropped_bytes - earlier.dropped_bytes, "byte")
+                self._log.warning(f"The rate limit dropped {lines} ({size}) of the log of {pod}/{container}.")
 
     def _warn_about_unread_lines(self, report: DrainReport, seconds: float) -> None:
         """Log in one line which lines were not read. A job that still runs when a limit ends it always has some."""
@@ -256,6 +273,8 @@ class Finisher:
                 timeout=timeout or self._options.release_timeout,
                 spare_ended=True,
             )
+            if verify and done.done:
+                await self._drain_deleted()
         except ReleaseError as e:
             self._log.warning(str(e))
             return "", str(e), None

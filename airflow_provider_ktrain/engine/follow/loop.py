@@ -23,7 +23,7 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy,
 from airflow_provider_ktrain.engine.follow.observer import Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
-from airflow_provider_ktrain.engine.follow.progress import ProgressCheck
+from airflow_provider_ktrain.engine.follow.progress import ProgressCheck, unfinished_job
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
@@ -105,6 +105,7 @@ async def follow(
             progress = ProgressCheck(api, state, output, options, clocks_now, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
             loop = _Loop(
+                api,
                 state,
                 output,
                 observer,
@@ -152,6 +153,7 @@ class _Loop:
 
     def __init__(
         self,
+        api: Api,
         state: JobState,
         output: JobOutput,
         observer: Observer,
@@ -167,7 +169,7 @@ class _Loop:
         stop: StopSignal,
         stopped: asyncio.Event,
     ) -> None:
-        self._state, self._output, self._observer = state, output, observer
+        self._api, self._state, self._output, self._observer = api, state, output, observer
         self._startup, self._partial, self._progress, self._queue = startup, partial, progress, queue
         self._replicas, self._finisher, self._reporter = replicas, finisher, reporter
         self._options, self._host = options, host
@@ -270,15 +272,22 @@ class _Loop:
             if most is None or self._state.pods.restarts <= most:
                 return None
             return await self._finisher.diagnose_limit(Limit.RESTARTS, float(most))
-        if passed.limit is Limit.LOG_STALL and not await self._output.follower.silent():
-            # No line has arrived, but that doesn't prove that none was written: a stream may be cut, or the API server
-            # unreachable. The API server didn't confirm the silence, so it starts to count again.
+        if passed.limit is Limit.LOG_STALL and not await self._silence_confirmed():
             self._output.restart_silence(now)
             return None
         if passed.limit is Limit.PROGRESS and not await self._progress.confirmed():
             return None
         cause = await self._finisher.diagnose_limit(passed.limit, passed.seconds)
         return self._queue.explain(cause) if passed.limit is Limit.QUEUE else cause
+
+    async def _silence_confirmed(self) -> bool:
+        """Whether the API server confirms that the job goes on and its pods have written nothing.
+
+        That no line has arrived doesn't prove that none was written: a stream may be cut, or the API server
+        unreachable. And the job may have ended, but its watch doesn't show it yet.
+        """
+        silent = await self._output.follower.silent()
+        return silent and await unfinished_job(self._api, self._state.ref) is not None
 
     async def _crash_loop(self) -> Cause | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)

@@ -11,8 +11,10 @@ import datetime
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import phase_of, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
@@ -25,6 +27,21 @@ from airflow_provider_ktrain.engine.job_requests import Log, read_job
 CONFIRM_SECONDS = 5.0  #: between the two checks that must agree
 RETRY_SECONDS = 10.0  #: until the next check if the logs are not read up to the limit
 UNREADABLE_SECONDS = 10.0  #: for which the logs must be behind until this is logged
+
+
+async def unfinished_job(api: Api, ref: JobRef) -> dict[str, Any] | None:
+    """The job as the API server has it; None if it has ended, is to be suspended or can't be read.
+
+    A watch can be behind, and a job that has ended is silent and makes no progress.
+
+    :param api: client for the cluster.
+    :param ref: the job.
+    """
+    try:
+        job = await read_job(api, ref)
+    except (ApiUnavailable, ApiStatusError):
+        return None
+    return None if job is None or phase_of(job).ended or wants_suspension(job) else job
 
 
 class ProgressCheck:
@@ -77,14 +94,9 @@ class ProgressCheck:
 
     async def _is_proven(self) -> bool:
         """Whether everything that may show progress was read."""
-        try:
-            job = await read_job(self._api, self._state.ref)
-        except (ApiUnavailable, ApiStatusError):
-            job = None
+        job = await unfinished_job(self._api, self._state.ref)
         clock = self._clock()
         if job is None or clock is None:
-            return False
-        if phase_of(job).ended or wants_suspension(job):  # a watch can be behind
             return False
         self._output.training_metrics.read_trainer_status(job)
         if not self._follows_logs:

@@ -51,6 +51,7 @@ MAX_MISMATCHED_READS = 3  #: responses without the last known lines before we as
 TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that were read
 MIN_RETRY_PAUSE_SECONDS, MAX_RETRY_PAUSE_SECONDS = 0.1, 10.0
 MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: the same in the final drain
+CATCH_UP_INTERVAL_SECONDS = 0.05  #: until the position is compared again with the last line
 FORBIDDEN_PAUSE_SECONDS = 60.0  #: between requests for a log that has been refused (403) for long
 STATUS_LAG_SECONDS = 5.0  #: for which a status may lag: a log that begins differently may be a new run's until then
 ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
@@ -100,6 +101,7 @@ class ContainerFollower:
         self._failures = 0
         self._finished = False  # the log is read as far as it goes
         self._drained = False
+        self.caught_up = False  #: whether everything was read that had been written when `catch_up` was called
         self._last_peeked = ""  # the time of the last line, as of the last check for silence
         self._steps = {
             State.WAITING: self._wait,
@@ -122,12 +124,27 @@ class ContainerFollower:
             self._job.cursor.forget(self.uid, self.name)
         self._news.set()
 
+    def mark_deleted(self) -> None:
+        """Take note of the deletion of the pod."""
+        self.observe(self._observed.run, deleted=True)
+
     def drain(self) -> None:
         """Read what there is up to now, and stop."""
+        self.caught_up = False
         self._observed.draining_since = asyncio.get_running_loop().time()
         self._news.set()
         if not self._observed.stream_ends_by_itself:
             self._reader.stop_following()
+
+    async def catch_up(self) -> None:
+        """Wait until every line was read that is written now, or the log is read to its end. Reading goes on."""
+        newest: str | None = None
+        while not (self.caught_up or self.task.done()):
+            if newest is None and (last := await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")) is not None:
+                newest = time_of_line(last) or ""
+            self.caught_up = newest is not None and self._position.last >= newest
+            if not self.caught_up:
+                await asyncio.sleep(CATCH_UP_INTERVAL_SECONDS)
 
     def count_only(self) -> None:
         """From now on inspect and count lines, without emitting them."""
@@ -147,7 +164,7 @@ class ContainerFollower:
             emitter.dropped,
             emitter.dropped_bytes,
             tuple(emitter.gaps),
-            self._finished or self._position.complete,
+            self._finished or self._position.complete or self.caught_up,
             emitter.late,
         )
 

@@ -121,7 +121,7 @@ class LogFollower:
         else:
             self._gone[key] = self._gone[key] + tally if key in self._gone else tally
 
-    async def drain(self, timeout: float, longest: float | None = None) -> DrainReport:
+    async def drain(self, timeout: float, longest: float | None = None, *, keep_open: bool = False) -> DrainReport:
         """Read what the server still has, and stop following.
 
         Containers that still run are read up to now. In the last seconds (LATE_LINES_SECONDS, at most a quarter of the
@@ -129,19 +129,41 @@ class LogFollower:
 
         :param timeout: seconds without progress after which this ends.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
+        :param keep_open: go on following containers that still run, until `drain_deleted` or `close`. If other streams
+            of this process wait for their turn, none is kept. Default: False.
         """
         longest = timeout if longest is None else longest
         counting = min(LATE_LINES_SECONDS, longest / 4)
         self._draining = True
-        for container in self._followed.values():
+        containers = list(self._followed.values())
+        kept = [c for c in containers if keep_open and c.runs and not c.task.done() and not self.budget.is_crowded]
+        drained = [container for container in containers if container not in kept]
+        for container in drained:
             container.drain()
-        tasks = [container.task for container in self._followed.values()]
-        if await self._wait_while_lines_come(tasks, timeout, longest - counting):
-            for container in self._followed.values():
+        catching_up = [asyncio.ensure_future(container.catch_up()) for container in kept]
+        tasks = [*(container.task for container in drained), *catching_up]
+        lines_come = await self._wait_while_lines_come(tasks, timeout, longest - counting)
+        await _cancel(catching_up)
+        late = [container for container in kept if not container.caught_up]
+        rest = [container.task for container in (*drained, *late)]
+        if lines_come and rest:
+            for container in late:
+                container.drain()
+            for container in (*drained, *late):
                 container.count_only()
-            await asyncio.wait(tasks, timeout=counting)
-        await self.close()
+            await asyncio.wait(rest, timeout=counting)
+        await _cancel(rest)
         return self.report()
+
+    async def drain_deleted(self, timeout: float) -> DrainReport:
+        """Read the containers that `drain` has kept open to their end, after their pods were deleted, and stop.
+
+        :param timeout: as of `drain`.
+        """
+        for container in list(self._followed.values()):
+            if not container.task.done():
+                container.mark_deleted()
+        return await self.drain(timeout)
 
     async def _wait_while_lines_come(self, tasks: list[asyncio.Task[None]], timeout: float, longest: float) -> bool:
         """Wait for the tasks; returns whether lines were still coming when the longest time was over."""
@@ -162,7 +184,8 @@ class LogFollower:
 
     def _lines_read(self) -> int:
         """A number that changes while there is progress."""
-        return self._gone_whole.lines + sum(container.lines_read for container in self._followed.values())
+        behind = (container for container in self._followed.values() if not container.caught_up)
+        return self._gone_whole.lines + sum(container.lines_read for container in behind)
 
     async def silent(self) -> bool:
         """Whether all running containers have certainly written nothing since the last line read, or the last call.
@@ -211,7 +234,10 @@ class LogFollower:
 
     async def close(self) -> None:
         """Stop at once. The cursor then stands after the last line that the sink received."""
-        tasks = [container.task for container in self._followed.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel([container.task for container in self._followed.values()])
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

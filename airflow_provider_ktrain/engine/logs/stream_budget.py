@@ -74,6 +74,11 @@ class StreamBudget:
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether streams wait for their turn."""
+        return bool(self._waiting)
+
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
         """Wait for a slot, first come first served, and hold it."""
