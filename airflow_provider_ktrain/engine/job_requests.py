@@ -139,7 +139,7 @@ def belongs(pod: Mapping[str, Any], ref: JobRef, owners: Mapping[str, bool]) -> 
     :param ref: the job.
     :param owners: of `pod_owners`. A pod whose owner is not known there belongs to the job: it has the job's name.
     """
-    known = _certain_owner(pod, ref)
+    known = shown_owner(pod, ref)
     return owners.get(owner_of(pod, ref), True) if known is None else known
 
 
@@ -151,7 +151,7 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
     :param pods: pods that `ref.pod_selector` selects.
     :return: empty if no owner had to be read, or if it doesn't exist or can't be read.
     """
-    unknown = [pod for pod in pods if _certain_owner(pod, ref) is None]
+    unknown = [pod for pod in pods if shown_owner(pod, ref) is None]
     if not unknown:
         return {}
     try:
@@ -194,8 +194,11 @@ async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]
     return {owner: created < job["metadata"]["creationTimestamp"] for created, owner in by_age}
 
 
-def _certain_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
-    """Whether the pod belongs to the job; None if only its owner shows that."""
+def shown_owner(pod: Mapping[str, Any], ref: JobRef) -> bool | None:
+    """Whether the pod belongs to the job; None if only its owner shows that.
+
+    :param pod: one that `ref.pod_selector` selects.
+    """
     kind = kind_of(ref.kind)
     submission = (pod["metadata"].get("labels") or {}).get(SUBMISSION_LABEL)
     if ref.submission and (submission or kind.labels_pods):

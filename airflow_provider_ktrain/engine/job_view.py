@@ -4,6 +4,9 @@ A watch may be behind the API server, so what it shows is used in two ways only.
 the resourceVersion that the watch has delivered: if that is out of date, the API server answers 409 and the job is
 read. And a deletion counts if the watch has delivered it: an event DELETED of an object that was being deleted proves
 that the object is gone. What a watch does *not* show proves nothing.
+
+A job that is deleted in the background (TrainJob) is gone at once, so its event proves no more than the response to the
+request does: only the events of its pods count.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.job_requests import belongs, has_ended, is_terminating, read_job
+from airflow_provider_ktrain.engine.job_requests import belongs, has_ended, is_terminating, read_job, shown_owner
 from airflow_provider_ktrain.engine.object_keys import Key, by_label, by_name, by_uid
 from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription, WatchEvent, shared_informer
 
@@ -73,6 +76,7 @@ class JobView:
         self._jobs, self._pods = subscriptions
         self._deleted: set[str] = set()  # uids of objects that are proven to be gone
         self._unproven = False  # whether an object vanished without such a proof
+        self._pods_alone = kind_of(ref.kind).pods_outlive_job  # whether the events of the job prove nothing
         #: whether the job and pods of it were known at first
         self.is_complete = self.job is not None and bool(self.pods)
 
@@ -87,9 +91,17 @@ class JobView:
         return [pod for pod in self._pods.objects.values() if belongs(pod, self._ref, {})]
 
     @property
+    def shows_owners(self) -> bool:
+        """Whether each known pod shows to which job it belongs, without a request."""
+        return all(shown_owner(pod, self._ref) is not None for pod in self._pods.objects.values())
+
+    @property
     def is_deleted(self) -> bool:
-        """Whether the job is proven to be gone, and the watch of the pods has none left."""
-        return self._ref.uid in self._deleted and not self.pods
+        """Whether the job is proven to be gone, and the watch of the pods has none left.
+
+        Only the latter if the job is deleted in the background.
+        """
+        return (self._pods_alone or self._ref.uid in self._deleted) and not self.pods
 
     @property
     def is_idle(self) -> bool:
@@ -104,15 +116,20 @@ class JobView:
     async def is_left_to_operator(self, job: Object) -> bool:
         """Whether nothing must be deleted: all known pods of an ended job have ended, or the operator deletes them.
 
-        False if no pod has ended: such a pod shows that the watch of the pods has reached the end of the job.
+        False if no pod that ran the program has ended: such a pod shows that the watch of the pods has reached the end
+        of the job.
 
         :param job: the job, which has ended.
         """
-        if not any(map(has_ended, self.pods)):
+        if not any(has_ended(pod) and self._runs_program(pod) for pod in self.pods):
             return False
         if not self._is_being_cleaned and kind_of(self._ref.kind).cleans_up_pods(job):
             await self.wait(lambda view: view._is_being_cleaned, time.monotonic() + CLEANUP_SECONDS)
         return self._is_being_cleaned
+
+    def _runs_program(self, pod: Object) -> bool:
+        kind = kind_of(self._ref.kind)
+        return kind.runs_program(kind.pod_role(pod["metadata"].get("labels") or {})[0])
 
     async def wait(self, done: Callable[[JobView], bool], end: float) -> bool:
         """Wait until `done` is true. False: the watches can't show it, or not until `end`.
@@ -128,7 +145,8 @@ class JobView:
 
     @property
     def _is_sound(self) -> bool:
-        unproven = self._unproven or not all(map(is_terminating, (*self._jobs.deleted, *self._pods.deleted)))
+        deleted = (*(() if self._pods_alone else self._jobs.deleted), *self._pods.deleted)
+        unproven = self._unproven or not all(map(is_terminating, deleted))
         return not unproven and all(informer.is_watching for informer in self._informers)
 
     async def _change(self, timeout: float) -> None:
@@ -138,16 +156,16 @@ class JobView:
             await asyncio.wait(changes, timeout=min(timeout, 1.0), return_when=asyncio.FIRST_COMPLETED)
             for change in changes:
                 if change.done():
-                    self._note(change)
+                    self._note(change, counts=change is changes[1] or not self._pods_alone)
         finally:
             for change in changes:
                 change.cancel()
 
-    def _note(self, change: asyncio.Future[list[WatchEvent]]) -> None:
+    def _note(self, change: asyncio.Future[list[WatchEvent]], *, counts: bool) -> None:
         if change.exception() is not None:
             self._unproven = True
             return
-        for event in change.result():
+        for event in change.result() if counts else ():
             if event.type == "DELETED" and is_terminating(event.object):
                 self._deleted.add(event.object["metadata"]["uid"])
             elif event.type == "DELETED":  # it may have lost the label by which the watch selects
@@ -158,10 +176,9 @@ class JobView:
 async def job_view(api: Api, ref: JobRef) -> AsyncIterator[JobView | None]:
     """The job as the watches of its following show it, if they still run on this Api. None: there are none.
 
-    There is none either for a kind whose pods don't show to which job they belong.
+    There is none either if a pod doesn't show to which job it belongs: a TrainJob's without our labels.
     """
-    kind = kind_of(ref.kind)
-    if kind.pods_outlive_job or kind.pod_owner or not ref.uid:
+    if not ref.uid:
         yield None
         return
     for shared in (False, True):
@@ -169,7 +186,8 @@ async def job_view(api: Api, ref: JobRef) -> AsyncIterator[JobView | None]:
         if len(informers) == 2:
             job_key, pod_key = watch_keys(ref)
             async with informers[0].subscribe(key=job_key) as jobs, informers[1].subscribe(key=pod_key) as pods:
-                yield JobView(ref, informers, (jobs, pods))
+                view = JobView(ref, informers, (jobs, pods))
+                yield view if view.shows_owners else None
             return
     yield None
 

@@ -151,7 +151,8 @@ async def release(
                     asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
                 )
             shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
-            left = await _wait_gone(api, ref, done, end) if verify and not shown else []
+            proven = shown and not (done is Mode.DELETE and kind_of(ref.kind).pods_outlive_job)
+            left = await _wait_gone(api, ref, done, end) if verify and not proven else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:

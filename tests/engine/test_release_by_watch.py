@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,14 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import MakeClient
 from airflow_provider_ktrain.engine.follow.observer import subscriptions
-from airflow_provider_ktrain.engine.job_view import current_phase, job_view
+from airflow_provider_ktrain.engine.job_view import JobView, current_phase, job_view
 from airflow_provider_ktrain.engine.release import Mode, release
-from airflow_provider_ktrain.engine.watch import SharedInformer
+from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, soon, until
+from tests.core.trainjobs import pod, trainjob
+from tests.engine.tasks import MeddledApi, Task, TrainTask, api_of, soon, until
 
+Object = dict[str, Any]
 Disturb = Callable[[], Awaitable[object]]
 
 
@@ -34,6 +38,17 @@ class RecordingApi(MeddledApi):
         if disturb is not None:
             await disturb()
         self.made.append(f"{method} {path}")
+
+
+class LabelledTrainTask(TrainTask):
+    """A TrainJob whose pods have our labels, as those of operators have with Trainer 2.2 and newer."""
+
+    def stamped(self, built: Object, number: int, submission: str) -> Object:
+        labels = {"metadata": {"labels": self.owner(number).key.labels(submission)}}
+        node = {"name": "node", "template": {"spec": {"template": labels}}}
+        patch: Object = {"template": {"spec": {"replicatedJobs": [node]}}}
+        built["spec"]["runtimePatches"] = [{"manager": "tests.local/labels", "trainingRuntimeSpec": patch}]
+        return super().stamped(built, number, submission)
 
 
 @contextlib.asynccontextmanager
@@ -150,3 +165,59 @@ async def test_job_that_lost_its_label_does_not_count_as_deleted(task: Task, clu
         await task.patch({"metadata": {"labels": {DEPLOYMENT_LABEL: None}}})
         assert not await view.wait(lambda view: view.job is None, soon(60))
         assert view.job is None
+
+
+@pytest.mark.parametrize("task", [LabelledTrainTask], indirect=True)
+@pytest.mark.parametrize("shared", [False, True])
+async def test_watch_replaces_repeated_lists_of_a_trainjobs_pods(
+    task: TrainTask, cluster: TestCluster, shared: bool
+) -> None:
+    """It is deleted in the background: when the watch shows that its pods are gone, that is verified once."""
+    ref = (await task.submit(workers=1)).ref
+    await task.running(ref, 2)
+    async with watched(task, cluster, ref, shared=shared) as api:
+        done = await release(api, ref)
+    assert (done.done, done.pods, done.gpus) == (True, 2, 2)
+    assert not await task.pods(ref)
+    deletions = api.made.count(f"DELETE {task.path}")
+    reads = Counter(request for request in api.made if request.startswith("GET"))
+    assert reads[f"GET {api_paths.core(ref.namespace, 'pods')}"] == 1
+    assert reads[f"GET {api_paths.pod_owner(ref)}"] == 1
+    assert reads[f"GET {task.path}"] == deletions  # Kubeflow Trainer may write its status before the first deletion
+
+
+@pytest.mark.parametrize("task", [LabelledTrainTask], indirect=True)
+async def test_succeeded_trainjob_whose_pods_have_ended_needs_no_request(task: TrainTask, cluster: TestCluster) -> None:
+    ref = (await task.submit(1, "true")).ref
+    await finished(task, ref)
+    async with watched(task, cluster, ref) as api:
+        done = await release(api, ref, spare_ended=True)
+        assert api.made == []
+    assert (done.done, done.kept) == (True, True)
+
+
+@pytest.mark.parametrize("task", [TrainTask], indirect=True)
+async def test_watch_of_pods_that_do_not_show_their_job_is_not_used(task: TrainTask, cluster: TestCluster) -> None:
+    ref = (await task.submit()).ref
+    await task.running(ref)
+    async with api_of(cluster) as api, subscriptions(api, ref, shared=False) as (_, pods):
+
+        async def synced() -> bool:
+            return bool(pods.objects)
+
+        await until(synced)
+        async with job_view(api, ref) as view:
+            assert view is None
+        assert (await release(api, ref)).gpus == 1
+    assert not await task.pods(ref)
+
+
+async def test_ended_initializer_does_not_show_that_the_training_has_ended() -> None:
+    """The watch of the pods may not have the nodes yet."""
+    ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "t")
+    jobs, pods = Subscription(), Subscription()
+    view = JobView(ref, (), (jobs, pods))
+    for role, expected in (("dataset-initializer", False), ("node", True)):
+        ended = pod(role, phase="Succeeded")
+        pods.objects[ended["metadata"]["uid"]] = ended
+        assert await view.is_left_to_operator(trainjob()) is expected

@@ -89,12 +89,13 @@ def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) 
 
 @pytest.mark.embedded  # its runtimes
 def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog) -> None:
-    """Its schema, its runtime and its pods' owner are read, and its pods are polled: it is deleted before they are."""
-    with Instance(cluster, TRAINJOB) as instance:
+    """Also read are its schema and its runtime, and earlier pods of its name: before and after it is created.
+
+    After its deletion, which is in the background, its pods, the job and its JobSet are looked up once.
+    """
+
+    def run(instance: Instance) -> None:
         instance.execute(command=PROGRAM, gpus=1, deferrable=False, operator=TrainJobOperator)
-    made = requests.take()
-    polled = {name: made.pop(name, 0) for name in ("list pods", "get trainjobs", "get jobsets")}
-    reads = {"discovery": 3, "get clustertrainingruntimes": 1}
-    watches = {name.replace("JOBS", "trainjobs"): number for name, number in WATCHES.items() if name != "list pods"}
-    assert {name: made[name] for name in watches | reads} == watches | reads
-    assert sum(polled.values()) <= 24
+
+    reads = {"discovery": 3, "get clustertrainingruntimes": 1, "list pods": 4, "get JOBS": 1, "get jobsets": 1}
+    assert_requests(cluster, requests, TRAINJOB, run, {**WATCHES, **reads}, streams=1)

@@ -149,6 +149,10 @@ class TrainJob(TrainJobManifest):
 
     # ---- what the operator does
 
+    def cleans_up_pods(self, job: Mapping[str, Any]) -> bool:
+        """JobSet deletes the Jobs that are active at its end, in the foreground (recording 57)."""
+        return True
+
     def limits_restarts(self, version: str) -> bool:
         """By the backoffLimit of the batch Jobs, 6 by default."""
         return True
