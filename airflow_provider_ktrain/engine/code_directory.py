@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.core.manifest.code import Code, CodeFile, pack, too_large
+from airflow_provider_ktrain.core.manifest.code import LARGEST, Code, CodeFile, pack, too_large
+from airflow_provider_ktrain.core.text import counted
 
 IGNORE_FILE = ".ktrainignore"
 #: before the patterns of the ignore file, which may include them again
@@ -16,6 +19,7 @@ IGNORED = (
     ".git/", "__pycache__/", "*.py[co]", ".venv/", ".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/",
     ".ruff_cache/", ".DS_Store", f"/{IGNORE_FILE}",
 )  # fmt: skip
+MAX_FILES = 10_000  #: beyond this, the rest of the directory isn't even listed
 MAX_UNPACKED_BYTES = 32 * 1024 * 1024  #: beyond this, the files are not even read
 
 Ignores = Callable[[str], bool]
@@ -26,12 +30,14 @@ def read_code(path: Path) -> Code:
 
     :param path: of the directory or file.
     :raises ManifestUnreadableError: it doesn't exist, or a file in it can't be read.
-    :raises ManifestError: it is too large or empty, has a symbolic link that leads out of it, or has a special file.
+    :raises ManifestError: it is too large or empty, has too many files, a symbolic link that leads out of it, or has a special file.
     """
     try:
         if not path.is_dir():
             return pack([_file(path, path.name)])
-        entries = list(_entries(path, path, _ignores(path)))
+        entries = list(itertools.islice(_entries(path, path, _ignores(path)), MAX_FILES + 1))
+        if len(entries) > MAX_FILES:
+            raise _too_many(name for name, _ in entries)
         sizes = [(entry.lstat().st_size, name) for name, entry in entries]
         if sum(size for size, _ in sizes) > MAX_UNPACKED_BYTES:
             raise too_large(sizes)
@@ -66,6 +72,18 @@ def _entries(root: Path, directory: Path, ignores: Ignores) -> Iterator[tuple[st
                 yield from _entries(root, entry, ignores)
         elif not ignores(name):
             yield name, entry
+
+
+def _too_many(names: Iterable[str]) -> ManifestError:
+    """The error for a directory with more than MAX_FILES files."""
+    directories = Counter(name.partition("/")[0] + "/" for name in names if "/" in name)
+    return ManifestError(
+        f"the code has more than {MAX_FILES:,} files",
+        where="code",
+        found=", ".join(f"{counted(number, 'file')} in {name}" for name, number in directories.most_common(LARGEST)),
+        expected="program files only",
+        remedy=f"list other files in {IGNORE_FILE}; put data on a volume, and libraries into the image",
+    )
 
 
 def _file(path: Path, name: str) -> CodeFile:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
-from airflow_provider_ktrain.engine.code_directory import MAX_UNPACKED_BYTES, read_code
+from airflow_provider_ktrain.engine.code_directory import MAX_FILES, MAX_UNPACKED_BYTES, read_code
 
 
 def write(root: Path, *names: str) -> None:
@@ -96,6 +97,18 @@ def test_large_files_are_refused_without_reading_them(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GB in 2 files") as error:
         read_code(tmp_path)
     assert "data.bin (3.1 GB), train.py (8 bytes)" in str(error.value)
+
+
+def test_large_tree_is_not_listed_to_its_end(tmp_path: Path) -> None:
+    for name, number in (("frames", MAX_FILES + 100), ("src", 3)):
+        (tmp_path / name).mkdir()
+        for n in range(number):
+            (tmp_path / name / f"{n}.txt").touch()
+    with pytest.raises(ManifestError, match=r"the code has more than 10,000 files") as error:
+        read_code(tmp_path)
+    assert re.search(r"found: [\d,]+ files in frames/", str(error.value))
+    (tmp_path / ".ktrainignore").write_text("frames/")
+    assert read_code(tmp_path).files == 3
 
 
 def test_large_file_is_refused_without_reading_it(tmp_path: Path) -> None:
