@@ -14,6 +14,7 @@ import collections
 import contextlib
 import datetime
 import logging
+import math
 import pathlib
 import platform
 import random
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_ktrain.core.identity import PREFIX
+from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB
 from tests import clusters
 from tests.e2e import database
 from tests.e2e.airflow import ROOT, Airflow, running
@@ -36,7 +38,8 @@ from tests.e2e.disturbances import Disturbances
 from tests.e2e.kube import Kube
 from tests.e2e.scenario import UNAVAILABLE, Watcher, terminal
 
-DAG_IDS = ("soak_deferred", "soak_worker")
+KINDS = (PYTORCHJOB, MPIJOB, TRAINJOB)
+DAG_IDS = tuple(f"soak_{kind.plural}_{host}" for kind in KINDS for host in ("deferred", "worker"))
 FREED_WITHIN = 120.0  # seconds from the end of the last task until no pod may hold a GPU
 CHECK_INTERVAL = 3.0  # seconds between two checks of the tasks
 SETTINGS = {
@@ -69,20 +72,21 @@ class Count:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainings", type=int, default=200, help="how many, half of them deferrable; default: 200")
+    parser.add_argument("--trainings", type=int, default=200, help="how many, rounded up to 6; default: 200")
     parser.add_argument("--seed", type=int, default=None, help="of the random disturbances; default: a new one")
     parser.add_argument("--minutes", type=float, default=None, help="limit; default: 5 + half a minute per training")
     options = parser.parse_args()
     if reason := database.missing():
         print(f"skipped: {reason}")
         return 0
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # retries while the API server is unavailable
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # retries while the API server is unavailable
+    trainings = math.ceil(options.trainings / len(DAG_IDS)) * len(DAG_IDS)
     seed = random.randrange(10**6) if options.seed is None else options.seed
-    minutes = options.minutes or 5 + options.trainings / 2
-    print(f"soak: {options.trainings} trainings on {database.version()}, seed {seed}", flush=True)
+    minutes = options.minutes or 5 + trainings / 2
+    print(f"soak: {trainings} trainings on {database.version()}, seed {seed}", flush=True)
     home = pathlib.Path(tempfile.mkdtemp(prefix="ktrain-soak-"))
-    count, disturbances, seconds = soak(home, options.trainings, seed, minutes * 60)
-    print(table(options.trainings, seed, seconds, count, disturbances.done))
+    count, disturbances, seconds = soak(home, trainings, seed, minutes * 60)
+    print(table(trainings, seed, seconds, count, disturbances.done))
     for title, names in (("trained twice", count.repeated), ("deleted alive", count.deleted_alive)):
         for name in names:
             print(f"{title}: {name}")
@@ -99,19 +103,24 @@ def soak(home: pathlib.Path, trainings: int, seed: int, limit: float) -> tuple[C
     dags.mkdir()
     (dags / "soak.py").symlink_to(DAGS / "soak.py")
     (home / "airflow").mkdir()
-    settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // 2)}
-    with clusters.cluster(gpus=64) as cluster, running(home / "airflow", cluster, dags, **settings) as airflow:
-        kube = Kube(str(cluster.kubeconfig), cluster.namespace)
-        with Watcher(kube) as watcher:
-            started = time.monotonic()
-            runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAG_IDS}
-            disturbances = Disturbances(airflow, cluster, random.Random(seed))
-            tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
-            seconds = time.monotonic() - started
-            disturbances.end()
-            count = counted([watcher.jobs[uid] for uid in watcher.order], watcher.deleted, tasks)
-            count.gpus = gpus_left(kube)
-            return count, disturbances, seconds
+    settings = {**SETTINGS, "SOAK_TRAININGS": str(trainings // len(DAG_IDS))}
+    with (
+        clusters.cluster(gpus=64, mpi_api="v2beta1") as cluster,
+        running(home / "airflow", cluster, dags, **settings) as airflow,
+        contextlib.ExitStack() as stack,
+    ):
+        kubes = [Kube(str(cluster.kubeconfig), cluster.namespace, kind) for kind in KINDS]
+        watchers = [stack.enter_context(Watcher(kube)) for kube in kubes]
+        started = time.monotonic()
+        runs = {dag_id: airflow.trigger(dag_id) for dag_id in DAG_IDS}
+        disturbances = Disturbances(airflow, cluster, random.Random(seed))
+        tasks = _disturb_until_ended(airflow, runs, trainings, disturbances, started + limit)
+        seconds = time.monotonic() - started
+        disturbances.end()
+        jobs = [watcher.jobs[uid] for watcher in watchers for uid in watcher.order]
+        count = counted(jobs, set().union(*(watcher.deleted for watcher in watchers)), tasks)
+        count.gpus = gpus_left(kubes[0])
+        return count, disturbances, seconds
 
 
 def _disturb_until_ended(
@@ -131,7 +140,7 @@ def _disturb_until_ended(
         if time.monotonic() > report:
             print(f"  {time.strftime('%H:%M:%S')} {dict(states)}; last: {disturbances.last}", flush=True)
             report = time.monotonic() + 30
-        if len(tasks) >= trainings // 2 * 2 and states["success"] + states["failed"] == len(tasks):
+        if len(tasks) >= trainings and states["success"] + states["failed"] == len(tasks):
             break
     return tasks
 
@@ -139,7 +148,7 @@ def _disturb_until_ended(
 def counted(jobs: Iterable[dict[str, Any]], deleted: Collection[str], tasks: list[dict[str, Any]]) -> Count:
     """The results of the trainings.
 
-    :param jobs: all jobs ever created, in their last state, in order of creation.
+    :param jobs: all jobs ever created, in their last state, those of one training in order of creation.
     :param deleted: the uids of deleted jobs.
     :param tasks: as Airflow's API returns them.
     """
@@ -186,8 +195,9 @@ def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[st
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit.strip() or 'unknown'}",
         "database, triggerers": f"{database.version()}, {1 if database.selected() == database.SQLITE else 2}",
-        "trainings, seed, minutes": f"{trainings // 2} deferrable and {trainings // 2} in workers, {seed}, "
-        f"{seconds / 60:.0f} (Python {platform.python_version()})",
+        "trainings: deferrable, in workers": f"{trainings // 2}, {trainings // 2}",
+        "of them PyTorchJobs, MPIJobs, TrainJobs": ", ".join([str(trainings // len(KINDS))] * len(KINDS)),
+        "seed, minutes": f"{seed}, {seconds / 60:.0f} (Python {platform.python_version()})",
         "disturbances": f"{sum(done.values())}: " + ", ".join(f"{n} × {what}" for what, n in sorted(done.items())),
         "tasks by state": ", ".join(f"{n} {state}" for state, n in sorted(count.states.items())),
         "tries": str(count.tries),
