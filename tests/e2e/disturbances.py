@@ -17,7 +17,9 @@ from tests.e2e.airflow import Airflow, descendants, title
 
 T = TypeVar("T")
 PAUSE = (4.0, 16.0)  # seconds between two disturbances
-CALM = 60.0  # seconds for which Airflow's API server is left alone after it was killed: no task starts without it
+# seconds for which a component is left alone after a disturbance: without Airflow's API server no task starts, and
+# without a triggerer no deferred task continues
+CALM = 60.0
 AWAY = (2.0, 20.0)  # seconds for which a process or the API server is unavailable
 
 
@@ -34,7 +36,7 @@ class Disturbances:
         self._cluster = cluster
         self._random = random
         self._next = time.monotonic()
-        self._api_server_calm = 0.0  # until this time
+        self._calm: dict[str, float] = {}  # the time until which a component is left alone, by its name
         self._undo: list[tuple[float, Callable[[], object]]] = []  # when and how a disturbance ends
         self._kinds: dict[str, Callable[[], bool]] = {
             "worker killed": self._kill_worker,
@@ -75,13 +77,13 @@ class Disturbances:
             undo()
         self._undo.clear()
 
-    def _away(self, undo: Callable[[], object]) -> float:
-        seconds = self._random.uniform(*AWAY)
-        self._undo.append((time.monotonic() + seconds, undo))
-        return seconds
+    def _away(self, name: str, undo: Callable[[], object]) -> None:
+        back = time.monotonic() + self._random.uniform(*AWAY)
+        self._undo.append((back, undo))
+        self._calm[name] = back + CALM
 
-    def _is_away(self, name: str) -> bool:
-        return self._airflow.processes[name].poll() is not None
+    def _is_calm(self, name: str) -> bool:
+        return time.monotonic() < self._calm.get(name, 0.0)
 
     def _choice(self, among: list[T]) -> T | None:
         return self._random.choice(among) if among else None
@@ -112,14 +114,7 @@ class Disturbances:
     # triggerers
 
     def _triggerer(self) -> str | None:
-        return self._choice([name for name in self._airflow.triggerers if not self._is_disturbed(name)])
-
-    def _is_disturbed(self, name: str) -> bool:
-        return self._is_away(name) or name in self._stalled
-
-    @property
-    def _stalled(self) -> set[str]:
-        return {undo.name for _, undo in self._undo if isinstance(undo, Waking)}
+        return self._choice([name for name in self._airflow.triggerers if not self._is_calm(name)])
 
     def _end_triggerer(self, number: signal.Signals) -> bool:
         if (name := self._triggerer()) is None:
@@ -128,7 +123,7 @@ class Disturbances:
             self._airflow.signal(name, number)
         else:
             self._airflow.processes[name].terminate()
-        self._away(lambda: self._start_again("triggerer", name))
+        self._away(name, lambda: self._start_again("triggerer", name))
         return True
 
     def _start_again(self, component: str, name: str) -> None:
@@ -142,18 +137,17 @@ class Disturbances:
         if (name := self._triggerer()) is None:
             return False
         self._airflow.signal(name, signal.SIGSTOP)
-        self._away(Waking(self._airflow, name))
+        self._away(name, lambda: self._airflow.signal(name, signal.SIGCONT))
         return True
 
     # API servers
 
     def _kill_api_server(self) -> bool:
         name = "api-server"
-        if time.monotonic() < self._api_server_calm:
+        if self._is_calm(name):
             return False
         self._airflow.signal(name, signal.SIGKILL)
-        away = self._away(lambda: self._start_again(name, name))
-        self._api_server_calm = time.monotonic() + away + CALM
+        self._away(name, lambda: self._start_again(name, name))
         return True
 
     def _fault(self, fault: str, **how: int) -> bool:
@@ -161,14 +155,3 @@ class Disturbances:
             self._cluster.admin(fault, seconds=round(self._random.uniform(*AWAY), 1), **how)
             return True
         return False
-
-
-class Waking:
-    """Resumes a stalled component."""
-
-    def __init__(self, airflow: Airflow, name: str) -> None:
-        self._airflow = airflow
-        self.name = name
-
-    def __call__(self) -> None:
-        self._airflow.signal(self.name, signal.SIGCONT)
