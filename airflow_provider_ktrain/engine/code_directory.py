@@ -30,7 +30,8 @@ def read_code(path: Path) -> Code:
 
     :param path: of the directory or file.
     :raises ManifestUnreadableError: it doesn't exist, or a file in it can't be read.
-    :raises ManifestError: it is too large or empty, has too many files, a symbolic link that leads out of it, or has a special file.
+    :raises ManifestError: it is too large or empty, or it has too many files, a special file, or a symbolic link that
+        leads out of it.
     """
     try:
         if not path.is_dir():
