@@ -94,9 +94,25 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
         write(log, 150, 160)
         log.end()
         kube.delete("p")
-        report = await follower.drain_deleted(60)
+        report = await follower.drain_deleted(60, 60)
     assert sink.texts == numbered(0, 160)
     assert (report.lines, report.unread, report.gaps) == (160, [], {})
+
+
+async def test_kept_container_with_an_unended_line_has_caught_up() -> None:
+    kube, sink = FakeKube(), Sink()
+    kube.pod("p")
+    log = kube.log("p")
+    write(log, 0, 5)
+    log.write(stamp(1), "50% ", partial=True)
+    async with following(kube, sink) as follower:
+        await until(lambda: len(sink.lines) == 5)
+        assert (await follower.drain(60, keep_open=True)).unread == []
+        log.write(stamp(1), "100%")
+        log.end()
+        kube.delete("p")
+        await follower.drain_deleted(60, 60)
+    assert sink.texts == [*numbered(0, 5), "50% 100%"]
 
 
 class KubeWithAStuckLog(FakeKube):
@@ -139,7 +155,7 @@ async def test_kept_container_that_cannot_catch_up_is_drained() -> None:
         assert report.unread == [("p", "main")]
         kube.away = False
         write(kube.log("p"), 5, 6)
-        report = await follower.drain_deleted(60)
+        report = await follower.drain_deleted(60, 60)
     assert len(sink.lines) == 5
     assert report.unread == [("p", "main")]
 
@@ -153,7 +169,7 @@ async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> Non
         assert (await follower.drain(60, keep_open=True)).unread == []
         kube.delete("p")
         kube.cut()
-        report = await follower.drain_deleted(60)
+        report = await follower.drain_deleted(60, 60)
     assert sink.notes == list(report.gaps["p", "main"])
     assert "the pod was deleted before its log was read to the end" in sink.notes[0]
 

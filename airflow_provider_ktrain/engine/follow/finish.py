@@ -67,6 +67,7 @@ class Finisher:
         self._options, self._stop, self._log, self._take_status = options, stop, log, take_status
         self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
         self._warned_of: dict[tuple[str, str], Tally] = {}  # what was missing of each log at the last warning
+        self._unread: set[tuple[str, str]] = set()  # logs of which a warning has named missing lines
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
     async def hand_over(self) -> Handover:
@@ -186,8 +187,10 @@ class Finisher:
 
     async def _drain_deleted(self) -> None:
         """Read what pods have written until the release ended them."""
-        report = await self._output.follower.drain_deleted(SHORT_DRAIN_SECONDS)
+        began = time.monotonic()
+        report = await self._output.follower.drain_deleted(SHORT_DRAIN_SECONDS, MAX_DRAIN_SECONDS)
         self._warn_about_gaps(report)
+        self._warn_about_unread_lines(report, time.monotonic() - began)
 
     def _warn_about_gaps(self, report: DrainReport) -> None:
         """Log, once for each, where lines of a container may be missing and how many the rate limit dropped."""
@@ -204,7 +207,9 @@ class Finisher:
     def _warn_about_unread_lines(self, report: DrainReport, seconds: float) -> None:
         """Log in one line which lines were not read. A job that still runs when a limit ends it always has some."""
         unread = report.unread if self._state.ended else []
-        keys = list(dict.fromkeys([*(key for key, tally in report.containers.items() if tally.late), *unread]))
+        found = dict.fromkeys([*(key for key, tally in report.containers.items() if tally.late), *unread])
+        keys = [key for key in found if key not in self._unread]
+        self._unread.update(keys)
         if not keys:
             return
         names = ", ".join(f"{pod}/{container}" for pod, container in keys[:MAX_NAMED_CONTAINERS])

@@ -52,6 +52,7 @@ TAIL_CHECK_LINES = 5  #: last lines that are compared with the last lines that w
 MIN_RETRY_PAUSE_SECONDS, MAX_RETRY_PAUSE_SECONDS = 0.1, 10.0
 MAX_DRAIN_RETRY_PAUSE_SECONDS = 1.0  #: the same in the final drain
 CATCH_UP_INTERVAL_SECONDS = 0.05  #: until the position is compared again with the last line
+QUIET_SECONDS = 2.0  #: for which an open stream has brought nothing when nothing more is expected of it for now
 FORBIDDEN_PAUSE_SECONDS = 60.0  #: between requests for a log that has been refused (403) for long
 STATUS_LAG_SECONDS = 5.0  #: for which a status may lag: a log that begins differently may be a new run's until then
 ROTATION_BYTES = 1024 * 1024  #: of a run from which on its log may have been rotated; a kubelet's default is 10 MiB
@@ -137,12 +138,21 @@ class ContainerFollower:
             self._reader.stop_following()
 
     async def catch_up(self) -> None:
-        """Wait until every line was read that is written now, or the log is read to its end. Reading goes on."""
+        """Wait until every line was read that is written now, or the log is read to its end. Reading goes on.
+
+        A last line without a line end is not emitted yet, so an open stream that brings nothing more counts as well.
+        """
+        loop = asyncio.get_running_loop()
         newest: str | None = None
+        read, since = self.lines_read, loop.time()
         while not (self.caught_up or self.task.done()):
             if newest is None and (last := await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")) is not None:
                 newest = time_of_line(last) or ""
-            self.caught_up = newest is not None and self._position.last >= newest
+                since = loop.time()
+            if self.lines_read != read or not self._reader.is_following:
+                read, since = self.lines_read, loop.time()
+            quiet = loop.time() - since > QUIET_SECONDS
+            self.caught_up = newest is not None and (self._position.last >= newest or quiet)
             if not self.caught_up:
                 await asyncio.sleep(CATCH_UP_INTERVAL_SECONDS)
 

@@ -155,15 +155,15 @@ class LogFollower:
         await _cancel(rest)
         return self.report()
 
-    async def drain_deleted(self, timeout: float) -> DrainReport:
+    async def drain_deleted(self, timeout: float, longest: float) -> DrainReport:
         """Read the containers that `drain` has kept open to their end, after their pods were deleted, and stop.
 
-        :param timeout: as of `drain`.
+        :param timeout, longest: as of `drain`.
         """
         for container in list(self._followed.values()):
             if not container.task.done():
                 container.mark_deleted()
-        return await self.drain(timeout)
+        return await self.drain(timeout, longest)
 
     async def _wait_while_lines_come(self, tasks: list[asyncio.Task[None]], timeout: float, longest: float) -> bool:
         """Wait for the tasks; returns whether lines were still coming when the longest time was over."""

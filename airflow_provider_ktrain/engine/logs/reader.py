@@ -110,6 +110,11 @@ class LogReader:
             self._close_stream()
 
     @property
+    def is_following(self) -> bool:
+        """Whether the server has answered a request to follow the log, and may still send lines."""
+        return self._close_stream is not None
+
+    @property
     def retries_slowly(self) -> bool:
         """Whether the log has been refused (403) for so long that requests get rare."""
         since = self._forbidden_since
