@@ -103,7 +103,7 @@ ROOMS = {  # the headings of the messages, with the beginnings of the modules un
     "Causes of failures": ("core/diagnosis",),
     "Ends of jobs and tasks": ("core", "engine"),
     "Logs": ("engine/logs",),
-    "Results": ("core/logs/result", "core/xcom_values"),
+    "Results": ("core/asset_events", "core/logs/result", "core/xcom_values", "operators/asset_events"),
     "Sensors": ("sensors",),
     "Reaper": ("operators/reaper", "core/reaping"),
     "Connections and requests": (

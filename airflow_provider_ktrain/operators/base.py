@@ -63,6 +63,7 @@ class TrainingJobOperator(JobParameters):
             with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
+                    self.outlets = []  # nothing was trained: the assets get no event
                     return None
                 submitted = host.submit(submission, request.on_finish_action)
                 self._note(context, submission, submitted)
@@ -313,6 +314,8 @@ class TrainingJobOperator(JobParameters):
             self.log.warning("Usage, metrics or the last status could not be pushed to Airflow.\n%s", e)
         if outcome.succeeded:
             compat.push_return_value(context, self, outcome.result)
+            if self.outlets:
+                self._describe_asset_events(context, outcome)
         if unreleased and outcome.succeeded:  # the release failed, not the training
             raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
         if outcome.kept or (late and outcome.succeeded):
@@ -322,6 +325,15 @@ class TrainingJobOperator(JobParameters):
         if not outcome.succeeded:
             raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
         return outcome.result
+
+    def _describe_asset_events(self, context: Context, outcome: Outcome) -> None:
+        """Add what the training returned to the events that Airflow sends for the outlets if the task succeeds."""
+        from airflow_provider_ktrain.operators.asset_events import add_training
+
+        try:
+            add_training(context, self.outlets, outcome, self.log)
+        except Exception as e:  # must not fail a training that succeeded
+            self.log.warning("The asset events of the outlets do not contain the training's result.\n%s", e)
 
     def _skips(self, outcome: Outcome) -> bool:
         """Whether the task is skipped because of the exit code with which its job failed."""

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.announcement import describe_job, manifest_text
+from airflow_provider_ktrain.core.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner, code_hash
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
@@ -194,7 +195,9 @@ class Submission:
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Store the job in the task's state. An adopted job doesn't count as another attempt."""
-        task_state.write_job(context, submitted.ref)
+        job = submitted.job
+        directory = checkpoint_dir(self._request.kind, job)
+        task_state.write_job(context, submitted.ref, code=code_hash(job), checkpoint_dir=directory)
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 

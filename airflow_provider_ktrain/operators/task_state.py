@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.formats import (
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-def write_job(context: Context, job: JobRef) -> None:
-    """Store the job that this try has submitted or adopted."""
-    compat.remember(context, JOB_STATE, {"version": VERSION, "job": job.to_dict()})
+def write_job(context: Context, job: JobRef, *, code: str = "", checkpoint_dir: str = "") -> None:
+    """Store the job that this try has submitted or adopted.
+
+    :param code: hash of its code. Default: empty, it has none.
+    :param checkpoint_dir: its checkpoint directory. Default: empty, it has none.
+    """
+    described = {"job": job.to_dict(), "code": code, "checkpoint_dir": checkpoint_dir}
+    compat.remember(context, JOB_STATE, {"version": VERSION, **described})
 
 
 def read_job(context: Context) -> JobRef | None:
@@ -42,6 +47,15 @@ def read_job(context: Context) -> JobRef | None:
     with contextlib.suppress(ValueError):
         return JobRef.from_dict(mapping(mapping(compat.recall(context, JOB_STATE)).get("job")))
     return None
+
+
+def read_job_description(context: Context) -> dict[str, Any]:
+    """`job` and `checkpoint_dir` of the last job, as other tasks see them; empty if none is stored."""
+    stored = mapping(compat.recall(context, JOB_STATE))
+    job = mapping(stored.get("job"))
+    described = {name: job[name] for name in ("kind", "namespace", "name", "uid") if name in job}
+    described |= {"code": code} if (code := stored.get("code")) else {}
+    return {"job": described, "checkpoint_dir": stored.get("checkpoint_dir")} if job else {}
 
 
 def write_deferral(context: Context, deferral: Deferral) -> None:

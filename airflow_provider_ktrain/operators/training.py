@@ -131,7 +131,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends.
+        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
+        `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -236,7 +237,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends.
+        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
+        `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -345,7 +347,8 @@ class TrainJobOperator(TrainingJobOperator):
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends.
+        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
+        `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.

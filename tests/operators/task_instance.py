@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from airflow.sdk import DAG, TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.execution_time.context import OutletEventAccessors
 from kubernetes import client, config
 from pydantic import JsonValue, TypeAdapter
 
@@ -104,6 +105,7 @@ class Instance:
         self.store = Store()
         self.has_state = True  # False: as in Airflow below 3.3
         self.ti: Ti | None = None
+        self.outlet_events = OutletEventAccessors()  # of the process that ran last
         self.operator: TrainingJobOperator | None = None
         self.folder = ""
         self.killed_at = 0.0
@@ -133,6 +135,7 @@ class Instance:
         :param rendered: values that templates of parameters render to. An invalid literal fails the constructor.
         """
         most = retries if max_tries is None else max_tries
+        self.outlet_events = OutletEventAccessors()
         self.ti = Ti(self.run_id, number, most, refuses=refuses, jobs=self.jobs)
         if "manifest" not in parameters:
             command = {} if "python_callable" in parameters else {"command": TRAINS}
@@ -157,6 +160,7 @@ class Instance:
     def resume(self, event: Object) -> Any:
         """Resume the task after the trigger's event, as the worker does."""
         assert self.operator is not None
+        self.outlet_events = OutletEventAccessors()
         return self.operator.resume_execution("execute_complete", {"event": event}, self.context)
 
     def fail(self, error: str, **more: Any) -> Any:
@@ -166,6 +170,7 @@ class Instance:
         :param more: `traceback`, of a trigger that failed.
         """
         assert self.operator is not None
+        self.outlet_events = OutletEventAccessors()
         try:
             return self.operator.resume_execution("__fail__", {"error": error, **more}, self.context)
         except TaskDeferred as deferred:
@@ -180,7 +185,8 @@ class Instance:
 
     @property
     def context(self) -> Any:
-        return {"ti": self.ti, **({"task_state_store": self.store} if self.has_state else {})}
+        state = {"task_state_store": self.store} if self.has_state else {}
+        return {"ti": self.ti, "outlet_events": self.outlet_events, **state}
 
     # the cluster
 

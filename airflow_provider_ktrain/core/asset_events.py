@@ -1,0 +1,72 @@
+"""What the asset events of a training contain: the `extra` of each outlet. See docs/reference/formats.md."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.formats import VERSION, mapping
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
+from airflow_provider_ktrain.core.redaction import redacted
+
+MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
+MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON, in UTF-8
+LEFT_OUT = "left_out"  #: key of the extra that names the fields that were too large
+_DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: in the order in which they are left out
+
+
+def model_uri(result: Any) -> str:
+    """The URI of the model that a training reports in its result.
+
+    :param result: of the training.
+    :raises ValueError: there is none, with the reason.
+    """
+    if not isinstance(result, Mapping) or MODEL_URI not in result:
+        raise ValueError(f"its result has no {MODEL_URI}")
+    uri = result[MODEL_URI]
+    if not isinstance(uri, str):
+        raise ValueError(f"{MODEL_URI} is of type {type(uri).__name__}, expected text")
+    if redacted(uri) != uri:
+        raise ValueError(f"{MODEL_URI} contains a password, a key or a token")
+    return uri
+
+
+def checkpoint_dir(kind: Kind, job: Mapping[str, Any]) -> str:
+    """The value of KTRAIN_CHECKPOINT_DIR in a job; empty if it isn't set, or is set by a reference."""
+    copied = {"spec": copy.deepcopy(dict(mapping(job.get("spec"))))}  # the kind adds missing fields
+    kind.add_templates(copied)
+    with contextlib.suppress(ManifestError):
+        for role, template in kind.templates(copied):
+            program = kind.program(copied["spec"], template.get("spec") or {}, role)
+            for variable in program.get("env") or ():
+                if variable.get("name") == CHECKPOINT_DIR:
+                    return str(variable.get("value") or "")
+    return ""
+
+
+def event_extra(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra with these fields, without secrets that their keys or form show, and without empty fields.
+
+    :param fields: `job`, `usage`, `metrics`, `result`, `checkpoint_dir`, `model_uri`.
+    """
+    filled = {name: value for name, value in fields.items() if value is not None and value not in ("", {})}
+    return {"version": VERSION, **redacted(filled)}
+
+
+def bounded(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra without the fields that make it larger than MAX_EXTRA_BYTES; `left_out` names them."""
+    kept, left_out = dict(extra), list[str]()
+    for name in _DISPENSABLE:
+        if name in kept and _size(kept) > MAX_EXTRA_BYTES:
+            left_out.append(name)
+            kept = {**{key: value for key, value in kept.items() if key != name}, LEFT_OUT: left_out}
+    return kept
+
+
+def _size(data: Mapping[str, Any]) -> int:
+    return len(json.dumps(data, ensure_ascii=False).encode(errors="replace"))

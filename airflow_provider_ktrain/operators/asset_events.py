@@ -1,0 +1,96 @@
+"""Adds what a training returned to the events of its task's outlets: assets and aliases of assets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from airflow_provider_ktrain import compat
+from airflow_provider_ktrain.core import asset_events
+from airflow_provider_ktrain.core.text import clean, clipped
+from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.operators import task_state
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_provider_ktrain.engine.follow.messages import Outcome
+
+MAX_REASON_CHARS = 100  #: of the reason in the first line of a warning
+
+
+def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log: Log) -> None:
+    """Set the extra of each outlet's event, and resolve each alias to the asset of the result's `model_uri`.
+
+    Airflow sends the events when the task has succeeded. Nothing here fails the task.
+
+    :param context: Airflow's context of the task.
+    :param outlets: of the task. What is neither an asset, a reference to one nor an alias is ignored.
+    :param outcome: of a training that succeeded.
+    :param log: the task's logger.
+    """
+    extra = _extra(context, outcome, log)
+    if left_out := extra.get(asset_events.LEFT_OUT):
+        limit = asset_events.MAX_EXTRA_BYTES // 1024
+        log.warning(f"The asset events do not contain {', '.join(left_out)}: their extra has at most {limit} KB.")
+    for outlet in outlets:
+        try:
+            if isinstance(outlet, AssetAlias):
+                _resolve(context, outlet, outcome.result, extra, log)
+            else:
+                with contextlib.suppress(TypeError):  # neither an asset nor a reference to one
+                    context["outlet_events"][outlet].extra.update(extra)
+        except Exception as e:  # must not fail a training that succeeded
+            log.warning(f"The event of an outlet does not contain the training's result.\n{outlet}: {e}")
+
+
+def _extra(context: Context, outcome: Outcome, log: Log) -> dict[str, Any]:
+    """The extra of all events: the same in each try that returns this outcome."""
+    described: dict[str, Any] = {}
+    try:
+        described = task_state.read_job_description(context)
+    except Exception as e:  # the result matters more
+        log.warning(f"The asset events do not name the job: it could not be read from the task's state.\n{e}")
+    try:
+        uri = _model_asset(outcome.result).uri
+    except ValueError:
+        uri = ""
+    fields = {
+        **described,
+        asset_events.MODEL_URI: uri,
+        "usage": outcome.usage,
+        "metrics": outcome.training_metrics,
+        "result": outcome.result,
+    }
+    return asset_events.bounded(clean(compat.masked_values(asset_events.event_extra(fields))))
+
+
+def _resolve(context: Context, alias: AssetAlias, result: Any, extra: dict[str, Any], log: Log) -> None:
+    """Add an event of the model's asset to the alias. Without a valid `model_uri`, the alias gets no event."""
+    try:
+        model = _model_asset(result)
+    except ValueError as e:
+        log.warning(
+            f"Outlet {alias.name} gets no asset event: {clipped(str(e), MAX_REASON_CHARS)}. The training succeeded.\n"
+            'Print KTRAIN_RESULT {"model_uri": "s3://bucket/model"}, or return such an object from the function.'
+        )
+        return
+    context["outlet_events"][alias].add(model, extra=extra)
+    log.info(f"Outlet {alias.name} gets an event of the asset {model.uri}.")
+
+
+def _model_asset(result: Any) -> Asset:
+    """The asset of the model that the result names.
+
+    :raises ValueError: the result names none, or Airflow rejects its URI.
+    """
+    uri = asset_events.model_uri(result)
+    if compat.masked(uri) != uri:
+        raise ValueError(f"{asset_events.MODEL_URI} contains a secret")
+    try:
+        return Asset(uri=uri)
+    except ValueError as e:
+        raise ValueError(f"Airflow rejects {asset_events.MODEL_URI}: {e}") from None

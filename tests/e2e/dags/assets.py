@@ -1,0 +1,43 @@
+"""DAGs of the end-to-end tests of asset events: trainings with outlets, and a DAG that their alias starts."""
+
+import os
+from typing import Any
+
+import pendulum
+from airflow.sdk import DAG, Asset, AssetAlias, task
+
+from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+
+START = pendulum.datetime(2026, 1, 1, tz="UTC")
+TRAINED, ALIAS = Asset("e2e_trained"), AssetAlias("e2e_model")
+# the URI is another one in each run, as that of a new model is
+PROGRAM = """
+echo 'KTRAIN_METRIC {"step": 1, "loss": 0.5}'
+echo 'KTRAIN_RESULT {"loss": 0.5, "model_uri": "s3://e2e/{{ run_id }}", "password": "hunter2"}'
+"""
+
+
+def training(outlets: list[Asset | AssetAlias], *, seconds: int, deferrable: bool) -> None:
+    PyTorchJobOperator(
+        task_id="train",
+        image=os.environ["TEST_IMAGE"],
+        command=["sh", "-c", f"{PROGRAM}sleep {seconds}"],
+        gpus=1,
+        deferrable=deferrable,
+        outlets=outlets,
+    )
+
+
+with DAG("assets_in_worker", schedule=None, start_date=START):
+    training([TRAINED], seconds=1, deferrable=False)
+
+with DAG("assets_deferred", schedule=None, start_date=START):
+    training([TRAINED, ALIAS], seconds=20, deferrable=True)  # the worker follows for 10 s
+
+with DAG("assets_consumer", schedule=[ALIAS], start_date=START):
+
+    @task
+    def receive(triggering_asset_events: Any = None) -> list[Any]:
+        return [[event.asset.uri, event.extra] for event in triggering_asset_events[ALIAS]]
+
+    receive()
