@@ -34,12 +34,14 @@ from airflow.sdk import DAG, BaseOperator, task
 known = set(sys.modules)
 from airflow_provider_ktrain.operators.training import MPIJobOperator, PyTorchJobOperator, TrainJobOperator
 
-print(*sorted(name for name in sys.modules.keys() - known if name.startswith("airflow_provider_ktrain.")))
+ours = ("airflow_provider_ktrain.", "openlineage", "airflow.providers.openlineage")
+print(*sorted(name for name in sys.modules.keys() - known if name.startswith(ours)))
 """
 #: what only a running task needs, and what checks only a manifest
 FOR_RUNNING_TASKS = (
-    "checks.job", "diagnosis", "engine", "hooks", "job_request", "manifest.loader", "manifest.overlay",
-    "manifest.schema", "state", "triggers", "worker_host", "xcom_values",
+    "airflow.providers.openlineage", "checks.job", "diagnosis", "engine", "hooks", "job_request", "lineage",
+    "manifest.loader", "manifest.overlay", "manifest.schema", "openlineage", "operators.openlineage", "state",
+    "triggers", "worker_host", "xcom_values",
 )  # fmt: skip
 MAX_MODULES = 30
 

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -19,6 +20,7 @@ from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPage
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
 
 if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
@@ -47,6 +49,9 @@ class TrainingJobOperator(JobParameters):
 
     _host: WorkerHost | None = None
     _killed = False
+    # what this process knows about the training, for OpenLineage; a deferral ends the process
+    _job: Mapping[str, str] = MappingProxyType({})
+    _outcome: Outcome | None = None
 
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
@@ -94,6 +99,7 @@ class TrainingJobOperator(JobParameters):
         """
         job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
         job |= {"code": code} if code else {}
+        self._job = job
         compat.push(context, "job", job)
         page = page_url(TaskInstanceId.of(context["ti"]))
         compat.push(context, TrainingPageLink().xcom_key, page)
@@ -303,6 +309,7 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
 
+        self._outcome = outcome
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         outcome = self._with_fit_result(outcome)
@@ -440,6 +447,27 @@ class TrainingJobOperator(JobParameters):
         hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
         hook.load()
         return WorkerHost(hook, self.log, Try.of(context["ti"]))
+
+    # OpenLineage: its provider calls these methods in the process that runs the task, or in a fork of it. They make no
+    # requests to Airflow: the provider ends a fork at its timeout, and the worker would then read a wrong answer.
+
+    def get_openlineage_facets_on_start(self) -> OperatorLineage:
+        """What the task asks for. It is called before `execute` and before each resume."""
+        from airflow_provider_ktrain.operators import openlineage
+
+        return openlineage.at_start(self._requested())
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
+        """What has run, what it used and why it failed. It is called at the end of a try.
+
+        :param task_instance: of this try; not used.
+        """
+        from airflow_provider_ktrain.operators import openlineage
+
+        declared = bool(self.inlets or self.outlets)
+        return openlineage.at_end(self._requested(), self._job, self._outcome, declares_datasets=declared)
+
+    get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
 
 
 def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:

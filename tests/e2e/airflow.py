@@ -112,6 +112,7 @@ class Airflow:
             "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "300",
             "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "320",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+            "AIRFLOW__OPENLINEAGE__DISABLED": "True",  # also if the environment has OPENLINEAGE_URL
             "AIRFLOW__KTRAIN__DEPLOYMENT_ID": f"e2e-{self.port}",
             "AIRFLOW__KTRAIN__JOB_URL": "https://board.example/{plural}/{name}",
             "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(

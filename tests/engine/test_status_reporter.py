@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
-from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
@@ -118,3 +118,10 @@ def test_secret_is_masked_before_a_text_is_cut() -> None:
     assert status["last_lines"]
     assert "hunter2" not in json.dumps(status)
     assert "password" not in json.dumps(status)
+
+
+def test_status_has_the_hash_of_the_code() -> None:
+    reporter, state, _ = reporter_of_a_large_job()
+    assert "code" not in reporter.take()()["job"]
+    state.job = {**(state.job or {}), "metadata": {"annotations": {CODE_ANNOTATION: "c0de"}}}
+    assert reporter.take()()["job"]["code"] == "c0de"

@@ -35,7 +35,7 @@ COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
 class TrainingStatus:
     """The state of a training at one moment.
 
-    :param job: `kind`, `namespace`, `name` and `uid`.
+    :param job: `kind`, `namespace`, `name` and `uid`; `code`, the hash of its code, if it has any.
     :param try_number: of the task instance.
     :param written_at: epoch seconds.
     :param host: `worker` or `trigger`: who follows the job.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
+from airflow_provider_ktrain.core.identity import code_hash
 from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINES, TrainingStatus, last_lines, replica_rows
@@ -84,8 +85,9 @@ class StatusReporter:
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
+        code = {"code": found} if (found := code_hash(job)) else {}
         status = TrainingStatus(
-            job={"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid},
+            job={"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid, **code},
             try_number=self._sink.try_number if self._sink else 0,
             written_at=now.timestamp(),
             host=self._sink.host if self._sink else "",

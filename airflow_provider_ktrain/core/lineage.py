@@ -1,0 +1,84 @@
+"""The facts about a training that OpenLineage gets: the content of its run facet `ktrain_training`, and its datasets.
+
+docs/reference/openlineage describes the facet. Its keys are camelCase, as OpenLineage requires. Environment variables,
+commands and lines of logs are not in it, because they may contain secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+
+JOB_KEYS = ("kind", "namespace", "name", "uid")
+GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
+CAUSE_KEYS = ("category", "summary", "resolution", "replica", "retryable")  #: `detail` may have lines of a log
+#: schemes of storage, with the scheme that OpenLineage's naming conventions use
+SCHEMES = {
+    "s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "gcs": "gs", "hdfs": "hdfs",
+    "abfs": "abfss", "abfss": "abfss", "wasb": "wasbs", "wasbs": "wasbs",
+}  # fmt: skip
+
+
+def of_manifest(kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job asks for: number of replicas and image by role, and GPUs.
+
+    A runtime's own values are not known here: see `Kind.count`.
+    """
+    specs = kind.replicas(manifest)
+    images = {role: _image(kind, spec) for role, spec in specs.items()}
+    return {
+        "replicas": {role: kind.count(manifest, role) for role in specs},
+        "images": {role: image for role, image in images.items() if image},
+        "gpus": gpus_of_job(manifest),
+    }
+
+
+def of_outcome(outcome: Mapping[str, Any], job: Mapping[str, str]) -> dict[str, Any]:
+    """What has run, what it used and why it failed; without what isn't known.
+
+    :param outcome: `engine.follow.messages.Outcome` as a dict; may be empty.
+    :param job: the XCom `job`; may be empty.
+    """
+    status, usage = mapping(outcome.get("status")), mapping(outcome.get("usage"))
+    job = {**mapping(outcome.get("kept")), **mapping(status.get("job")), **job}
+    cause = mapping(outcome.get("cause"))
+    found = {
+        "job": {key: str(job[key]) for key in JOB_KEYS if job.get(key)},
+        "codeHash": job.get("code"),
+        "phase": outcome.get("phase"),
+        "gpuSeconds": {key: usage[key] for key in GPU_SECONDS if key in usage},
+        "cause": {key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")},
+    }
+    gpus = {"gpus": usage["gpus"]} if "gpus" in usage else {}
+    return {key: value for key, value in found.items() if value} | gpus
+
+
+def dataset(uri: object) -> tuple[str, str] | None:
+    """Namespace and name of a dataset in storage, by OpenLineage's naming conventions.
+
+    A password and a query, which may have a signature, are left out.
+
+    :return: None for anything else than the URI of a known storage.
+    """
+    try:
+        parts = urlsplit(uri if isinstance(uri, str) else "")
+    except ValueError:
+        return None
+    scheme = SCHEMES.get(parts.scheme)
+    if scheme is None or not parts.netloc:
+        return None
+    user, at, host = parts.netloc.rpartition("@")
+    is_container = at and scheme in ("abfss", "wasbs") and ":" not in user
+    return f"{scheme}://{f'{user}@{host}' if is_container else host}", parts.path.strip("/") or "/"
+
+
+def _image(kind: Kind, replica_spec: Mapping[str, Any]) -> str:
+    """The image of the training's container; empty if the manifest sets none."""
+    pod = mapping(mapping(replica_spec.get("template")).get("spec"))
+    containers = [mapping(container) for container in pod.get("containers") or ()]
+    return next((str(c["image"]) for c in containers if kind.is_main_container(c.get("name")) and c.get("image")), "")
