@@ -359,6 +359,13 @@ def gauge(name: str, value: float, **tags: str) -> None:
     Stats.gauge(name, value, tags=tags)
 
 
+def count(name: str, value: int, **tags: str) -> None:
+    """Add to a counter of Airflow's metrics."""
+    from airflow.sdk.observability.stats import Stats
+
+    Stats.incr(name, value, tags=tags)
+
+
 def trigger_log_hint(ti: Any) -> str:
     """Where the log lines of a trigger are visible; an empty string if Airflow shows them like those of a worker.
 

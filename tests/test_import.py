@@ -41,7 +41,7 @@ print(*sorted(name for name in sys.modules.keys() - known if name.startswith(our
 FOR_RUNNING_TASKS = (
     "airflow.providers.openlineage", "checks.job", "diagnosis", "engine", "hooks", "job_request", "lineage",
     "manifest.loader", "manifest.overlay", "manifest.schema", "openlineage", "operators.openlineage", "state",
-    "triggers", "worker_host", "xcom_values",
+    "task_metrics", "triggers", "worker_host", "xcom_values",
 )  # fmt: skip
 MAX_MODULES = 30
 

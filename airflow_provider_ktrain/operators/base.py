@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
+from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
@@ -286,7 +286,24 @@ class TrainingJobOperator(JobParameters):
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The outcome could not be stored in the task's state.\n%s", e)
         self._note_failed_nodes(outcome, context)
+        self._count_end(outcome, context)
         return self._conclude(outcome, context, stored=stored)
+
+    def _count_end(self, outcome: Outcome, context: Context) -> None:
+        """Add this try to the counters of Airflow's metrics; the result of an earlier try doesn't count again."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, counts
+        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
+
+        if outcome.superseded:
+            return
+        ti = context["ti"]
+        try:
+            for name, value, tags in counts(
+                outcome.usage, None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
+            ):
+                compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+        except Exception as e:  # must not hide how the training ended
+            self.log.warning("The end of the training could not be counted in Airflow's metrics.\n%s", e)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
@@ -349,24 +366,19 @@ class TrainingJobOperator(JobParameters):
 
     def _report_usage(self, outcome: Outcome, context: Context) -> None:
         """Set the gauges of Airflow's metrics, and push the usage unless `do_xcom_push` is False."""
+        from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
+
         ti = context["ti"]
         if outcome.usage and self.do_xcom_push:
             compat.push(context, "usage", outcome.usage)
-        for name, value in {**_usage_metrics(outcome.usage), **outcome.metrics}.items():
-            compat.gauge(f"ktrain.{name}", value, dag_id=ti.dag_id, task_id=ti.task_id)
+        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
+            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
         self._push_training_metrics(outcome, context)
 
     def _push_training_metrics(self, outcome: Outcome, context: Context) -> None:
         """Push what the program reported, and the last status for the training page."""
-        ti = context["ti"]
         if outcome.training_metrics and self.do_xcom_push:
             compat.push(context, "metrics", outcome.training_metrics)
-        for name, found in outcome.training_metrics.items():
-            for which in ("last", "best"):
-                if isinstance(value := mapping(found).get(which), int | float):
-                    compat.gauge(
-                        f"ktrain.metric.{which}", float(value), dag_id=ti.dag_id, task_id=ti.task_id, metric=name
-                    )
         if outcome.status:
             compat.push(context, STATUS_XCOM, compat.masked_values(outcome.status))
 
@@ -468,7 +480,3 @@ class TrainingJobOperator(JobParameters):
         return openlineage.at_end(self._requested(), self._job, self._outcome, declares_datasets=declared)
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
-
-
-def _usage_metrics(usage: Mapping[str, float]) -> dict[str, float]:
-    return {name if name == "gpus" else f"gpu_seconds.{name}": value for name, value in usage.items()}

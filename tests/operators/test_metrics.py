@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
+from airflow_provider_ktrain.core.task_metrics import METRICS, PREFIX
+from airflow_provider_ktrain.exceptions import TrainingUserCodeError
 from tests.operators.task_instance import Instance
 
 
 class Kept:
-    """Gauges by name, with their tags."""
+    """Gauges by name, with their tags, and what was added to counters."""
 
     def __init__(self) -> None:
         self.gauges: dict[str, tuple[float, dict[str, str]]] = {}
+        self.counted: list[tuple[str, int, str]] = []  # name, number, cause
+
+    def incr(self, stat: str, count: int = 1, rate: float = 1, **more: Any) -> None:
+        tags = more.get("tags") or {}
+        if stat.startswith(PREFIX):
+            self.counted.append((stat.removeprefix(PREFIX), count, tags.get("cause", "")))
 
     def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False, **more: Any) -> None:
         self.gauges[stat] = (value, more.get("tags", {}))
@@ -47,3 +55,14 @@ def test_task_reports_seconds_gpus_and_log_counts(instance: Instance, kept: Kept
     assert values["seconds.submit"] > 0
     assert values["seconds.release"] >= 0  # a job whose pods have ended needs no request
     assert all(tags == {"dag_id": "dag", "task_id": "train"} for _, tags in kept.gauges.values())
+    assert values.keys() <= {name for metric in METRICS for name in metric.names}
+    assert kept.counted[0] == ("succeeded", 1, "")
+    assert {name for name, _, _ in kept.counted[1:]} <= {"gpu_time.held", "gpu_time.wasted", "gpu_time.queued"}
+
+
+def test_a_failed_try_is_counted_by_cause_and_its_stored_success_once(instance: Instance, kept: Kept) -> None:
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=["false"], gpus=None, deferrable=False, retries=2)
+    instance.execute(number=2, command=["true"], gpus=None, deferrable=False, retries=2)
+    instance.execute(number=3, command=["true"], gpus=None, deferrable=False, retries=2)  # returns what is stored
+    assert kept.counted == [("failed", 1, "user_code"), ("succeeded", 1, "")]
