@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status_document import (
     MAX_BYTES,
+    MAX_LINE_CHARS,
+    MAX_LINES,
+    MAX_REPLICAS,
+    MIN_LINES,
+    MIN_SERIES_BYTES,
     TrainingStatus,
     last_lines,
     replica_rows,
 )
-from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
+from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES, TrainingMetrics
+from airflow_provider_ktrain.core.text import clean
 
+MAX_ESCAPED = 12  # bytes of JSON for one character
 JOB = {"kind": "PyTorchJob", "namespace": "train", "name": "mnist", "uid": "u1"}
 
 
@@ -96,3 +108,72 @@ def test_document_never_exceeds_its_limit() -> None:
     document = status(metrics=metrics, rows=rows, cause=cause, queue="q" * 9999).to_dict()
     assert len(json.dumps(document).encode()) <= MAX_BYTES
     assert document["replicas"]["count"] == 300
+
+
+@functools.cache
+def reported(names: int, steps: int, name: str = "metric") -> TrainingMetrics:
+    metrics = TrainingMetrics()
+    for step in range(steps):
+        values = {f"{name}-{i}": step / 7 + i for i in range(names)}
+        metrics.read_line("Master 0", "KTRAIN_METRIC " + json.dumps({"step": step, **values}), float(step))
+    return metrics
+
+
+def size(value: Any) -> int:
+    return len(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("names", [1, 5, 32])
+def test_longer_rows_leave_out_points_then_lines_then_replicas(names: int) -> None:
+    metrics, lines = reported(names, 300), {f"Worker {i}": "x" * 120 for i in range(MAX_LINES)}
+    previous: tuple[int, int, int] = MAX_SERIES_BYTES, MAX_LINES, MAX_REPLICAS
+    seen = set()
+    for chars in range(0, 253, 4):
+        rows = [["Worker", i, "p" * chars, "node", 8, "Pending", 1] for i in range(MAX_REPLICAS)]
+        document = status(metrics=metrics, rows=rows, last_lines=lines).to_dict()
+        parts = size(document["series"]), len(document["last_lines"]), len(document["replicas"]["rows"])
+        assert parts[0] <= previous[0]
+        assert parts[2] <= previous[2]
+        if parts[1] < MAX_LINES and names > 1:
+            assert parts[0] <= MIN_SERIES_BYTES, "points are left out before lines"
+        if parts[2] < MAX_REPLICAS:
+            assert MIN_LINES <= parts[1] <= MIN_LINES + 2, "lines are left out before replicas"
+        previous = parts
+        seen.add((parts[1] < MAX_LINES, parts[2] < MAX_REPLICAS))
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
+def of_any_length(chars: str) -> st.SearchStrategy[str]:
+    return st.builds(lambda char, count: char * count, st.sampled_from(chars), st.sampled_from([0, 1, 20, 250, 9999]))
+
+
+any_text = of_any_length("x\xfc\0\ud800\U0001f600")
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    metrics=st.builds(
+        reported, st.sampled_from([0, 1, 4, 32]), st.sampled_from([1, 50, 250]), st.sampled_from(["m", "\xfc" * 60])
+    ),
+    count=st.sampled_from([0, 1, 8, 64, 300]),
+    pod_name=st.one_of(st.integers(0, 253).map(lambda chars: "p" * chars), any_text),
+    lines=st.lists(any_text, max_size=20),
+    text=any_text,
+)
+def test_room_of_the_document_is_used(
+    metrics: TrainingMetrics, count: int, pod_name: str, lines: list[str], text: str
+) -> None:
+    rows = [["Worker", i, pod_name, "n", 8, f"{i} {pod_name}", 1] for i in range(count)]
+    named = {f"Worker {i}": line for i, line in enumerate(lines)}
+    cause = {"summary": text, "detail": text, "resolution": text}
+    document = status(metrics=metrics, rows=rows, cause=cause, queue=text, last_lines=named).to_dict()
+    left = MAX_BYTES - size(document)
+    assert left >= 0
+    listed, series, every = document["replicas"]["rows"], document["series"], metrics.points()
+    if len(document["last_lines"]) < min(len(lines), MAX_LINES):
+        assert left < MAX_ESCAPED * MAX_LINE_CHARS + 50, "one more line"
+    elif len(listed) < min(count, MAX_REPLICAS):
+        assert left < size(clean(rows[len(listed)])) + 10, "one more row"
+    elif series != every:
+        two_points_each = 2 * sum(max(size(pair) + 2 for pair in points) for points in every.values())
+        assert left < two_points_each or len(series) < len(every), "more points"

@@ -6,11 +6,12 @@ each write costs the triggerer time. docs/reference/formats.md describes its fie
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.formats import VERSION
 from airflow_provider_ktrain.core.kinds import Kind
@@ -20,12 +21,18 @@ from airflow_provider_ktrain.core.state.training_metrics import MAX_SERIES_BYTES
 from airflow_provider_ktrain.core.text import clean
 
 Pod = Mapping[str, Any]
+T = TypeVar("T", bound=Sequence[Any])
 MAX_BYTES = 16 * 1024  #: of the document's JSON
 MAX_REPLICAS = 64  #: shown one by one; of more, only those that are not fine, and counts
+MAX_STATES = 12  #: that are counted, the most frequent ones
+MAX_STATE_CHARS = 40  #: of a state that is counted
 MAX_LINES = 16  #: replicas whose last line is shown
+MIN_LINES = 4  #: for which there is room, however many replicas are shown
 MAX_LINE_CHARS = 120  #: of a last line
 MAX_PHASES = 20  #: the latest ones
 MAX_TEXT_CHARS = 500  #: of each text of the cause and the queue
+MIN_SERIES_BYTES = 2 * 1024  #: for which there is room, however many replicas and lines are shown
+MIN_ROOM = 6 * 1024  #: for replicas, lines and series
 FINE = (RUNNING, SUCCEEDED)  #: states of replicas that need no attention
 #: columns of `replicas.rows`
 COLUMNS = ("role", "index", "pod", "node", "gpus", "state", "restarts")
@@ -65,23 +72,33 @@ class TrainingStatus:
     cause: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types of at most MAX_BYTES. If it is too large, series give way first, then lines, then replicas."""
-        series = self.metrics.points()
-        needed = len(json.dumps(series))
-        document: dict[str, Any] = {}
-        for size in _SIZES:
-            document = self._document(size)
-            room = MAX_BYTES - len(json.dumps(document))
-            if room >= min(needed, size.series_bytes):
-                fits = series if room >= needed else self.metrics.points(room)
-                return document | {"series": fits if size.series_bytes else {}}
-        return document
+        """As JSON types of at most MAX_BYTES.
 
-    def _document(self, size: _Size) -> dict[str, Any]:
+        What doesn't fit is left out: points of the series, down to MIN_SERIES_BYTES, then last lines, down to
+        MIN_LINES, then replicas. Texts are shortened if the rest of the document leaves less than MIN_ROOM.
+        """
+        document = self._document(*_TEXTS[0])
+        for chars, with_metrics in _TEXTS[1:]:
+            if _size(document) > MAX_BYTES - MIN_ROOM:
+                document = self._document(chars, with_metrics=with_metrics)
+        rows, lines = self._listed_rows(), self._listed_lines()
+        room = MAX_BYTES - _size(document)
+        left = room - sum(map(_cost, (*rows, *lines)))
+        series = self._series(min(max(left, MIN_SERIES_BYTES), MAX_SERIES_BYTES))
+        room -= _size(series)
+        rows = _beginning(rows, room - sum(map(_cost, lines[:MIN_LINES])))
+        lines = _beginning(lines, room - sum(map(_cost, rows)))
+        document["replicas"]["rows"] = rows
+        return document | {"last_lines": dict(lines), "series": series}
+
+    def _document(self, chars: int, with_metrics: bool) -> dict[str, Any]:
+        """The document without rows, lines and series.
+
+        :param chars: of each text.
+        :param with_metrics: whether last and best values of the metrics are included.
+        """
         phase, since = self.phases[-1] if self.phases else ("", self.written_at)
-        rows, metrics = self.rows, self.metrics
-        if len(rows) > MAX_REPLICAS:
-            rows = [row for row in rows if row[-2] not in FINE or row[-1]]
+        states = Counter(str(row[-2])[:MAX_STATE_CHARS] for row in self.rows)
         return clean(
             {
                 "version": VERSION,
@@ -95,45 +112,58 @@ class TrainingStatus:
                 "replicas": {
                     "count": len(self.rows),
                     "gpus": sum(int(row[4]) for row in self.rows),
-                    "states": dict(Counter(str(row[-2]) for row in self.rows)),
-                    "rows": [list(row) for row in rows[: size.rows]],
+                    "states": dict(states.most_common(MAX_STATES)),
+                    "rows": [],
                 },
-                "last_lines": {
-                    name: line[:MAX_LINE_CHARS] for name, line in list(self.last_lines.items())[: size.lines]
-                },
-                "metrics": metrics.summary() if size.text_chars == MAX_TEXT_CHARS else {},
+                "last_lines": {},
+                "metrics": self.metrics.summary() if with_metrics else {},
                 "series": {},
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
-                "queue": self.queue[: size.text_chars],
+                "queue": self.queue[:chars],
                 "ended": self.ended,
-                "cause": None if self.cause is None else _short_cause(self.cause, size.text_chars),
+                "cause": None if self.cause is None else _short_cause(self.cause, chars),
             }
         )
 
+    def _listed_rows(self) -> list[list[Any]]:
+        rows = self.rows
+        if len(rows) > MAX_REPLICAS:
+            rows = [row for row in rows if row[-2] not in FINE or row[-1]]
+        return [clean(list(row)) for row in rows[:MAX_REPLICAS]]
 
-class _Size(NamedTuple):
-    """How much a document may contain.
+    def _listed_lines(self) -> list[tuple[str, str]]:
+        listed = list(self.last_lines.items())[:MAX_LINES]
+        return [(clean(name), clean(line[:MAX_LINE_CHARS])) for name, line in listed]
 
-    :param series_bytes: for which there must be room, if the series need as much. 0: no series.
-    :param lines: number of last lines.
-    :param rows: number of replicas.
-    :param text_chars: of each text.
-    """
-
-    series_bytes: int
-    lines: int
-    rows: int
-    text_chars: int
+    def _series(self, max_bytes: int) -> dict[str, Any]:
+        """The series in `max_bytes`; of very many long names, the first ones."""
+        found = self.metrics.points(max_bytes)
+        while _size(found) > max_bytes:
+            found.popitem()
+        return found
 
 
-_SIZES = (
-    _Size(MAX_SERIES_BYTES // 2, MAX_LINES, MAX_REPLICAS, MAX_TEXT_CHARS),
-    _Size(MAX_SERIES_BYTES // 5, MAX_LINES // 2, MAX_REPLICAS, MAX_TEXT_CHARS),
-    _Size(1024, MAX_LINES // 4, MAX_REPLICAS // 2, MAX_TEXT_CHARS),
-    _Size(0, 0, MAX_REPLICAS // 8, MAX_TEXT_CHARS // 5),
-    _Size(0, 0, 0, MAX_TEXT_CHARS // 10),
-)
+#: characters of each text, and whether last and best values of the metrics are included: what is tried in turn
+_TEXTS = (
+    (MAX_TEXT_CHARS, True), (MAX_TEXT_CHARS // 2, True), (MAX_TEXT_CHARS // 5, False), (MAX_TEXT_CHARS // 10, False),
+)  # fmt: skip
+
+
+def _size(value: Any) -> int:
+    """Bytes of JSON. Airflow stores it with other characters than ASCII escaped."""
+    return len(json.dumps(value))
+
+
+def _cost(item: Sequence[Any]) -> int:
+    """Bytes that a row or line takes in its list or object, with the separators."""
+    return _size(item) + len(", ")
+
+
+def _beginning(items: list[T], room: int) -> list[T]:
+    """The first items, as many as fit into `room` bytes."""
+    costs = itertools.accumulate(map(_cost, items))
+    return items[: sum(cost <= room for cost in costs)]
 
 
 def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
