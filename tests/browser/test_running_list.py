@@ -89,8 +89,6 @@ def test_keyboard_leads_to_a_training(airflow_site: Site, open_page: Open) -> No
 
 def test_whole_row_leads_to_its_training(airflow_site: Site, open_page: Open) -> None:
     tab = open_list(airflow_site, open_page)
-    row = tab.get_by_role("row", name="queued_training").first
-    box = row.bounding_box()
-    tab.mouse.click(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
+    tab.get_by_role("row", name="queued_training").first.click(position={"x": 500, "y": 10})
     tab.get_by_role("heading", name="Training train").wait_for()
     assert "dag_id=queued_training" in tab.url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,8 +10,14 @@ import pytest
 from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import GROWS, until
+from tests.e2e.airflow import wait_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.embedded, pytest.mark.timeout(1800)]
+AGE = """() => {
+  showAge();
+  const age = document.getElementById("age");
+  return [Date.now() / 1000, age.textContent, Number(age.dataset.written)];
+}"""
 POINTS_OF_LOSS = "charts.get('loss')?.uplot.data[0].length ?? 0"
 
 
@@ -37,8 +44,25 @@ def test_curve_and_age_grow_without_a_reload(airflow_site: Site, open_page: Open
     assert tab.evaluate("window.loadedOnce"), "the page was reloaded"
 
 
+@pytest.mark.parametrize("days", [-1, 1])
+def test_age_does_not_depend_on_the_clock_of_the_browser(airflow_site: Site, open_page: Open, days: int) -> None:
+    """The data of a training that waits gets older, because nothing is written."""
+    tab = open_page(airflow_site.page(airflow_site.queued()), java_script_enabled=False)
+    written = float(tab.locator("#age").get_attribute("data-written"))
+    wait_for("the data has an age", lambda: time.time() > written + 30)
+    tab = open_page(airflow_site.page(airflow_site.queued()), clock=days * 86400)
+    until(tab, "served.size > 0")
+    drawn, age, at = tab.evaluate(AGE)
+    assert abs(drawn - time.time()) > 80000, "the clock of the browser is right"
+    number, unit = age.removeprefix("The data is ").removesuffix(" old.").split()
+    shown = int(number) * {"s": 1, "min": 60, "h": 3600}[unit]
+    assert at <= time.time()
+    assert 0.5 * (time.time() - at) < shown < 1.5 * (time.time() - at) + 5
+
+
 def test_failed_training_begins_with_the_cause_and_what_to_do(airflow_site: Site, open_page: Open) -> None:
     tab = open_page(airflow_site.page(airflow_site.failed()))
+    until(tab, "served.size > 0")  # the script replaces each part of the page once, and has no boxes for them meanwhile
     first = tab.locator("main > *").first
     assert first.get_by_role("heading").inner_text() == "Why it failed"
     assert "ran out of GPU memory" in first.locator(".summary").inner_text()

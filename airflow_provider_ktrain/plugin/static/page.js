@@ -5,11 +5,22 @@ const FASTEST = 5000, SLOWEST = 30000, AFTER_ERROR = 60000; // milliseconds betw
 const content = document.getElementById("content");
 const connection = document.getElementById("connection");
 let series = {}, served = new Map(), tag = "", delay = FASTEST, timer = 0, sorted = null, unreachable = false;
+let servedAt = NaN, receivedAt = 0; // epoch seconds by the server's clock, and milliseconds by performance.now()
+
+// The server's time in epoch seconds, from the last answer's Date header; NaN before the first one. The browser's clock may be wrong.
+function serverTime() {
+  return servedAt + (performance.now() - receivedAt) / 1000;
+}
+
+function noteServerTime(answer) {
+  const date = Date.parse(answer.headers.get("Date"));
+  if (!Number.isNaN(date)) [servedAt, receivedAt] = [date / 1000, performance.now()];
+}
 
 function showAge() {
-  const age = document.getElementById("age");
-  if (!age) return;
-  const seconds = Math.max(Math.round(Date.now() / 1000 - age.dataset.written), 0);
+  const age = document.getElementById("age"), now = serverTime();
+  if (!age || Number.isNaN(now)) return; // the text is the server's
+  const seconds = Math.max(Math.round(now - age.dataset.written), 0);
   const text = seconds < 120 ? `${seconds} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
   age.textContent = `The data is ${text} old.`;
 }
@@ -102,6 +113,7 @@ async function update() {
   try {
     const headers = tag ? { "If-None-Match": tag } : {};
     const answer = await fetch(document.body.dataset.update, { headers, credentials: "same-origin", cache: "no-store" });
+    noteServerTime(answer);
     if (answer.status === 401 || answer.status === 403) {
       connection.textContent = "You are logged out, or no longer have the right to see this. Reload the page.";
       return;
