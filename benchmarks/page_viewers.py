@@ -19,10 +19,7 @@ import datetime
 import json
 import os
 import random
-import socket
-import sqlite3
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -31,9 +28,8 @@ from typing import Any
 
 import aiohttp
 from harness import cpu, machine, quantile, table
-from harness.triggerer import Airflow, wait_for
+from harness.api_server import ApiServer, api_server
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.state.status_document import TrainingStatus
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
 
@@ -41,6 +37,7 @@ REPLICAS = 256
 FASTEST, SLOWEST, SLOWER = 5.0, 30.0, 1.5  # seconds between two requests of the page's script, and its backoff
 AIRFLOW_INTERVAL = 3.0  # seconds: [api] auto_refresh_interval
 REWRITE = 60.0  # seconds between two statuses
+TASK = "train"
 QUERY = "dag_id=bench&run_id=r&task_id=train&map_index=-1"
 UPDATE = f"/ktrain/training/update?{QUERY}"
 PAGE = f"/ktrain/training?{QUERY}"
@@ -109,17 +106,6 @@ class Viewers:
         await asyncio.sleep(3600)
 
 
-def rewrite(database: Path, **changes: Any) -> None:
-    """Write the status again, as a triggerer does: its time changes."""
-    with contextlib.closing(sqlite3.connect(database, timeout=60)) as connection, connection:
-        where = f"WHERE key = '{STATUS_XCOM}'"
-        stored = json.loads(connection.execute(f"SELECT value FROM xcom {where}").fetchone()[0])
-        value = json.loads(stored) if isinstance(stored, str) else stored
-        value |= {"written_at": round(time.time(), 1), **changes}
-        text = json.dumps(json.dumps(value) if isinstance(stored, str) else value)
-        connection.execute(f"UPDATE xcom SET value = ? {where}", [text])
-
-
 def tree(pid: int) -> list[int]:
     """A process and all its descendants."""
     parents: dict[int, list[int]] = {}
@@ -141,14 +127,12 @@ HEAD = [
 ]  # fmt: skip
 
 
-async def watch(
-    url: str, token: str, pid: int, database: Path, name: str, number: int, seconds: float, idle: float
-) -> tuple[list[Any], float]:
+async def watch(server: ApiServer, name: str, number: int, seconds: float, idle: float) -> tuple[list[Any], float]:
     """The row of viewers of one page, and the API server's CPU seconds per minute."""
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {server.token}"}
     timeout = aiohttp.ClientTimeout(total=300)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(url, headers=headers, timeout=timeout, connector=connector) as http:
+    async with aiohttp.ClientSession(server.url, headers=headers, timeout=timeout, connector=connector) as http:
         viewers = Viewers(http)
         behave: Callable[[], Coroutine[Any, Any, None]]
         behave = {"training page": viewers.ours, "Airflow's, one request": viewers.airflows}.get(name, viewers.nobody)
@@ -157,12 +141,12 @@ async def watch(
         tasks = [asyncio.create_task(behave()) for _ in range(number)]
         await asyncio.sleep(20)
         viewers.forget()
-        used, load, began = sum(map(cpu, tree(pid))), [os.getloadavg()[0]], time.monotonic()
+        used, load, began = sum(map(cpu, tree(server.pid))), [os.getloadavg()[0]], time.monotonic()
         while time.monotonic() < began + seconds:
             await asyncio.sleep(min(REWRITE, began + seconds - time.monotonic()))
-            await asyncio.to_thread(rewrite, database)
+            await asyncio.to_thread(server.rewrite, TASK)
         minutes = (time.monotonic() - began) / 60
-        spent = (sum(map(cpu, tree(pid))) - used) / minutes
+        spent = (sum(map(cpu, tree(server.pid))) - used) / minutes
         load.append(os.getloadavg()[0])
         for task in tasks:
             task.cancel()
@@ -184,11 +168,11 @@ def _cancelled(result: object) -> bool:
     return isinstance(result, asyncio.CancelledError)
 
 
-async def rounds(url: str, token: str, pid: int, parts: int, document: str) -> list[list[Any]]:
+async def rounds(server: ApiServer, parts: int, document: str) -> list[list[Any]]:
     """Size, CPU time and duration of the page's parts, one request after the other."""
     rows: list[list[Any]] = []
-    headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(url, headers=headers) as http:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with aiohttp.ClientSession(server.url, headers=headers) as http:
         viewers = Viewers(http)
         _, tag = await viewers.get(UPDATE)
         requests = (
@@ -199,10 +183,10 @@ async def rounds(url: str, token: str, pid: int, parts: int, document: str) -> l
         )
         for name, path, known in requests:
             viewers.forget()
-            used = sum(map(cpu, tree(pid)))
+            used = sum(map(cpu, tree(server.pid)))
             for _ in range(parts):
                 await viewers.get(path, known)
-            spent = (sum(map(cpu, tree(pid))) - used) / parts
+            spent = (sum(map(cpu, tree(server.pid))) - used) / parts
             took = [value for values in viewers.took.values() for value in values]
             rows.append(
                 [document, name, viewers.sizes.total() / parts / 1000, 1000 * spent, 1000 * (quantile(took, 0.5) or 0)]
@@ -218,36 +202,19 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=50, help="requests of each part of the page")
     args = parser.parse_args()
     print(f"{datetime.date.today()}; {machine()}\n", flush=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="ktrain-bench-") as folder:
-        settings = {
-            "AIRFLOW__API__PORT": port, "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__API__BASE_URL": url,
-        }  # fmt: skip
-        airflow = Airflow(Path(folder, "airflow"), Path(folder, "none"), **settings)
-        documents = {f"{n} of {REPLICAS} replicas restart": full_status(n) for n in (0, 64)}
-        status = next(iter(documents.values()))
-        task = {"task_id": "train", "map_index": -1, "classpath": "in_triggerer.Probe", "kwargs": {}}
-        airflow.defer([{**task, "xcoms": {STATUS_XCOM: status}}])
-        try:
-            pid = airflow.run("api-server").supervisor
-            token = wait_for("the API server answers", lambda: _token(url))
-            rows, idle = [], 0.0
-            pages = (("no viewers", 0), ("training page", args.viewers), ("Airflow's, one request", args.peers))
-            for name, number in pages:
-                row, spent = asyncio.run(watch(url, token, pid, airflow.database, name, number, args.seconds, idle))
-                idle = spent if not number else idle
-                rows.append(row)
-                print(json.dumps(dict(zip(HEAD, row, strict=True))), file=sys.stderr, flush=True)
-            parts = []
-            for name, document in documents.items():
-                rewrite(airflow.database, **document)
-                parts += asyncio.run(rounds(url, token, pid, args.parts, name))
-        finally:
-            airflow.stop()
+    documents = {f"{n} of {REPLICAS} replicas restart": full_status(n) for n in (0, 64)}
+    with api_server({TASK: next(iter(documents.values()))}) as server:
+        rows, idle = [], 0.0
+        pages = (("no viewers", 0), ("training page", args.viewers), ("Airflow's, one request", args.peers))
+        for name, number in pages:
+            row, spent = asyncio.run(watch(server, name, number, args.seconds, idle))
+            idle = spent if not number else idle
+            rows.append(row)
+            print(json.dumps(dict(zip(HEAD, row, strict=True))), file=sys.stderr, flush=True)
+        parts = []
+        for name, document in documents.items():
+            server.rewrite(TASK, **document)
+            parts += asyncio.run(rounds(server, args.parts, name))
     print(table(HEAD, rows))
     sizes = [
         [name, len(json.dumps(found)) / 1000, len(found["series"]), sum(map(len, found["series"].values()))]
@@ -255,14 +222,6 @@ def main() -> None:
     ]
     print("\n" + table(["status", "KB", "series", "points"], sizes))
     print("\n" + table(["status", "request", "KB", "CPU ms", "response p50 ms"], parts))
-
-
-def _token(url: str) -> str:
-    import urllib.request
-
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/auth/token", timeout=60) as response:
-        return str(json.load(response)["access_token"])
-    return ""
 
 
 if __name__ == "__main__":
