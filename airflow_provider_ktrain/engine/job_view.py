@@ -11,7 +11,6 @@ request does: only the events of its pods count.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,10 +20,11 @@ from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef, labe
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import belongs, has_ended, is_terminating, read_job, shown_owner
 from airflow_provider_ktrain.engine.object_keys import Key, by_label, by_name, by_uid
-from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription, WatchEvent, shared_informer
+from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription, shared_informer
 
 Object = dict[str, Any]
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
@@ -70,10 +70,17 @@ def watch_keys(ref: JobRef) -> tuple[Key, Key]:
 class JobView:
     """What two running watches show of a job and its pods. See `job_view`."""
 
-    def __init__(self, ref: JobRef, informers: tuple[SharedInformer, ...], subscriptions: tuple[Subscription, ...]):
+    def __init__(
+        self,
+        ref: JobRef,
+        informers: tuple[SharedInformer, ...],
+        subscriptions: tuple[Subscription, ...],
+        news: Wakeup,
+    ) -> None:
         self._ref = ref
         self._informers = informers
         self._jobs, self._pods = subscriptions
+        self._news = news
         self._deleted: set[str] = set()  # uids of objects that are proven to be gone
         self._unproven = False  # whether an object vanished without such a proof
         self._pods_alone = kind_of(ref.kind).pods_outlive_job  # whether the events of the job prove nothing
@@ -151,21 +158,17 @@ class JobView:
 
     async def _change(self, timeout: float) -> None:
         """Wait for a change of the job or of a pod, at most that many seconds."""
-        changes = [asyncio.ensure_future(self._jobs.changed()), asyncio.ensure_future(self._pods.changed())]
-        try:
-            await asyncio.wait(changes, timeout=min(timeout, 1.0), return_when=asyncio.FIRST_COMPLETED)
-            for change in changes:
-                if change.done():
-                    self._note(change, counts=change is changes[1] or not self._pods_alone)
-        finally:
-            for change in changes:
-                change.cancel()
+        await self._news.wait(min(timeout, 1.0))
+        self._note(self._jobs, counts=not self._pods_alone)
+        self._note(self._pods, counts=True)
 
-    def _note(self, change: asyncio.Future[list[WatchEvent]], *, counts: bool) -> None:
-        if change.exception() is not None:
+    def _note(self, subscription: Subscription, *, counts: bool) -> None:
+        try:
+            events = subscription.take() or ()
+        except (ApiStatusError, ApiUnavailable):
             self._unproven = True
             return
-        for event in change.result() if counts else ():
+        for event in events if counts else ():
             if event.type == "DELETED" and is_terminating(event.object):
                 self._deleted.add(event.object["metadata"]["uid"])
             elif event.type == "DELETED":  # it may have lost the label by which the watch selects
@@ -185,8 +188,12 @@ async def job_view(api: Api, ref: JobRef) -> AsyncIterator[JobView | None]:
         informers = tuple(filter(None, (watched.running_informer(api) for watched in watches_of(ref, shared=shared))))
         if len(informers) == 2:
             job_key, pod_key = watch_keys(ref)
-            async with informers[0].subscribe(key=job_key) as jobs, informers[1].subscribe(key=pod_key) as pods:
-                view = JobView(ref, informers, (jobs, pods))
+            news = Wakeup()
+            async with (
+                informers[0].subscribe(key=job_key, news=news) as jobs,
+                informers[1].subscribe(key=pod_key, news=news) as pods,
+            ):
+                view = JobView(ref, informers, (jobs, pods), news)
                 yield view if view.shows_owners else None
             return
     yield None

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
+from airflow_provider_ktrain.core.kinds import KINDS
+
 Object = dict[str, Any]
 Key = tuple[str, ...]
+#: labels by which objects can be found: those in `JobRef.pod_selector`. Others would only take memory, for each object
+INDEXED_LABELS = frozenset({SUBMISSION_LABEL, *(kind.pod_name_label for kind in KINDS.values())})
 
 
 def by_uid(uid: str) -> Key:
@@ -23,8 +28,14 @@ def by_owner(uid: str) -> Key:
     return ("owner", uid)
 
 
+def uid_of(key: Key) -> str | None:
+    """The uid of a key that `by_uid` returned, which needs no index; None for other keys."""
+    return key[1] if key[0] == "uid" else None
+
+
 def by_label(key: str, value: str) -> Key:
-    """Key of objects with this label."""
+    """Key of objects with this label, one of INDEXED_LABELS."""
+    assert key in INDEXED_LABELS, key
     return ("label", key, value)
 
 
@@ -38,12 +49,13 @@ def by_involved_name(kind: str, name: str) -> Key:
     return ("involved", kind, name)
 
 
-def keys_of(obj: Object) -> frozenset[Key]:
-    """All keys by which an object can be subscribed to."""
+def keys_of(obj: Object) -> tuple[Key, ...]:
+    """All keys by which an object can be subscribed to, except that of its uid."""
     meta = obj["metadata"]
-    keys: list[Key] = [by_uid(meta["uid"]), by_name(meta["name"])]
+    labels = meta.get("labels") or {}
+    keys: list[Key] = [by_name(meta["name"])]
     keys += (by_owner(ref["uid"]) for ref in meta.get("ownerReferences") or ())
-    keys += (by_label(key, value) for key, value in (meta.get("labels") or {}).items())
+    keys += (by_label(key, labels[key]) for key in labels if key in INDEXED_LABELS)
     if about := obj.get("involvedObject"):
         keys += (by_involved_uid(about.get("uid", "")), by_involved_name(about.get("kind", ""), about.get("name", "")))
-    return frozenset(keys)
+    return tuple(keys)

@@ -1,7 +1,8 @@
-"""Removes what nothing reads from objects that a watch keeps: there may be thousands of them."""
+"""Removes what nothing reads from objects that a watch keeps, and shares what is equal: there may be thousands."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
@@ -21,12 +22,33 @@ def stripped(obj: Object) -> Object:
         if name.endswith("ReplicaSpecs"):  # the pods that a job describes, by role
             for role in (roles or {}).values():
                 _strip_pod(((role or {}).get("template") or {}).get("spec") or {}, TEMPLATE_FIELDS)
+            _share_templates([role for role in (roles or {}).values() if role])
     pods = [spec, *(((of.get("template") or {}).get("spec") or {}) for of in spec.get("podSets") or ())]
     for pod in pods:  # the pod itself, or the pods that a Workload of Kueue describes
         _strip_pod(pod, POD_FIELDS)
         if "affinity" in pod and not avoided_nodes({"spec": pod}):  # these explain why a pod can't be scheduled
             del pod["affinity"]
     return obj
+
+
+def with_shared_names(value: Any) -> Any:
+    """The value with one string for each name of a field.
+
+    The JSON parser creates these strings for each event. In a list, it creates them once for all objects of a page.
+    """
+    if isinstance(value, dict):
+        return {sys.intern(name): with_shared_names(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [with_shared_names(of) for of in value]
+    return value
+
+
+def _share_templates(roles: list[Object]) -> None:
+    """Keep one of equal pod templates: the roles of many jobs differ only in their number of replicas."""
+    for number, role in enumerate(roles):
+        for earlier in roles[:number]:
+            if "template" in role and role["template"] == earlier.get("template"):
+                role["template"] = earlier["template"]
 
 
 def _strip_pod(spec: dict[str, Any], fields: frozenset[str]) -> None:

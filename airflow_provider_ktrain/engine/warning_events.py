@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.object_keys import Key, by_uid
-from airflow_provider_ktrain.engine.watch import SharedInformer, shared_informer
+from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription, shared_informer
 
 Object = dict[str, Any]
 FIRST_LIST_SECONDS = 10.0  #: for the first list of the events, after which they are listed for the job
@@ -34,8 +33,8 @@ class WarningEvents:
 
     def __init__(self, api: Api, namespace: str, log: Log) -> None:
         self._api, self._namespace, self._log = api, namespace, log
-        self._stack = contextlib.AsyncExitStack()
         self._informer: SharedInformer | None = None
+        self._subscription: Subscription | None = None
 
     @property
     def is_open(self) -> bool:
@@ -50,8 +49,9 @@ class WarningEvents:
 
     async def close(self) -> None:
         """Give up the watch: it ends some seconds after the last job has given it up."""
-        self._informer = None
-        await self._stack.aclose()
+        subscription, self._informer, self._subscription = self._subscription, None, None
+        if subscription is not None:
+            await subscription.__aexit__()
 
     async def about(self, keys: Iterable[Key]) -> list[Object] | None:
         """The Warning events about some objects. None: they can't be watched.
@@ -63,7 +63,7 @@ class WarningEvents:
         if self._informer is None:
             path = api_paths.core(self._namespace, "events")
             informer = shared_informer(self._api, path, field_selector="type=Warning", refusal_level=logging.DEBUG)
-            await self._stack.enter_async_context(informer.subscribe(key=NO_OBJECT))
+            self._subscription = await informer.subscribe(key=NO_OBJECT).__aenter__()
             self._informer = informer
         if not await self._is_known(self._informer):
             return None

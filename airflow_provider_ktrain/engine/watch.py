@@ -17,21 +17,21 @@ it. In a triggerer the context decides to which task's log a line goes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.object_keys import Key, keys_of
-from airflow_provider_ktrain.engine.stripping import stripped
+from airflow_provider_ktrain.engine.object_keys import Key, by_uid, keys_of, uid_of
+from airflow_provider_ktrain.engine.stripping import stripped, with_shared_names
+from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +60,43 @@ class WatchEvent:
 
 
 class Subscription:
-    """The objects and events of an informer for one subscriber.
+    """The objects and events of an informer for one subscriber; a context manager that ends the subscription.
 
     `objects` has the matching objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
     doesn't exist: it may be newer than the last event. An event DELETED is such a proof.
+
+    :param informer: see `SharedInformer.subscribe`.
+    :param match: see there.
+    :param key: see there.
+    :param news: see there.
     """
 
-    def __init__(self, match: Callable[[Object], bool] | None = None) -> None:
+    __slots__ = ("_changed", "_error", "_informer", "_key", "_match", "_new", "_news", "_pending", "objects", "synced")
+
+    def __init__(
+        self,
+        informer: SharedInformer | None = None,
+        match: Callable[[Object], bool] | None = None,
+        key: Key | None = None,
+        news: Wakeup | None = None,
+    ) -> None:
         self.objects: dict[str, Object] = {}
         self.synced = False  #: whether the first list is complete
-        self._match = match
+        self._informer, self._match, self._key = informer, match, key
         self._pending: dict[str, WatchEvent] = {}
-        self._changed: set[str] = set()
+        self._changed: dict[str, None] = {}  # an empty dict is smaller than an empty set
         self._error: Exception | None = None
-        self._ready = asyncio.Event()
+        self._news = news or Wakeup()
+        self._new = False  # whether `take` has something to return
+
+    async def __aenter__(self) -> Self:
+        if self._informer is not None:
+            self._informer._add(self, self._key)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._informer is not None:
+            self._informer._discard(self, self._key)
 
     async def changed(self) -> list[WatchEvent]:
         """Wait for changes since the last call. Returns one event per object; [] if the first list has no match.
@@ -82,8 +105,18 @@ class Subscription:
             may call this again.
         :raises ApiUnavailable: the informer was closed.
         """
-        await self._ready.wait()
-        self._ready.clear()
+        while (taken := self.take()) is None:
+            await self._news.wait()
+        return taken
+
+    def take(self) -> list[WatchEvent] | None:
+        """What `changed` would return at once. None: it would wait.
+
+        :raises ApiStatusError, ApiUnavailable: as `changed`.
+        """
+        if not self._new:
+            return None
+        self._new = False
         self._raise()
         seen = list(self._pending.values())
         self._pending.clear()
@@ -94,9 +127,9 @@ class Subscription:
         """Objects whose DELETED event the next `changed` returns. `objects` no longer has them."""
         return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
 
-    def take_changed(self) -> set[str]:
+    def take_changed(self) -> Collection[str]:
         """The uids of objects that were added, changed or removed since the last call, whatever `changed` returned."""
-        taken, self._changed = self._changed, set()
+        taken, self._changed = self._changed, {}
         return taken
 
     def __aiter__(self) -> Self:
@@ -104,8 +137,7 @@ class Subscription:
 
     async def __anext__(self) -> WatchEvent:
         while not self._pending:
-            await self._ready.wait()
-            self._ready.clear()
+            await self._news.wait()
             self._raise()
         return self._pending.pop(next(iter(self._pending)))
 
@@ -114,14 +146,18 @@ class Subscription:
         if error is not None:
             raise error
 
+    def _notify(self) -> None:
+        self._new = True
+        self._news.set()
+
     def _fail(self, error: Exception) -> None:
         self._error = error
-        self._ready.set()
+        self._notify()
 
     def _sync(self) -> None:
         if not self.synced:
             self.synced = True
-            self._ready.set()
+            self._notify()
 
     def _deliver(self, obj: Object, *, deleted: bool = False) -> None:
         uid = obj["metadata"]["uid"]
@@ -135,9 +171,9 @@ class Subscription:
             self._pending[uid] = WatchEvent("DELETED", obj)
         else:
             return
-        self._changed.add(uid)
+        self._changed[uid] = None
         if self.synced:  # the first list is delivered as a whole
-            self._ready.set()
+            self._notify()
 
 
 class SharedInformer:
@@ -163,9 +199,9 @@ class SharedInformer:
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {name: value for name, value in selectors.items() if value}
         self._objects: dict[str, Object] = {}
-        self._keys: dict[str, frozenset[Key]] = {}
+        self._keys: dict[str, tuple[Key, ...]] = {}
         self._uids: dict[Key, set[str]] = {}
-        self._subscriptions: dict[Key | None, set[Subscription]] = {}
+        self._subscriptions: dict[Key | None, tuple[Subscription, ...]] = {}  # mostly one for each key
         self._synced = False
         self._version = ""  # "": list next
         self._resync_at = 0.0
@@ -188,39 +224,46 @@ class SharedInformer:
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
-        uids = dict.fromkeys(uid for key in keys for uid in self._uids.get(key, ()))
+        uids = dict.fromkeys(uid for key in keys for uid in self._uids_of(key))
         return [self._objects[uid] for uid in uids]
 
-    @contextlib.asynccontextmanager
-    async def subscribe(
-        self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None
-    ) -> AsyncIterator[Subscription]:
-        """Subscribe. This doesn't wait for the first list; `changed()` does.
+    def _uids_of(self, key: Key) -> Collection[str]:
+        """The uids of the objects that have this key."""
+        uid = uid_of(key)
+        if uid is None:
+            return self._uids.get(key, ())
+        return (uid,) if uid in self._objects else ()
+
+    def subscribe(
+        self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None, news: Wakeup | None = None
+    ) -> Subscription:
+        """A subscription, which begins when its context is entered. This doesn't wait for the first list.
 
         :param match: filter that is called for each change. An object that no longer matches becomes DELETED. Default:
             all objects match.
         :param key: `by_uid`, `by_name`, `by_owner` or `by_label`. Only these objects are passed to `match`. Always set
             it where there are many subscriptions. Default: all objects.
+        :param news: set when `take` has something to return, for a coroutine that waits for several subscriptions.
+            Default: one of its own, for `changed`.
         """
-        subscription = Subscription(match)
+        return Subscription(self, match, key, news)
+
+    def _add(self, subscription: Subscription, key: Key | None) -> None:
         self._start()
-        self._subscriptions.setdefault(key, set()).add(subscription)
-        uids: Iterable[str] = self._objects if key is None else self._uids.get(key, ())
-        for uid in uids:
+        self._subscriptions[key] = (*self._subscriptions.get(key, ()), subscription)
+        for uid in self._objects if key is None else self._uids_of(key):
             subscription._deliver(self._objects[uid])
         if self._synced:
             subscription._sync()
         if self.failure is not None:
             subscription._fail(self.failure)
-        try:
-            yield subscription
-        finally:
-            subscriptions = self._subscriptions.get(key, set())
-            subscriptions.discard(subscription)
-            if not subscriptions:
-                self._subscriptions.pop(key, None)
-            if not self._subscriptions and self._task is not None:
-                self._lingering = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._stop, context=Context())
+
+    def _discard(self, subscription: Subscription, key: Key | None) -> None:
+        others = tuple(other for other in self._subscriptions.pop(key, ()) if other is not subscription)
+        if others:
+            self._subscriptions[key] = others
+        if not self._subscriptions and self._task is not None:
+            self._lingering = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._stop, context=Context())
 
     def _start(self) -> None:
         if self._lingering is not None:
@@ -390,7 +433,7 @@ class SharedInformer:
         if event["type"] == "DELETED":
             self._remove(stripped(obj))
         elif event["type"] != "BOOKMARK":
-            self._upsert(stripped(obj))
+            self._upsert(with_shared_names(stripped(obj)))
 
     def _is_current(self, obj: Object) -> bool:
         """Whether the object is known in this version."""
@@ -401,30 +444,30 @@ class SharedInformer:
         if self._is_current(obj):
             return
         uid = obj["metadata"]["uid"]
-        before, keys = self._keys.get(uid, frozenset()), keys_of(obj)
+        before, keys = self._keys.get(uid, ()), keys_of(obj)
         self._objects[uid] = obj
         if keys != before:
             self._index(uid, before, keys)
-        for subscription in self._subscribed((None, *keys)):
+        for subscription in self._subscribed((None, by_uid(uid), *keys)):
             subscription._deliver(obj)
-        for subscription in self._subscribed(before - keys):
+        for subscription in self._subscribed(key for key in before if key not in keys):
             subscription._deliver(obj, deleted=True)
 
     def _remove(self, obj: Object) -> None:
         uid = obj["metadata"]["uid"]
         if self._objects.pop(uid, None) is None:
             return
-        before = self._keys.get(uid, frozenset())
-        self._index(uid, before, frozenset())
-        for subscription in self._subscribed((None, *before)):
+        before = self._keys.get(uid, ())
+        self._index(uid, before, ())
+        for subscription in self._subscribed((None, by_uid(uid), *before)):
             subscription._deliver(obj, deleted=True)
 
-    def _index(self, uid: str, before: frozenset[Key], keys: frozenset[Key]) -> None:
-        for key in before - keys:
+    def _index(self, uid: str, before: tuple[Key, ...], keys: tuple[Key, ...]) -> None:
+        for key in set(before).difference(keys):
             self._uids[key].discard(uid)
             if not self._uids[key]:
                 del self._uids[key]
-        for key in keys - before:
+        for key in set(keys).difference(before):
             self._uids.setdefault(key, set()).add(uid)
         if keys:
             self._keys[uid] = keys
@@ -436,7 +479,7 @@ class SharedInformer:
             yield from self._subscriptions.get(key, ())
 
     def _broadcast(self, tell: Callable[[Subscription], None]) -> None:
-        for subscriptions in self._subscriptions.values():
+        for subscriptions in list(self._subscriptions.values()):
             for subscription in subscriptions:
                 tell(subscription)
 

@@ -16,7 +16,6 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.object_keys import by_label
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 from airflow_provider_ktrain.engine.watch import Subscription, shared_informer
 from tests import clusters
@@ -158,7 +157,7 @@ async def writing_pods(cluster: TestCluster, test: str) -> AsyncIterator[Writing
     async with api_of(cluster) as api:
         pods_here = WritingPods(cluster, api, test)
         pods = shared_informer(api, api_paths.core(cluster.namespace, "pods"), label_selector=f"test={test}")
-        async with pods.subscribe(key=by_label("test", test)) as subscription:
+        async with pods.subscribe() as subscription:
             observing = asyncio.create_task(pods_here.observe(subscription))
             try:
                 yield pods_here

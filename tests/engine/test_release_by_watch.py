@@ -16,6 +16,7 @@ from airflow_provider_ktrain.engine.api import MakeClient
 from airflow_provider_ktrain.engine.follow.observer import subscriptions
 from airflow_provider_ktrain.engine.job_view import JobView, current_phase, job_view
 from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.watch import SharedInformer, Subscription
 from tests.clusters import TestCluster
 from tests.core.trainjobs import pod, trainjob
@@ -56,7 +57,8 @@ async def watched(
     task: Task, cluster: TestCluster, ref: JobRef, *, shared: bool = False
 ) -> AsyncIterator[RecordingApi]:
     """A client that watches the job and its pods, and has recorded no request yet."""
-    async with api_of(cluster, RecordingApi) as api, subscriptions(api, ref, shared=shared) as (jobs, pods):
+    async with api_of(cluster, RecordingApi) as api, contextlib.AsyncExitStack() as watches:
+        jobs, pods = [await watches.enter_async_context(to) for to in subscriptions(api, ref, shared=shared)]
         known = await task.pods(ref)
 
         async def synced() -> bool:
@@ -200,7 +202,8 @@ async def test_succeeded_trainjob_whose_pods_have_ended_needs_no_request(task: T
 async def test_watch_of_pods_that_do_not_show_their_job_is_not_used(task: TrainTask, cluster: TestCluster) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
-    async with api_of(cluster) as api, subscriptions(api, ref, shared=False) as (_, pods):
+    async with api_of(cluster) as api, contextlib.AsyncExitStack() as watches:
+        _, pods = [await watches.enter_async_context(to) for to in subscriptions(api, ref, shared=False)]
 
         async def synced() -> bool:
             return bool(pods.objects)
@@ -216,7 +219,7 @@ async def test_ended_initializer_does_not_show_that_the_training_has_ended() -> 
     """The watch of the pods may not have the nodes yet."""
     ref = JobRef("TrainJob", "v1alpha1", "ns", "train", "t")
     jobs, pods = Subscription(), Subscription()
-    view = JobView(ref, (), (jobs, pods))
+    view = JobView(ref, (), (jobs, pods), Wakeup())
     for role, expected in (("dataset-initializer", False), ("node", True)):
         ended = pod(role, phase="Succeeded")
         pods.objects[ended["metadata"]["uid"]] = ended

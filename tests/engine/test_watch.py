@@ -15,6 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
+from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
 from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.object_keys import by_label, by_name, by_owner, by_uid
@@ -31,7 +32,8 @@ from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until
 
-OURS = {"app": "ktrain"}
+OURS = {"app": "ktrain", SUBMISSION_LABEL: "ours"}
+THEIRS = {"app": "x", SUBMISSION_LABEL: "theirs"}
 
 
 def versions(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -46,7 +48,7 @@ async def collect(subscription: Subscription, received: list[WatchEvent]) -> Non
 async def test_subscription_gets_the_list_and_then_changes() -> None:
     kube = FakeKube()
     kube.put("a", OURS)
-    kube.put("other", {"app": "x"})
+    kube.put("other", THEIRS)
     async with (
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as subscription,
@@ -89,12 +91,12 @@ async def test_object_that_no_longer_matches_becomes_deleted() -> None:
         serving(kube) as api,
         shared_informer(api, PODS, label_selector="app=ktrain").subscribe() as by_selector,
         shared_informer(api, PODS).subscribe(lambda obj: obj["metadata"]["labels"] == OURS) as by_match,
-        shared_informer(api, PODS).subscribe(key=by_label("app", "ktrain")) as by_key,
+        shared_informer(api, PODS).subscribe(key=by_label(SUBMISSION_LABEL, "ours")) as by_key,
     ):
         subscriptions = (by_selector, by_match, by_key)
         for subscription in subscriptions:
             assert [s.type for s in await subscription.changed()] == ["ADDED"]
-        kube.put("a", {"app": "x"})
+        kube.put("a", THEIRS)
         for subscription in subscriptions:
             assert [s.type for s in await subscription.changed()] == ["DELETED"]
             assert subscription.objects == {}
@@ -104,14 +106,14 @@ async def test_subscriptions_get_only_objects_of_their_key() -> None:
     kube = FakeKube()
     a = kube.put("a", OURS)
     uid = a["metadata"]["uid"]
-    kube.put("b", {"app": "x"}, metadata={"ownerReferences": [{"uid": uid}]})
+    kube.put("b", THEIRS, metadata={"ownerReferences": [{"uid": uid}]})
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
         async with (
             pods.subscribe(key=by_uid(uid)) as one,
             pods.subscribe(key=by_name("b")) as two,
             pods.subscribe(key=by_owner(uid)) as three,
-            pods.subscribe(key=by_label("app", "x")) as four,
+            pods.subscribe(key=by_label(SUBMISSION_LABEL, "theirs")) as four,
         ):
             await until(lambda: four.synced)
             assert [list(w.objects) for w in (one, two, three, four)] == [["u1"], ["u2"], ["u2"], ["u2"]]
@@ -504,7 +506,7 @@ class Story:
         if name in self.kube.objects and self.rng.random() < 0.3:
             self.kube.delete(name)
         else:
-            self.kube.put(name, self.rng.choice([OURS, OURS, {"app": "x"}]), spec={"n": self.rng.random()})
+            self.kube.put(name, self.rng.choice([OURS, OURS, THEIRS]), spec={"n": self.rng.random()})
 
     def trouble(self) -> None:
         troubles: list[Callable[[], object]] = [

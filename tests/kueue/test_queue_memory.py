@@ -152,8 +152,6 @@ async def _step(follower: QueueFollower) -> None:
             await follower.changed()
     except TimeoutError:
         pass
-    except Exception as error:
-        await follower.note(error)
 
 
 async def test_a_sensor_waits_for_a_job_that_kueue_gave_up_on(task: Task) -> None:

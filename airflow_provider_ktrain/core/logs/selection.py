@@ -28,6 +28,10 @@ def check_choice(choice: LogChoice, kind: Kind) -> None:
             raise ManifestError(f"logs: found {role}: {indexes!r}, expected a list of replica indexes such as [0, 1]")
 
 
+def _every_pod(pod: Mapping[str, Any]) -> bool:
+    return True
+
+
 def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool]:
     """A predicate that is true for pods whose logs to follow.
 
@@ -36,7 +40,7 @@ def chooser(choice: LogChoice, kind: Kind, job: Mapping[str, Any]) -> Callable[[
     if choice == "auto":
         choice = "all" if kind.size(job) <= MAX_REPLICAS_FOR_ALL else "primary"
     if choice == "all":
-        return lambda pod: True
+        return _every_pod
     if choice == "none":
         return lambda pod: False
     selected = {kind.primary(job): [0]} if isinstance(choice, str) else choice

@@ -149,11 +149,11 @@ class RestartHistory:
         self._reported_before = self._reported
         self._partial = bool(given.get("partial"))  # whether a handover left out containers
         containers = given.get("containers") or {}
-        self._inherited = set(containers)
+        self._inherited: dict[str, None] = dict.fromkeys(containers)
         self._containers = {str(key): _Container(**known_fields(_Container, c)) for key, c in containers.items()}
         self._pods: dict[str, Json] = {}  # the current pod of each replica
         self._running_since: dict[str, float] = {}  # by replica, in epoch seconds
-        self._lost: set[str] = set()  # uids of current pods that were disrupted or deleted
+        self._lost: dict[str, None] = {}  # uids of current pods that were disrupted or deleted
         self._seen: dict[str, Json] = {}  # the pods that exist, by uid
         self._last_run: dict[str, tuple[int, Json]] = {}  # the last ended run of each container, with its number
 
@@ -273,8 +273,8 @@ class RestartHistory:
             return
         if why == POD_DELETED and self._kind.failure_deletes_peers and any(map(_has_failed, self._pods.values())):
             return  # the deletion is the effect of that failure, which is counted
-        self._lost.add(uid)
-        self._lost &= {uid, *map(_uid, self._pods.values())}
+        current = {uid, *map(_uid, self._pods.values())}
+        self._lost = {lost: None for lost in (*self._lost, uid) if lost in current}
         self._running_since.pop(replica, None)
         self._restart_counts_from(None)
 

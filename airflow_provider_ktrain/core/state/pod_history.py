@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -33,7 +33,7 @@ class PodHistory:
         self._kind = kind
         self._known: dict[str, Pod] = {}
         self.groups = PodGroups(kind)  #: the pods that exist now
-        self._evicted: set[str] = set()  # uids of pods that a queue took from the job
+        self._evicted: Collection[str] = ()  # uids of pods that a queue took from the job
         self._deleted = 0  # number of deleted pods after the last cleanup
         given = handed_over or {}
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
@@ -63,7 +63,7 @@ class PodHistory:
 
     def mark_evicted(self) -> None:
         """Record that a queue has taken the job's quota: the pods that exist now are lost with their work."""
-        self._evicted |= self.groups.pods.keys()
+        self._evicted = {*self._evicted, *self.groups.pods}
 
     @property
     def any(self) -> bool:
@@ -101,7 +101,7 @@ class PodHistory:
     def frozen(self) -> PodHistory:
         """A copy for another thread, in which `all` and `usage` don't change."""
         frozen = copy.copy(self)
-        frozen._known, frozen._evicted = dict(self._known), set(self._evicted)
+        frozen._known = dict(self._known)
         return frozen
 
     def handover(self, now: datetime) -> dict[str, float]:

@@ -93,7 +93,7 @@ class TrainingMetrics:
         self.progress_at: float | None = None  #: when it was, in epoch seconds
         self._progress_from = ""  # the replica that did
         self._steps: dict[str, Number] = {}  # last step of each replica
-        self.omitted: set[str] = set()  #: names beyond MAX_NAMES
+        self.omitted: tuple[str, ...] = ()  #: names beyond MAX_NAMES
         self._read(given)
 
     def __bool__(self) -> bool:
@@ -228,8 +228,8 @@ class TrainingMetrics:
             series = self._series.get(name)
             if series is None:
                 if len(self._series) >= MAX_NAMES:
-                    if len(self.omitted) < MAX_NAMES:
-                        self.omitted.add(name)
+                    if len(self.omitted) < MAX_NAMES and name not in self.omitted:
+                        self.omitted += (name,)
                     continue
                 series = self._series[name] = Series(source, at)
             if source != series.source:

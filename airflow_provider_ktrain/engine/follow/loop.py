@@ -30,6 +30,7 @@ from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
@@ -77,17 +78,22 @@ async def follow(
     stop_notices = api.on_notice(log.warning)
     try:
         output.warn_about_repeated_lines(host)
-        stopped = asyncio.Event()
+        news = Wakeup()
+        stopped = Wakeup(also=news)
         stop.attach(stopped)
+        jobs, pods = subscriptions(api, ref, shared=host.shared, news=news)
         async with (
-            subscriptions(api, ref, shared=host.shared) as (jobs, pods),
-            QueueFollower(api, state, log, may_fail=options.release) as queue,
+            jobs,
+            pods,
+            QueueFollower(api, state, log, news=news, may_fail=options.release) as queue,
             WarningEvents(api, ref.namespace, log) as warnings,
         ):
             fail_fast = host.fail_fast_on_forbidden
             clocks_now = functools.partial(running_clocks, state, output, options)
             reporter = StatusReporter(state, output, queue, clocks_now, host.status_sink)
-            observer = Observer(api, state, output, jobs, pods, queue=queue, fail_fast_on_forbidden=fail_fast, log=log)
+            observer = Observer(
+                api, state, output, jobs, pods, queue=queue, news=news, fail_fast_on_forbidden=fail_fast, log=log
+            )
             finisher = Finisher(
                 api,
                 state,
@@ -167,7 +173,7 @@ class _Loop:
         options: Options,
         host: HostPolicy,
         stop: StopSignal,
-        stopped: asyncio.Event,
+        stopped: Wakeup,
     ) -> None:
         self._api, self._state, self._output, self._observer = api, state, output, observer
         self._startup, self._partial, self._progress, self._queue = startup, partial, progress, queue
@@ -191,7 +197,7 @@ class _Loop:
                 return outcome
             if until is not None and time.monotonic() >= until:
                 return await self._finisher.hand_over()
-            await self._observer.wait(self._stopped, max(self._seconds_to_wait(), 0.01))
+            await self._observer.wait(max(self._seconds_to_wait(), 0.01))
 
     def _report(self) -> None:
         """Log and publish what has changed. An error must not end the following of the job: it is logged once."""

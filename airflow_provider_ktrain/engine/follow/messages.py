@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.kill_decision import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,15 @@ class StopSignal:
         self.reason: str | None = None
         self.release_timeout = release_timeout
         self._decide = decide
-        self._wake: Callable[[], object] | None = None
+        self._attached: tuple[asyncio.AbstractEventLoop, asyncio.Event | Wakeup] | None = None
 
     def request(self, reason: str) -> None:
         """Request the end. A signal handler may call this while the event loop runs."""
         self.reason = reason
-        if self._wake is not None:
-            self._wake()
+        if self._attached is not None:
+            loop, event = self._attached
+            if loop.is_running():
+                loop.call_soon_threadsafe(event.set)
 
     async def decision(self) -> KillDecision:
         """Whether to release or to keep the job."""
@@ -130,10 +133,9 @@ class StopSignal:
             return await self._decide()
         return KillDecision(KillAction.RELEASE, self.reason or "")
 
-    def attach(self, event: asyncio.Event) -> None:
+    def attach(self, event: asyncio.Event | Wakeup) -> None:
         """From now on, a request sets `event` in the running event loop."""
-        loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.is_running() and loop.call_soon_threadsafe(event.set)
+        self._attached = asyncio.get_running_loop(), event
         if self.reason is not None:
             event.set()
 

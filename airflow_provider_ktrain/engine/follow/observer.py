@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
@@ -24,7 +23,8 @@ from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, 
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
 from airflow_provider_ktrain.engine.job_view import watch_keys, watches_of
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
-from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent
+from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch import Subscription
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
@@ -33,19 +33,18 @@ POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for the po
 USUAL_WATCH_LAG_SECONDS = 1.0  #: the same, before the pods are listed to find out whether there is such a pod
 
 
-@contextlib.asynccontextmanager
-async def subscriptions(api: Api, ref: JobRef, *, shared: bool) -> AsyncIterator[tuple[Subscription, Subscription]]:
-    """Watch the job and its pods.
+def subscriptions(
+    api: Api, ref: JobRef, *, shared: bool, news: Wakeup | None = None
+) -> tuple[Subscription, Subscription]:
+    """Subscriptions to the job and to its pods, which begin when their contexts are entered.
 
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
+    :param news: see `SharedInformer.subscribe`. Default: one for each subscription.
     """
     jobs_watch, pods_watch = watches_of(ref, shared=shared)
     job_key, pod_key = watch_keys(ref)
-    async with (
-        jobs_watch.informer(api).subscribe(key=job_key) as jobs,
-        pods_watch.informer(api).subscribe(key=pod_key) as pods,
-    ):
-        yield jobs, pods
+    jobs, pods = jobs_watch.informer(api), pods_watch.informer(api)
+    return jobs.subscribe(key=job_key, news=news), pods.subscribe(key=pod_key, news=news)
 
 
 class Observer:
@@ -57,6 +56,7 @@ class Observer:
     :param jobs: subscription to the job.
     :param pods: subscription to its pods.
     :param queue: what Kueue does with the job.
+    :param news: set when `jobs`, `pods` or `queue` have changes, and when the following is asked to stop.
     :param fail_fast_on_forbidden: see `HostPolicy`.
     :param log: where phases, and watches that fail, are logged.
     """
@@ -70,45 +70,39 @@ class Observer:
         pods: Subscription,
         *,
         queue: QueueFollower,
+        news: Wakeup,
         fail_fast_on_forbidden: bool,
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._log = api, state, output, log
-        self._jobs, self._pods, self._queue = jobs, pods, queue
+        self._jobs, self._pods, self._queue, self._news = jobs, pods, queue, news
         self._fail_fast = fail_fast_on_forbidden
         self._own = OwnPods(state, pods)
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
         self.pods_due = 0.0  #: when to call `pods_are_behind` again after it returned True, by `time.monotonic`
 
-    async def wait(self, stopped: asyncio.Event, timeout: float) -> None:
-        """Wait until a watch has changes, `stopped` is set or `timeout` seconds have passed."""
-        changes = [asyncio.ensure_future(self._jobs.changed()), asyncio.ensure_future(self._pods.changed())]
-        queued = [asyncio.ensure_future(self._queue.changed())] if self._queue.is_watched else []
-        waits: list[asyncio.Future[Any]] = [*changes, *queued, asyncio.ensure_future(stopped.wait())]
-        try:
-            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            for change in changes:
-                if change.done():
-                    self._note(change)
-            for change in queued:
-                if change.done() and (error := change.exception()) is not None:
-                    await self._queue.note(error)
-        finally:
-            for wait in waits:
-                wait.cancel()
+    async def wait(self, timeout: float) -> None:
+        """Wait until a watch has changes, the following is asked to stop, or `timeout` seconds have passed."""
+        await self._news.wait(timeout)
+        for subscription in (self._jobs, self._pods):
+            self._note(subscription)
+        await self._queue.note()
 
-    def _note(self, changes: asyncio.Future[list[WatchEvent]]) -> None:
+    def _note(self, subscription: Subscription) -> None:
         """Take deletions and errors from a watch. The objects that exist are taken by `update`."""
-        error = changes.exception()
-        if error is not None:
+        try:
+            changes = subscription.take()
+        except Exception as error:
             self._bear(error)
             return
+        if changes is None:
+            return
         self._rejected_since = None
-        for seen in changes.result():
+        for seen in changes:
             if seen.type == "DELETED":
                 self._mark_deleted(seen.object)
 
-    def _bear(self, error: BaseException) -> None:
+    def _bear(self, error: Exception) -> None:
         """Warn that a watch is rejected; raise the error if that lasts too long."""
         state, now = self._state, time.monotonic()
         if self._rejected_since is None:

@@ -47,7 +47,7 @@ class JobOutput:
         self._state, self._choice, self._log = state, choice, log
         self._handed_over_at = handover.handed_over_at
         self._chosen: Callable[[Mapping[str, Any]], bool] | None = None  # None until the job is known
-        self._roles: set[str] = set()  # of the job when it was chosen
+        self._roles: tuple[str, ...] = ()  # of the job when it was chosen
         self.cursor = cursor
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
         self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
@@ -84,7 +84,7 @@ class JobOutput:
         :param removed: uids of pods that it no longer has. Default: none.
         :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
-        roles = set(self._state.kind.replicas(job))
+        roles = tuple(sorted(self._state.kind.replicas(job)))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status
             self._roles = roles
             self._chosen = chooser(self._choice, self._state.kind, job)

@@ -35,16 +35,17 @@ class OwnPods:
 
     def __init__(self, state: JobState, pods: Subscription) -> None:
         self._state, self._pods = state, pods
-        self._asked = {""}  # owners of pods that the API server was asked about
-        self._unseen: set[str] = set()  # uids of changed pods that `changes` has not looked at yet
+        # dicts in place of sets, because most jobs have no pods yet, and an empty set takes three times the memory
+        self._asked = {"": None}  # owners of pods that the API server was asked about
+        self._unseen: dict[str, None] = {}  # uids of changed pods that `changes` has not looked at yet
         self._with_unknown_owner: dict[str, Object] = {}  # by uid
-        self._own: set[str] = set()  # uids
+        self._own: dict[str, None] = {}  # uids
         self._decided_by: object = None  # what the last decisions depended on
 
     def with_unknown_owner(self) -> list[Object]:
         """The pods whose owner the API server has to be asked about."""
         taken = self._pods.take_changed()
-        self._unseen |= taken
+        self._unseen |= dict.fromkeys(taken)
         for uid in taken if self._state.kind.pod_owner_label else ():
             pod = self._pods.objects.get(uid)
             if pod is None or owner_of(pod, self._state.ref) in self._asked:
@@ -55,7 +56,7 @@ class OwnPods:
 
     def note_owners(self, pods: Iterable[Object]) -> None:
         """Record that the API server was asked about the owners of these pods."""
-        self._asked |= {owner_of(pod, self._state.ref) for pod in pods}
+        self._asked |= {owner_of(pod, self._state.ref): None for pod in pods}
         for uid in [u for u, pod in self._with_unknown_owner.items() if owner_of(pod, self._state.ref) in self._asked]:
             del self._with_unknown_owner[uid]
 
@@ -65,14 +66,15 @@ class OwnPods:
         The event loop may do something else between two parts. What the caller doesn't take remains for the next call.
         """
         state, pods = self._state, self._pods.objects
-        self._unseen |= self._pods.take_changed()
+        self._unseen |= dict.fromkeys(self._pods.take_changed())
         if (decided_by := state.ownership) != self._decided_by:
             self._decided_by = decided_by
-            self._unseen |= pods.keys() | self._own
+            self._unseen |= dict.fromkeys((*pods, *self._own))
         uids = sorted(self._unseen, key=lambda uid: created_at(pods.get(uid, {})))
         for begin in range(0, len(uids) or 1, SLICE_PODS):
             part = uids[begin : begin + SLICE_PODS]
-            self._unseen.difference_update(part)
+            for uid in part:
+                self._unseen.pop(uid, None)
             yield self._look_at(part)
 
     def _look_at(self, uids: Iterable[str]) -> PodChanges:
@@ -81,8 +83,8 @@ class OwnPods:
             pod = self._pods.objects.get(uid)
             if pod is not None and self._state.owns(pod):
                 found.changed[uid] = pod
-                self._own.add(uid)
+                self._own[uid] = None
             elif uid in self._own:
                 found.removed.append(uid)
-                self._own.discard(uid)
+                del self._own[uid]
         return found

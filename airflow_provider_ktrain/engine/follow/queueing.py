@@ -7,7 +7,6 @@ this, the log names the missing right once, and the watch is tried again later. 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
@@ -27,7 +26,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.object_keys import by_owner
-from airflow_provider_ktrain.engine.watch import Subscription, WatchEvent, shared_informer
+from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch import Subscription, shared_informer
 
 REPEAT_SECONDS = 60.0  #: between two lines that differ in amounts only: Kueue updates these often
 RETRY_SECONDS = 30.0  #: until Kueue is looked for again after a failed request
@@ -78,6 +78,7 @@ class QueueFollower:
     :param api: client for the cluster.
     :param state: the job. Its metrics get the numbers of evictions and preemptions, and `queue` what to hand over.
     :param log: where the queue's state is logged.
+    :param news: set when the Workload has changed. Default: one of its own, for `changed`.
     :param forbidden_retry_seconds: until the watch is tried again after the API server rejected it. Default: 600.
     :param no_workload_seconds: after which a job without a Workload is reported. Default: 60.
     :param may_fail: whether a job that never runs fails the task. False for a job that isn't the task's, such as a
@@ -90,13 +91,14 @@ class QueueFollower:
         state: JobState,
         log: Log,
         *,
+        news: Wakeup | None = None,
         may_fail: bool = True,
         forbidden_retry_seconds: float = FORBIDDEN_RETRY_SECONDS,
         no_workload_seconds: float = NO_WORKLOAD_SECONDS,
     ) -> None:
         self._api, self._state, self._log, self._may_fail = api, state, log, may_fail
         self._forbidden_retry_seconds, self._no_workload_seconds = forbidden_retry_seconds, no_workload_seconds
-        self._stack = contextlib.AsyncExitStack()
+        self._news = news or Wakeup()
         self._workloads: Subscription | None = None
         self._look_at: float | None = 0.0  # time.monotonic() from which to look for Kueue; None: don't
         self.status: QueueStatus | None = None  #: None if the job has no Workload, or none that we may read
@@ -111,28 +113,38 @@ class QueueFollower:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        workloads, self._workloads = self._workloads, None
+        if workloads is not None:
+            await workloads.__aexit__()
 
     @property
     def is_watched(self) -> bool:
         """Whether the job's Workload is watched."""
         return self._workloads is not None
 
-    async def changed(self) -> list[WatchEvent]:
-        """Wait for a change of the job's Workload, which is watched."""
-        assert self._workloads is not None
-        return await self._workloads.changed()
+    async def changed(self) -> None:
+        """Wait for a change of the job's Workload, which is watched, and note it."""
+        await self._news.wait()
+        await self.note()
 
-    async def note(self, error: BaseException) -> None:
-        """The watch was rejected. Without the right to watch, continue without it and try again later.
+    async def note(self) -> None:
+        """Take the changes of the job's Workload, if it is watched. `update` looks at the Workload as it is then.
 
-        The right may be granted meanwhile, and an API server may reject requests for a while after its restart.
+        The watch may be rejected. Without the right to watch, continue without it and try again later. The right may be
+        granted meanwhile, and an API server may reject requests for a while after its restart.
         """
-        if isinstance(error, ApiStatusError) and error.status == 403:
-            self._workloads = None
-            await self._stack.aclose()
-            self._look_at = time.monotonic() + self._forbidden_retry_seconds
-            self._log_missing_right(error)
+        if self._workloads is None:
+            return
+        try:
+            self._workloads.take()
+        except Exception as error:
+            if isinstance(error, ApiStatusError) and error.status == 403:
+                await self._unsubscribe()
+                self._look_at = time.monotonic() + self._forbidden_retry_seconds
+                self._log_missing_right(error)
 
     async def update(self) -> None:
         """Bring the status up to date and log what has changed."""
@@ -173,8 +185,8 @@ class QueueFollower:
         self._look_at = None
         if version:
             informer = shared_informer(self._api, kueue.workloads_path(version, self._state.ref.namespace))
-            key = by_owner(self._state.ref.uid)
-            self._workloads = await self._stack.enter_async_context(informer.subscribe(key=key))
+            workloads = informer.subscribe(key=by_owner(self._state.ref.uid), news=self._news)
+            self._workloads = await workloads.__aenter__()
 
     def _log_missing_right(self, error: ApiStatusError) -> None:
         """The job is followed without its Workload, which the task has no right to watch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,7 +29,7 @@ class RestartReporter:
     ) -> None:
         self._history = RestartHistory(kind, handed_over)
         self._evidence, self._log = evidence, log
-        self._unreported: deque[tuple[float, Restart]] = deque()  # each with the time at which it was seen
+        self._unreported: list[tuple[float, Restart]] = []  # each with the time at which it was seen
 
     def update(
         self, job: Object, pods: Mapping[str, Object], removed: Iterable[str] = (), deleted: Iterable[Object] = ()
@@ -58,7 +57,7 @@ class RestartReporter:
         """
         seen_before = time.monotonic() - LOG_DELAY_SECONDS
         while self._unreported and (at_once or self._unreported[0][0] <= seen_before):
-            _, restart = self._unreported.popleft()
+            _, restart = self._unreported.pop(0)
             lines = self._evidence.lines_of_run(restart.pod, restart.container, restart.run, restart.terminated)
             self._log.warning(restart.describe(lines))
 

@@ -20,6 +20,7 @@ from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
 SILENCE_CHECK_TIMEOUT_SECONDS = 60.0  #: for asking whether all containers are silent
+WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most
 
 
@@ -71,7 +72,7 @@ class LogFollower:
         self._observed: dict[str, Pod] = {}  # by uid, as last observed
         self._unseen = self.cursor.unfinished()  # in the cursor, but the pod was not observed yet
         self._gone: dict[tuple[str, str], Tally] = {}  # of deleted pods, if there is something to report
-        self._gone_whole = Tally(complete=True)  # the sum of all others
+        self._gone_whole = WHOLE  # the sum of all others
         self._draining = False
 
     @property

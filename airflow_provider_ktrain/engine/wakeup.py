@@ -1,0 +1,56 @@
+"""Wakes a coroutine that waits for any of several things, without a task and an asyncio.Event for each of them.
+
+A triggerer waits for a thousand jobs, and each job for changes of several watches and for a request to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Wakeup:
+    """Something to wait for. Any number of sources may set it; one coroutine waits at a time.
+
+    :param also: another one that is set whenever this one is. Default: none.
+    """
+
+    __slots__ = ("_also", "_set", "_waiter")
+
+    def __init__(self, also: Wakeup | None = None) -> None:
+        self._also = also
+        self._set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the coroutine that waits, or the next one that will."""
+        self._set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._also is not None:
+            self._also.set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until this is set, and unset it.
+
+        :param timeout: in seconds. Default: none.
+        :return: whether it was set in time.
+        """
+        if not self._set:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = None if timeout is None else loop.call_later(timeout, _finish, waiter)
+            try:
+                await waiter
+            finally:
+                if self._waiter is waiter:
+                    self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        was, self._set = self._set, False
+        return was
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    with contextlib.suppress(asyncio.InvalidStateError):  # it was set or canceled in the same step of the loop
+        waiter.set_result(None)
