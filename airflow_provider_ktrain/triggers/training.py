@@ -87,6 +87,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.version = version
         self._killing: asyncio.Future[None] | None = None
         self._cursor: Cursor | None = None  # the log position, for lines written after a kill
+        # the client, and what closes it: a release after a kill would read the connection through the supervisor again
+        self._opened: tuple[Api, contextlib.AbstractAsyncContextManager[Api]] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Attributes and parameters have the same names; text is cleaned, because Airflow stores it in a database."""
@@ -106,9 +108,11 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             await _cancel(working)
             if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nothing else runs
                 await self._release(JobRef.from_dict(self.job), timeout=INTERRUPT_RELEASE_SECONDS, verify=False)
+                await self._close()
             elif not compat.calls_on_kill():
                 await self.on_kill()
             raise
+        await self._close()
         yield TriggerEvent(working.result())
 
     async def _event(self) -> dict[str, Any]:
@@ -137,8 +141,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self._cursor = Cursor.from_dict(handover.cursor)
 
         sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
-        hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-        async with hook.api(ref) as api, sink or contextlib.nullcontext():
+        async with sink or contextlib.nullcontext():
+            api = await self._open(ref)
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
             outcome = await follow(
                 ref,
@@ -176,6 +180,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     async def cleanup(self) -> None:
         """Wait for the release after a kill. When the triggerer only stops, there is none."""
         await self._killed()
+        await self._close()
 
     async def _killed(self) -> None:
         while self._killing is not None and not self._killing.done():
@@ -232,13 +237,38 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         mode = mode_of(options.on_finish_action, succeeded=False, ended=False)
         try:
             async with (
-                TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api,
+                self._client(ref) as api,
                 self._last_lines(api, ref) if verify else contextlib.nullcontext(),
             ):
                 released = await release(api, ref, mode, timeout=timeout, verify=verify)
             self.log.info(released.text)
         except KtrainError as e:
             self.log.error("%s", e)
+
+    async def _open(self, ref: JobRef) -> Api:
+        """The client of this trigger, until `_close`."""
+        opening = TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref)
+        api = await opening.__aenter__()
+        self._opened = api, opening
+        return api
+
+    async def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            await opened[1].__aexit__(None, None, None)
+        except Exception:  # as after a lost connection
+            self.log.debug("The Kubernetes client was not closed properly", exc_info=True)
+
+    @contextlib.asynccontextmanager
+    async def _client(self, ref: JobRef) -> AsyncIterator[Api]:
+        """The client that has followed the job; a new one if there is none, such as in a triggerer that took over."""
+        if self._opened is not None:
+            yield self._opened[0]
+            return
+        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
+            yield api
 
     def _last_lines(self, api: Api, ref: JobRef) -> contextlib.AbstractAsyncContextManager[None]:
         """Logs the lines that the pods write between the kill and their end."""

@@ -222,10 +222,13 @@ def test_kill_completes_although_it_is_cancelled_repeatedly(instance: Instance, 
     assert not instance.jobs()
 
 
-async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str], line: str = "") -> None:
+async def stopped(
+    trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str], line: str = "", *, kill: bool = False
+) -> None:
     """A task that is cancelled while it follows the job.
 
     :param line: a line of the job that the worker or the trigger logs before.
+    :param kill: whether it is cancelled because of a kill. Default: False, because the triggerer stops.
     """
     by_worker, by_trigger = capsys.readouterr().out, ""
     running = asyncio.ensure_future(anext(aiter(trigger.run())))
@@ -238,7 +241,35 @@ async def stopped(trigger: TrainingJobTrigger, capsys: pytest.CaptureFixture[str
     await until(followed)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    if kill:
+        await trigger.on_kill()
     await trigger.cleanup()
+
+
+def test_kill_does_not_read_the_connection_again(
+    instance: Instance, supervisor: Supervisor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read takes a turn in Airflow's supervisor, which is single-threaded: kills at once would wait for it."""
+    reads: list[str] = []
+
+    class ForgetsEarlierReads(TrainingJobTrigger):
+        async def on_kill(self) -> None:
+            assert reads
+            reads.clear()
+            await super().on_kill()
+
+    trigger = trigger_of(instance.execute(), instance, ForgetsEarlierReads)
+    supervisor.states = [TaskInstanceState.FAILED]
+    read = EnvironmentVariablesBackend.get_conn_value
+
+    def counted(backend: EnvironmentVariablesBackend, conn_id: str, *more: Any, **others: Any) -> str | None:
+        reads.append(conn_id)
+        return read(backend, conn_id, *more, **others)
+
+    monkeypatch.setattr(EnvironmentVariablesBackend, "get_conn_value", counted)
+    asyncio.run(stopped(trigger, capsys, kill=True))
+    assert reads == []
+    assert not instance.jobs()
 
 
 def test_stopped_triggerer_deletes_nothing(
