@@ -1,40 +1,47 @@
-"""Retrain when the data asset is updated; publish the model asset only if the loss is low enough."""
+"""Retrain when the data asset is updated, then evaluate the model that the event of the model asset names.
+
+`ktrain_promote.py` continues with the event of the evaluation.
+"""
 
 import os
+import tempfile
 
 import pendulum
-from airflow.sdk import DAG, Asset, task
+from airflow.sdk import DAG, Asset
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
+from airflow_provider_ktrain.volumes import ClaimVolume, HostPath
 
 IMAGE = os.environ.get("KTRAIN_DEMO_IMAGE", "pytorch-demo:latest")
+CLAIM = os.environ.get("KTRAIN_MODELS_CLAIM")  # a ReadWriteMany PersistentVolumeClaim
+HOST = os.environ.get("KTRAIN_MODELS", f"{tempfile.gettempdir()}/ktrain-models")  # for a single node
+MODELS = ClaimVolume(CLAIM, "/models") if CLAIM else HostPath(HOST, "/models", type="DirectoryOrCreate")
+START = pendulum.datetime(2026, 1, 1, tz="UTC")
+
 data = Asset("ktrain_example_data")
 model = Asset("ktrain_example_model")
+evaluation = Asset("ktrain_example_evaluation")
 
-with DAG(
-    "ktrain_retrain",
-    schedule=[data],
-    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
-    params={"worst_loss": 0.4},
-    doc_md=__doc__,
-    tags=["ktrain"],
-):
-    train = PyTorchJobOperator(
+with DAG("ktrain_retrain", schedule=[data], start_date=START, doc_md=__doc__, tags=["ktrain"]):
+    PyTorchJobOperator(
         task_id="train",
         namespace="default",
         image=IMAGE,
         command=["python3", "train.py"],
         args=["--epochs", "5"],
         workers=1,
+        checkpoint_dir="/models",  # each run has its own directory in it, and its result names the model there
+        volumes=[MODELS],
+        outlets=[model],
     )
 
-    @task.short_circuit
-    def good_enough(result: dict, params: dict) -> bool:
-        """What rank 0 wrote behind KTRAIN_RESULT is the training's XCom."""
-        return result["loss"] <= params["worst_loss"]
-
-    @task(outlets=[model])
-    def publish(result: dict) -> float:
-        return result["loss"]
-
-    good_enough(train.output) >> publish(train.output)
+with DAG("ktrain_evaluate", schedule=[model], start_date=START, doc_md=__doc__, tags=["ktrain"]):
+    PyTorchJobOperator(
+        task_id="evaluate",
+        namespace="default",
+        image=IMAGE,
+        command=["python3", "evaluate.py"],
+        args=["{{ (triggering_asset_events.values() | first | last).extra['model_uri'] }}"],
+        volumes=[MODELS],
+        outlets=[evaluation],
+    )

@@ -23,9 +23,13 @@ def say(text):
     print(f"rank {dist.get_rank()}/{dist.get_world_size()}: {text}", flush=True)
 
 
-def data(rank, world_size):
+def network():
+    return nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 1))
+
+
+def data(rank, world_size, seed=7):
     """This rank's share of samples of a known function with a little noise."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
     y = torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3] + 0.01 * torch.randn(SAMPLES, 1, generator=generator)
     return x[rank::world_size], y[rank::world_size]
@@ -63,7 +67,7 @@ def main():
     say(f"MASTER_ADDR={os.environ['MASTER_ADDR']} WORLD_SIZE={os.environ['WORLD_SIZE']} RANK={os.environ['RANK']}")
     check_all_reduce()
 
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 1)))
+    model = DistributedDataParallel(network())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     x, y = data(rank, dist.get_world_size())
 
@@ -102,6 +106,8 @@ def main():
         raise SystemExit(f"the loss did not fall: {first} to {last}")
     if rank == 0:
         result = {"loss": round(last, 5), "first_loss": round(first, 5), "epochs": args.epochs, "resumed_from": begin}
+        if checkpoint:
+            result["model_uri"] = checkpoint.absolute().as_uri()
         print("KTRAIN_RESULT " + json.dumps(result), flush=True)
     dist.barrier()
     dist.destroy_process_group()

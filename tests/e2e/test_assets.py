@@ -1,4 +1,4 @@
-"""Asset events of trainings under Airflow's own scheduler, triggerer and API server."""
+"""Asset events of trainings under Airflow's own scheduler, triggerer and API server; the example DAGs of assets."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def unpause(airflow: Airflow, dag: str) -> set[str]:
             path = f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run['dag_run_id'])}"
             airflow.call("PATCH", path, {"state": "failed"})
     return {run["dag_run_id"] for run in runs}
+
+
+def started(airflow: Airflow, dag: str, earlier: set[str]) -> str:
+    """The id of the run that an asset event starts."""
+
+    def new() -> list[str]:
+        return [run["dag_run_id"] for run in airflow.runs(dag) if run["dag_run_id"] not in earlier]
+
+    return wait_for(f"a run of {dag}", new)[0]
 
 
 def trained(airflow: Airflow, dag: str, run: str) -> dict[str, Any]:
@@ -72,3 +81,71 @@ def test_event_of_a_deferred_training_and_its_alias_starts_a_dag(airflow: Airflo
         return next((value for value in values if model in str(value)), None)
 
     assert wait_for("a run for the alias", received) == [[model, extra]]
+
+
+def evaluated(airflow: Airflow, loss: float) -> None:
+    """Create the event of an evaluation."""
+    name = "ktrain_example_evaluation"
+    assets = airflow.call("GET", f"/api/v2/assets?name_pattern={name}")["assets"]
+    (asset,) = (asset["id"] for asset in assets if asset["name"] == name)
+    extra = {"model_uri": "s3://models/other", "result": {"loss": loss}}
+    airflow.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": extra})
+
+
+def decide(airflow: Airflow, run: str, option: str) -> str:
+    """Answer the request for an approval as a person does in the UI. Returns its subject.
+
+    Airflow 3.3 fails a task that resumes before the scheduler has seen the end of the process that asked: "executor
+    finished with state success, but the task instance's state attribute is queued".
+    """
+    airflow.wait_state("ktrain_promote", run, "approve", "awaiting_input", "deferred")
+
+    def ended() -> bool:
+        lines = (airflow.home / "scheduler.out").read_text().splitlines()
+        return any("Received executor event" in line and "'approve'" in line and run in line for line in lines)
+
+    wait_for("the process that asked has ended", ended)
+    path = f"/api/v2/dags/ktrain_promote/dagRuns/{urllib.parse.quote(run)}/taskInstances/approve/-1/hitlDetails"
+    subject = airflow.call("GET", path)["subject"]
+    airflow.call("PATCH", path, {"chosen_options": [option]})
+    airflow.wait_state("ktrain_promote", run, "approve", "success")
+    return str(subject)
+
+
+def promoted(airflow: Airflow, run: str) -> dict[str, Any] | None:
+    """The extra of the event of the promoted model."""
+    return events(airflow, "ktrain_promote", run).get("ktrain_example_promoted_model")
+
+
+@pytest.mark.embedded
+def test_new_data_leads_to_a_model_that_a_person_promotes(airflow: Airflow) -> None:
+    earlier = {dag: unpause(airflow, dag) for dag in ("ktrain_retrain", "ktrain_evaluate", "ktrain_promote")}
+    airflow.trigger("new_data")
+    retrain, evaluate, promote = (started(airflow, dag, runs) for dag, runs in earlier.items())
+    airflow.wait_state("ktrain_promote", promote, "compare", "success")
+    model = airflow.xcom("ktrain_retrain", retrain, "train")["model_uri"]
+    evaluation = airflow.xcom("ktrain_evaluate", evaluate, "evaluate")
+    assert model.startswith("file://")
+    assert evaluation["model_uri"] == model
+    assert events(airflow, "ktrain_evaluate", evaluate)["ktrain_example_evaluation"]["result"] == evaluation
+    assert promoted(airflow, promote) is None
+    assert decide(airflow, promote, "Approve") == f"Promote {model}?"
+    airflow.wait_state("ktrain_promote", promote, "promote", "success")
+    wait_for("the event of the promoted model", lambda: promoted(airflow, promote) == evaluation)
+
+    airflow.wait_run("ktrain_promote", promote, "success")
+    before = unpause(airflow, "ktrain_promote")
+    evaluated(airflow, loss=evaluation["loss"] + 1)
+    worse = started(airflow, "ktrain_promote", before)
+    airflow.wait_state("ktrain_promote", worse, "compare", "skipped")
+    wait_for("nobody is asked", lambda: airflow.task("ktrain_promote", worse, "approve")["state"] == "skipped")
+
+
+def test_rejected_model_is_not_promoted(airflow: Airflow) -> None:
+    before = unpause(airflow, "ktrain_promote")
+    evaluated(airflow, loss=-1)
+    run = started(airflow, "ktrain_promote", before)
+    decide(airflow, run, "Reject")
+    airflow.wait_state("ktrain_promote", run, "promote", "skipped")
+    airflow.wait_run("ktrain_promote", run, "success")
+    assert promoted(airflow, run) is None

@@ -1,4 +1,4 @@
-"""Features built on the operators: functions, checkpoints, sweeps, assets, backfills in a pool, the reaper."""
+"""Features built on the operators: functions, checkpoints, sweeps, backfills in a pool, the reaper."""
 
 from __future__ import annotations
 
@@ -54,20 +54,6 @@ def test_function_runs_in_every_rank_of_mpirun(airflow: Airflow, kube: Kube) -> 
     log = airflow.log("ktrain_mpi_function", run, "pi")
     assert all(f"[Launcher 0] rank {rank} of 4" in log for rank in range(4))
     wait_for("its pods are gone", lambda: not kube.pods(selector_of("ktrain_mpi_function", run)))
-
-
-@pytest.mark.embedded
-def test_new_data_triggers_training_and_publication(airflow: Airflow) -> None:
-    wait_for("the consumer is known", lambda: airflow.known("ktrain_retrain"))
-    airflow.call("PATCH", "/api/v2/dags/ktrain_retrain", {"is_paused": False})
-    earlier = {run["dag_run_id"] for run in airflow.runs("ktrain_retrain")}
-    airflow.trigger("new_data")
-
-    def new() -> list[str]:
-        return [run["dag_run_id"] for run in airflow.runs("ktrain_retrain") if run["dag_run_id"] not in earlier]
-
-    run = wait_for("a run for the asset", new)[0]
-    airflow.wait_state("ktrain_retrain", run, "publish", "success")
 
 
 def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:

@@ -41,3 +41,10 @@ with DAG("assets_consumer", schedule=[ALIAS], start_date=START):
         return [[event.asset.uri, event.extra] for event in triggering_asset_events[ALIAS]]
 
     receive()
+
+with DAG("new_data", schedule=None, start_date=START):
+
+    @task(outlets=[Asset("ktrain_example_data")])
+    def arrives() -> None: ...
+
+    arrives()

@@ -4,7 +4,7 @@ import datetime
 import os
 
 import pendulum
-from airflow.sdk import DAG, Asset, task
+from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
@@ -41,10 +41,3 @@ with DAG("orphan", schedule=None, start_date=START):
         gpus=1,
         deferrable=False,
     )
-
-with DAG("new_data", schedule=None, start_date=START):
-
-    @task(outlets=[Asset("ktrain_example_data")])
-    def arrives() -> None: ...
-
-    arrives()
