@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.success_summary import format_duration
+from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
@@ -132,7 +133,6 @@ def training_view(
     cause = {name: _text(value) for name, value in mapping(read.get("cause")).items()}
     if not with_logs:
         cause.pop("detail", None)
-    cause = {name: printable(value) for name, value in cause.items()}
     lines = mapping(read.get("last_lines"))
     return TrainingView(
         data=(record, status, list(tries), with_logs, stale, active and minute_of(now)),
@@ -285,7 +285,7 @@ def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
 
 def _try(one: Mapping[str, Any]) -> dict[str, str]:
     began, ended = (_text(one.get(name))[:19].replace("T", " ") for name in ("started_at", "ended_at"))
-    cause = printable(_text(one.get("cause")))
+    cause = _text(one.get("cause"))
     return {"number": _text(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded"}
 
 
@@ -340,7 +340,8 @@ def minute_of(now: float) -> int:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """The value as text that can be shown."""
+    return "" if value is None else printable(str(value))
 
 
 def _number(value: Any) -> float | None:
@@ -348,14 +349,14 @@ def _number(value: Any) -> float | None:
 
 
 def printable(text: str) -> str:
-    """The text without terminal control sequences; U+FFFD for each other control character."""
-    return CONTROLS.sub("\ufffd", ESCAPES.sub("", text))
+    """The text without terminal control sequences; U+FFFD for what UTF-8 or a browser can't show."""
+    return CONTROLS.sub("\ufffd", ESCAPES.sub("", clean(text)))
 
 
 def _line(value: Any) -> str:
     """A log line; the status has its first MAX_LINE_CHARS characters."""
-    text = _text(value)
-    return printable(text) + ("…" if len(text) >= MAX_LINE_CHARS else "")
+    cut = isinstance(value, str) and len(value) >= MAX_LINE_CHARS
+    return _text(value) + ("…" if cut else "")
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -50,7 +50,9 @@ def view(found: Any = None, *, state: str = "deferred", now: float = 110.0, **fi
 
 
 def page(shown: TrainingView) -> str:
-    return TEMPLATES.get_template("training.html").render(view=shown)
+    text = TEMPLATES.get_template("training.html").render(view=shown)
+    text.encode()  # as the response does
+    return text
 
 
 def test_page_of_a_running_training() -> None:
@@ -134,6 +136,14 @@ def test_terminal_control_sequences_are_left_out(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
+def test_control_sequences_in_names_are_left_out() -> None:
+    metrics = TrainingMetrics()
+    metrics.read_line("Master 0", 'KTRAIN_METRIC {"step": 1, "\\u001b[31mloss": 0.5}', 1.0)
+    shown = view(metrics=metrics, job={"kind": "PyTorchJob", "namespace": "n", "name": "a\x1b[1mb"})
+    assert list(shown.series) == ["loss"] == [row["name"] for row in shown.metrics]
+    assert shown.facts[0] == ("PyTorchJob", "n/ab")
+
+
 def test_a_cut_off_log_line_ends_with_an_ellipsis() -> None:
     shown = view(last_lines={"Master 0": "x" * 500, "Worker 0": "y"})
     assert dict(shown.last_lines) == {"Master 0": "x" * 120 + "…", "Worker 0": "y"}
@@ -175,6 +185,7 @@ def test_nothing_that_is_shown_is_markup() -> None:
     text = page(training_view(record(), given, [{"cause": evil, "try_number": evil}], with_logs=True, now=110.0))
     assert "<script>alert" not in text
     assert "<img" not in text
+    assert "\x1b" not in text
     row = running_row(record(), given, 110.0)
     listed = TEMPLATES.get_template("running_body.html").render(view={"rows": [row], "count": 1})
     assert "<script>alert" not in listed

@@ -2,6 +2,7 @@
 "use strict";
 
 const CHART_HEIGHT = 180, MAX_ODD_SHOWN = 5;
+const LARGEST = 1e30, SMALLEST = 1e-18; // uPlot has no ticks for larger values; it hangs on a logarithmic scale with much smaller ones
 const charts = new Map(); // by metric: box, plot, readout, odd, uplot, steps, values
 const logarithmic = new Set(); // metrics that are drawn on a logarithmic scale
 
@@ -26,17 +27,18 @@ function element(tag, className, ...children) {
 function makeChart(name) {
   const chart = {
     plot: element("div", "plot"), readout: element("span", "quiet"), odd: element("p", "odd attention"),
-    scale: element("button", "scale", "log"), uplot: null, steps: [], values: [],
+    hint: element("p", "odd quiet"), scale: element("button", "scale", "log"), uplot: null, steps: [], values: [],
   };
   chart.scale.type = "button";
   chart.scale.setAttribute("aria-label", `Logarithmic scale for ${name}`);
   chart.scale.addEventListener("click", () => {
     if (!logarithmic.delete(name)) logarithmic.add(name);
     redraw(name, chart);
+    describe(name, chart);
   });
   chart.plot.setAttribute("role", "img");
   const title = element("h3", "", name);
-  chart.box = element("div", "chart", element("div", "chart-head", title, chart.readout, chart.scale), chart.plot, chart.odd);
+  chart.box = element("div", "chart", element("div", "chart-head", title, chart.readout, chart.scale), chart.plot, chart.odd, chart.hint);
   return chart;
 }
 
@@ -66,17 +68,23 @@ function redraw(name, chart) {
   }, points(name, chart), chart.plot);
 }
 
-// What uPlot draws: values that a logarithmic scale or a chart can't show are gaps.
+function isDrawn(value, log) {
+  return typeof value === "number" && Math.abs(value) <= LARGEST && (!log || value >= SMALLEST);
+}
+
+// What uPlot draws: values that it or the scale can't show are gaps.
 function points(name, { steps, values }) {
   const log = logarithmic.has(name);
-  return [steps, values.map((value) => (typeof value === "number" && (!log || value > 0) ? value : null))];
+  return [steps, values.map((value) => (isDrawn(value, log) ? value : null))];
 }
 
 function describe(name, chart) {
   const { steps, values } = chart;
-  const odd = values.map((value, i) => [value, steps[i]]).filter(([value]) => typeof value !== "number");
-  chart.odd.textContent = odd.slice(0, MAX_ODD_SHOWN).map(([value, step]) => `${value} at step ${formatNumber(step)}`).join(", ")
+  const odd = values.map((value, i) => [value, steps[i]]).filter(([value]) => !isDrawn(value, false));
+  chart.odd.textContent = odd.slice(0, MAX_ODD_SHOWN).map(([value, step]) => `${formatNumber(value)} at step ${formatNumber(step)}`).join(", ")
     + (odd.length > MAX_ODD_SHOWN ? ` and ${odd.length - MAX_ODD_SHOWN} more` : "");
+  const belowScale = logarithmic.has(name) ? values.filter((value) => isDrawn(value, false) && !isDrawn(value, true)).length : 0;
+  chart.hint.textContent = belowScale ? `${belowScale} of ${values.length} values are too small for a logarithmic scale.` : "";
   chart.plot.setAttribute("aria-label", `Curve of ${name} from step ${formatNumber(steps[0])} to ${formatNumber(steps.at(-1))}, last value ${formatNumber(values.at(-1))}`);
   showValue(chart, chart.uplot?.cursor.idx);
 }

@@ -39,6 +39,18 @@ while time.monotonic() < end:
     time.sleep(0.25)
 print('<script>document.title = "injected"</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m', flush=True)
 """
+# Fails after metrics and lines that are hard to show.
+ODD_PROGRAM = r"""
+import json, sys
+
+for step in range(60):
+    report = {"step": step, "tiny": 10.0 ** (-5 * step), "negative": -step, "\x1b[31mred": 1.5 * step}
+    report["huge"] = 1e300 if step == 30 else step
+    print("KTRAIN_METRIC", json.dumps(report), flush=True)
+sys.stdout.buffer.write(b"\xff caf\xe9 \x1b[1mbold\x1b[0m " + b"x" * 1_000_000 + b"\n")
+sys.stdout.flush()
+sys.exit(1)
+"""
 JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
 LONG = 3600  # seconds: until the cluster is stopped
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
@@ -59,6 +71,9 @@ with DAG("short_training", schedule=None, start_date=START):
 
 with DAG("large_batch", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(LONG, failing_step=6000), gpus=2, workers=3)
+
+with DAG("odd_values", schedule=None, start_date=START):
+    PyTorchJobOperator(**JOB, task_id="train", command=["python3", "-u", "-c", ODD_PROGRAM], gpus=1)
 
 with DAG("queued_training", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(60), gpus=8, workers=3, queue_name="team-vision")
