@@ -34,6 +34,7 @@ HEAD = [
 ]  # fmt: skip
 RATE = 0.1  # lines per second of each replica
 LINES = 100_000
+SLOW_KILL = 20.0  # seconds: after which the times of a kill's steps are printed
 
 
 def statuses(airflow: Airflow) -> list[tuple[float, int]]:
@@ -55,6 +56,9 @@ def kill(airflow: Airflow, stand_in: StandIn, number: int) -> float:
     began = time.time()
     airflow.mark_failed([number])
     gone = wait_for("the pods are gone", lambda: stand_in.ask("/stats")["deletions"].get(name, {}).get("gone"))
+    if gone - began > SLOW_KILL:
+        steps = {step: round(at - began, 1) for step, at in airflow.steps().get(name, {}).items()}
+        print(f"{name} took {gone - began:.1f} s: {steps}", file=sys.stderr, flush=True)
     return float(gone) - began
 
 
