@@ -8,6 +8,8 @@ from typing import Any
 from airflow_provider_ktrain.core.manifest.avoidance import avoided_nodes
 
 Object = dict[str, Any]
+#: parts of a pod that are equal in all pods of a role
+COMMON_PARTS = (("metadata", "ownerReferences"), ("spec", "containers"), ("spec", "initContainers"))
 #: of pods and their containers
 POD_FIELDS = frozenset({"args", "command", "env", "envFrom", "tolerations", "volumeMounts", "volumes"})
 TEMPLATE_FIELDS = POD_FIELDS - {"args", "command"}  #: of the pods that a job describes: a Launcher's command is read
@@ -41,6 +43,18 @@ def with_shared_names(value: Any) -> Any:
     if isinstance(value, list):
         return [with_shared_names(of) for of in value]
     return value
+
+
+def share_parts(obj: Object, earlier: Object) -> None:
+    """Keep one of equal parts of two objects.
+
+    This saves memory, and full collections of Python's garbage collector, each of which holds the event loop: one is
+    due when the number of new objects reaches a quarter of the old ones.
+    """
+    for section, name in COMMON_PARTS:
+        mine, others = obj.get(section) or {}, earlier.get(section) or {}
+        if name in mine and mine[name] == others.get(name):
+            mine[name] = others[name]
 
 
 def _share_templates(roles: list[Object]) -> None:

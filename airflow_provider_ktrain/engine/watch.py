@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.object_keys import Key, by_uid, keys_of, uid_of
-from airflow_provider_ktrain.engine.stripping import stripped, with_shared_names
+from airflow_provider_ktrain.engine.stripping import share_parts, stripped, with_shared_names
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -199,6 +199,7 @@ class SharedInformer:
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {name: value for name, value in selectors.items() if value}
         self._objects: dict[str, Object] = {}
+        self._last: Object = {}  # the object that was added or changed last
         self._keys: dict[str, tuple[Key, ...]] = {}
         self._uids: dict[Key, set[str]] = {}
         self._subscriptions: dict[Key | None, tuple[Subscription, ...]] = {}  # mostly one for each key
@@ -294,6 +295,7 @@ class SharedInformer:
             self._lingering.cancel()
         self._synced = False
         self._version = ""
+        self._last = {}
         for held in (self._objects, self._keys, self._uids):
             held.clear()
         self._broadcast(
@@ -444,6 +446,8 @@ class SharedInformer:
         if self._is_current(obj):
             return
         uid = obj["metadata"]["uid"]
+        share_parts(obj, self._objects.get(uid) or self._last)
+        self._last = obj
         before, keys = self._keys.get(uid, ()), keys_of(obj)
         self._objects[uid] = obj
         if keys != before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections import Counter
 from types import FrameType
@@ -73,6 +74,18 @@ async def test_a_change_of_a_pod_executes_the_same_lines_in_a_job_of_any_size() 
     small, _ = await lines_executed(20)
     large, busiest = await lines_executed(600)
     assert large <= 1.1 * small, busiest
+
+
+async def test_pods_add_few_objects_for_the_garbage_collector() -> None:
+    """It looks at all objects of the process when the new ones are a quarter of the others, and holds the loop then."""
+    job, size = LargeJob(600), 600
+    gc.collect()
+    before = len(gc.get_objects())
+    async with job.followed(Lines()):
+        for _ in range(2 * size // 50):
+            await job.handled()
+        gc.collect()
+        assert (len(gc.get_objects()) - before) / size < 11
 
 
 async def test_the_first_list_of_a_large_job_is_processed_in_slices() -> None:
