@@ -28,6 +28,7 @@ from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes
 from airflow_provider_ktrain.core.manifest.code import Code, config_map_name, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
+from airflow_provider_ktrain.core.manifest.task_variables import task_variables
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class JobRequest:
         now: float,
         served: Served | None = None,
     ) -> Manifest:
-        """The manifest to send: with name, labels, owner, number of the attempt, and deadlines for the cluster.
+        """The manifest to send: with name, labels, owner, variables of the task, and deadlines for the cluster.
 
         :param fitted: from `fitted`.
         :param namespace: namespace of the job.
@@ -141,7 +142,9 @@ class JobRequest:
         :param served: what the cluster serves for the job. Default: None, the kind has no runtimes.
         :raises RuntimeMismatchError: the job doesn't fit the runtime or the version of the Trainer.
         """
-        manifest = overlay(fitted, JobOptions(attempt=attempt))
+        key = self.owner.key
+        task = task_variables(key.dag_id, key.run_id, key.task_id, key.map_index, self.owner.try_number)
+        manifest = overlay(fitted, JobOptions(attempt=attempt, task=task))
         if self.avoid_nodes and self.can_avoid_nodes(served):
             manifest = avoid_nodes(manifest, list(self.avoid_nodes))
         if self.code is not None:

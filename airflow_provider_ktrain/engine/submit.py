@@ -41,6 +41,7 @@ from airflow_provider_ktrain.core.identity import (
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
 from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
+from airflow_provider_ktrain.core.manifest.task_variables import without_variables
 from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
@@ -455,7 +456,7 @@ def _what_differs(claim: _Claim, found: Object) -> str:
         )
     differing = [
         p
-        for p in differences(claim.manifest["spec"], found.get("spec"))
+        for p in differences(without_variables(claim.manifest["spec"]), without_variables(found.get("spec")))
         if PREFIX not in p and not p.endswith(_CONFIG_MAP_NAME)
     ]
     labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if _label(claim.manifest, name) != _label(found, name)]

@@ -248,6 +248,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.core.checks.pod_override import name_paths
         from airflow_provider_ktrain.core.manifest import transform
         from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
+        from airflow_provider_ktrain.core.manifest.task_variables import names_set
 
         loaded: Manifest | None = None
         warnings: list[str] = []
@@ -262,6 +263,9 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         if self.pod_override:
             before = self._with_options(loaded, replace(self._job_options(), pod_override={}))
             problems = name_paths(problems, checks.check(before, self.kind.name), built, self.pod_override)
+        warnings += [
+            f"{name} has no effect: the task sets it. Rename the variable" for name in sorted(names_set(built))
+        ]
         if warnings := [*warnings, *(problem.text for problem in problems if problem.level == "warning")]:
             self.log.warning("Manifest: %s", "\nManifest: ".join(warnings))
         if errors := [str(p) for p in problems if p.level == "error"]:

@@ -50,7 +50,7 @@ def sees(text: str) -> dict[str, Any]:
 
     rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
     print(f"rank {rank} of {size}")
-    names = ("KTRAIN_CHECKPOINT_DIR", "KTRAIN_ATTEMPT", "GREETING")
+    names = ("KTRAIN_CHECKPOINT_DIR", "KTRAIN_ATTEMPT", "GREETING", "KTRAIN_DAG_ID", "KTRAIN_TRY")
     return {"size": size, "text": text * 3000, "env": [os.environ.get(name) for name in names]}
 
 
@@ -91,7 +91,7 @@ def test_function_runs_in_every_rank(instance: Instance, capfd: pytest.CaptureFi
     directory, *others = returned.pop("env")
     assert returned == {"size": "4", "text": "ü" * 3000}
     assert directory.startswith("/checkpoints/")
-    assert others == ["1", "hello"]
+    assert others == ["1", "hello", "dag", "1"]
     log = capfd.readouterr().out
     assert all(f"[Launcher 0] rank {rank} of 4" in log for rank in range(4))
     assert instance.ti

@@ -10,12 +10,13 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Kind, Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.base import mapping_at
 from airflow_provider_ktrain.core.manifest.loader import plain
+from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 
 HOSTNAME = "kubernetes.io/hostname"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-CHECKPOINT_DIR, ATTEMPT = "KTRAIN_CHECKPOINT_DIR", "KTRAIN_ATTEMPT"
+CHECKPOINT_DIR = "KTRAIN_CHECKPOINT_DIR"
 
 Json = Any
 
@@ -58,6 +59,7 @@ class JobOptions:
         strategic merge, after all other options.
     :param checkpoint_dir: environment variable KTRAIN_CHECKPOINT_DIR of every replica.
     :param attempt: environment variable KTRAIN_ATTEMPT of every replica: the number of this submission, from 1.
+    :param task: environment variables of every replica, by name: of `core.manifest.task_variables`.
     """
 
     runtime: str | Mapping[str, Json] | None = None
@@ -84,6 +86,7 @@ class JobOptions:
     pod_override: Mapping[str, Json] = field(default_factory=dict)
     checkpoint_dir: str | None = None
     attempt: int | None = None
+    task: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(kind: str, options: JobOptions, api_version: str | None = None) -> Manifest:
@@ -205,7 +208,7 @@ def _over_program(program: dict[str, Json], options: JobOptions, *, runs_program
     for key, words in (("command", options.command), ("args", options.args)):
         if words is not None and runs_program:
             program[key] = [str(word) for word in words]
-    extra = {CHECKPOINT_DIR: options.checkpoint_dir, ATTEMPT: options.attempt}
+    extra = {CHECKPOINT_DIR: options.checkpoint_dir, ATTEMPT: options.attempt, **options.task}
     for name, value in {**options.env, **{k: str(v) for k, v in extra.items() if v is not None}}.items():
         entry = {"valueFrom": plain(value)} if isinstance(value, Mapping) else {"value": str(value)}
         _put(program, "env", {"name": name, **entry}, same="name")

@@ -1,0 +1,56 @@
+"""The environment variables that tell a program which task it runs for, for experiment trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+DAG_ID, RUN_ID, TASK_ID = "KTRAIN_DAG_ID", "KTRAIN_RUN_ID", "KTRAIN_TASK_ID"
+MAP_INDEX, TRY, ATTEMPT = "KTRAIN_MAP_INDEX", "KTRAIN_TRY", "KTRAIN_ATTEMPT"
+TASK_VARIABLES = (DAG_ID, RUN_ID, TASK_ID, MAP_INDEX, TRY)
+#: set after the hash of the manifest was computed: they don't count as a change of the manifest
+UNHASHED_VARIABLES = (*TASK_VARIABLES, ATTEMPT)
+
+
+def task_variables(dag_id: str, run_id: str, task_id: str, map_index: int, try_number: int) -> dict[str, str]:
+    """The variables of a job, by name.
+
+    :param dag_id: id of the DAG.
+    :param run_id: id of the DAG run.
+    :param task_id: id of the task.
+    :param map_index: index of a mapped task; -1 if the task isn't mapped.
+    :param try_number: of the try that creates the job. A later try that adopts the job can't change it.
+    """
+    return {DAG_ID: dag_id, RUN_ID: run_id, TASK_ID: task_id, MAP_INDEX: str(map_index), TRY: str(try_number)}
+
+
+def names_set(manifest: Any, names: Collection[str] = UNHASHED_VARIABLES) -> set[str]:
+    """Which of the variables a manifest, or a part of one, sets.
+
+    :param names: of the variables. Default: those of the task.
+    """
+    return {item["name"] for item in _items(manifest) if item.get("name") in names}
+
+
+def without_variables(manifest: Any, names: Collection[str] = UNHASHED_VARIABLES) -> Any:
+    """A copy of a manifest, or of a part of one, that doesn't set the variables.
+
+    :param names: of the variables. Default: those of the task.
+    """
+    if isinstance(manifest, Mapping):
+        return {key: without_variables(value, names) for key, value in manifest.items()}
+    if isinstance(manifest, list):
+        kept = (item for item in manifest if not (isinstance(item, Mapping) and item.get("name") in names))
+        return [without_variables(item, names) for item in kept]
+    return manifest
+
+
+def _items(manifest: Any) -> Iterator[Mapping[str, Any]]:
+    """The mappings in all lists of a manifest."""
+    if isinstance(manifest, Mapping):
+        for value in manifest.values():
+            yield from _items(value)
+    elif isinstance(manifest, list):
+        yield from (item for item in manifest if isinstance(item, Mapping))
+        for item in manifest:
+            yield from _items(item)
