@@ -54,6 +54,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("engine/follow/state", "describe"): "info",
     ("core/state/usage", "__str__"): "info",
     ("core/state/replica_status", "_line"): "info",
+    ("core/state/reported_steps", "describe"): "info",
     ("core/logs/result", "_joined"): "part",
     ("core/logs/result", "_parsed"): "part",
     ("core/xcom_values", "storable_outputs"): "part",
@@ -67,6 +68,7 @@ RETURNED: Mapping[tuple[str, str], str] = {
     ("engine/operations", "scale"): "info",
     ("engine/operations", "suspend"): "info",
     ("engine/operations", "resume"): "info",
+    ("operators/checkpoint_listing", "describe"): "info",
     ("operators/submission", "try_out"): "info",
     ("core/kinds/runtime_patches", "limits_of"): "info",
 }

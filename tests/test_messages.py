@@ -130,6 +130,7 @@ PASSED_ON = {
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{line}", "{sent}",
+    "{repeated}", "{checkpoints}",
 }  # fmt: skip
 
 

@@ -94,12 +94,26 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
     """The summaries of the last tries with one more, which replaces an earlier one of the same try.
 
     :param stored: what this gave before, or None.
-    :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`.
+    :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`, `step`.
     """
     listed = mapping(stored).get("tries")
     before = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
     others = [one for one in before if one.get("try_number") != entry["try_number"]]
     return {"version": VERSION, "tries": [*others, dict(entry)][-MAX_TRIES:]}
+
+
+def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
+    """The highest step that earlier tries of this life of the task reached; None if none of them reported a step.
+
+    :param stored: what `with_try` gave, or None.
+    :param first_try: the first try of this life.
+    :param try_number: this try.
+    """
+    listed = mapping(stored).get("tries")
+    tries = [mapping(one) for one in listed] if isinstance(listed, list) else []
+    numbers = range(first_try, try_number)
+    steps = [one.get("step") for one in tries if one.get("try_number") in numbers]
+    return max((step for step in steps if isinstance(step, int | float)), default=None)
 
 
 def failed_nodes(stored: Any, max_tries: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_ktrain.core.checkpoint_files import without_connection
 from airflow_provider_ktrain.core.deadline import backstop_seconds
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import (
@@ -98,7 +99,15 @@ class JobRequest:
 
     @property
     def checkpoint_dir(self) -> str | None:
-        """The checkpoint directory: the same for all tries. A clear changes it, unless `resume_on_clear` is set."""
+        """The checkpoint directory, as the program gets it."""
+        return None if self.checkpoint_location is None else without_connection(self.checkpoint_location)
+
+    @property
+    def checkpoint_location(self) -> str | None:
+        """The checkpoint directory: the same for all tries. A clear changes it, unless `resume_on_clear` is set.
+
+        Its URL may contain the connection with which a worker reads it.
+        """
         if self.checkpoint_root is None:
             return None
         directory = f"{self.checkpoint_root.rstrip('/')}/{self.owner.key.job_name()}"

@@ -72,6 +72,7 @@ class TrainingJobOperator(JobParameters):
                     return None
                 submitted = host.submit(submission, request.on_finish_action)
                 self._note(context, submission, submitted)
+                host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
                 patience = 0.0 if compat.has_retry(context) else self.patience

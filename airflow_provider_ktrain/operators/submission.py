@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_ktrain import compat
@@ -28,6 +28,7 @@ from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from airflow_provider_ktrain.operators import task_state
+from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -74,8 +75,15 @@ class Submission:
             request = replace(request, first_try=state.get("first_try", request.first_try))
         self._request = request
         self._previous = int(state.get("attempt", 0)) if same_life or request.resume_on_clear else 0
+        self._earlier_step: float | None = None  # the highest step of earlier tries
+        self._checkpoints: CheckpointListing | None = None  # what they left
         if not request.dry_run:
             self._settle(context, before, hook, log)
+        if self.is_retry and not request.dry_run:
+            first = 1 if request.resume_on_clear else request.first_try
+            self._earlier_step = task_state.read_earlier_step(context, first)
+            if request.checkpoint_location is not None:
+                self._checkpoints = CheckpointListing(request.checkpoint_location)
 
     def _settle(self, context: Context, before: Mapping[str, str], hook: TrainingHook, log: Log) -> None:
         """Store the job's place in the task's state.
@@ -192,6 +200,13 @@ class Submission:
             log.info("::group::Submitted manifest, without secrets")
             log.info(compat.masked(manifest_text(redacted(self._sent, hides=compat.hides))))
             log.info("::endgroup::")
+            if self._checkpoints is not None:
+                log.info(self._checkpoints.describe())
+
+    def steps_to_hand_over(self, submitted: Submitted) -> dict[str, Any]:
+        """What the follower of a new job needs to count its repeated steps: see `core.state.reported_steps`."""
+        known = submitted.created and self._earlier_step is not None
+        return {"steps": {"before": self._earlier_step}} if known else {}
 
     def remember(self, context: Context, submitted: Submitted) -> None:
         """Store the job in the task's state. An adopted job doesn't count as another attempt."""

@@ -21,6 +21,7 @@ from airflow_provider_ktrain.core.formats import (
     earlier_success,
     failed_nodes,
     mapping,
+    step_of_tries,
     stored_outcome,
     with_failed_nodes,
     with_try,
@@ -92,9 +93,18 @@ def write_outcome(context: Context, outcome: Outcome) -> bool:
         "started_at": started.isoformat(timespec="seconds") if started else "",
         "ended_at": _now(),
         "usage": outcome.usage,
+        "step": outcome.step,
     }
     compat.remember(context, TRIES_STATE, with_try(compat.recall(context, TRIES_STATE), entry))
     return True
+
+
+def read_earlier_step(context: Context, first_try: int) -> float | None:
+    """The highest step that an earlier try reached, of those that use the same checkpoint directory; None if unknown.
+
+    :param first_try: the first of these tries.
+    """
+    return step_of_tries(compat.recall(context, TRIES_STATE), first_try, context["ti"].try_number)
 
 
 def read_failed_nodes(context: Context) -> dict[str, str]:

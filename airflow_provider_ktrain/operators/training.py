@@ -119,7 +119,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
         for all tries of one run of the task, and different for each run, each mapped task and, without
-        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. In `s3://CONNECTION@bucket/path`, the worker
+        uses the connection to list the directory, and the program doesn't get it. Templated. Default: None, the
+        variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
     :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
@@ -225,7 +227,9 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
         for all tries of one run of the task, and different for each run, each mapped task and, without
-        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. In `s3://CONNECTION@bucket/path`, the worker
+        uses the connection to list the directory, and the program doesn't get it. Templated. Default: None, the
+        variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
     :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
@@ -335,7 +339,9 @@ class TrainJobOperator(TrainingJobOperator):
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
         for all tries of one run of the task, and different for each run, each mapped task and, without
-        `resume_on_clear`, each clear. Templated. Default: None, the variable is not set.
+        `resume_on_clear`, each clear. It is a path in the pods or a URL. In `s3://CONNECTION@bucket/path`, the worker
+        uses the connection to list the directory, and the program doesn't get it. Templated. Default: None, the
+        variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
     :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
@@ -94,6 +95,7 @@ class TrainingMetrics:
         self._progress_from = ""  # the replica that did
         self._steps: dict[str, Number] = {}  # last step of each replica
         self.omitted: tuple[str, ...] = ()  #: names beyond MAX_NAMES
+        self.steps = ReportedSteps.from_dict(given.get("steps"))  #: of lines of the log
         self._read(given)
 
     def __bool__(self) -> bool:
@@ -112,6 +114,7 @@ class TrainingMetrics:
         step = values.pop(STEP, None)
         if step is not None and math.isfinite(step):
             self._note_progress(source, step, written_at)
+            self.steps.note(step, written_at)
         else:
             self._reports[source] = step = self._reports.get(source, 0) + 1
         self._add_all(source, step, values, written_at)
@@ -170,6 +173,7 @@ class TrainingMetrics:
     def frozen(self) -> TrainingMetrics:
         """A copy that doesn't change, for another thread."""
         frozen = copy.copy(self)
+        frozen.steps = replace(self.steps)
         frozen._series = {name: replace(series, points=list(series.points)) for name, series in self._series.items()}
         return frozen
 
@@ -185,10 +189,11 @@ class TrainingMetrics:
             }
             for name, series in self._series.items()
         }
-        if not series and self.step is None:
+        steps = self.steps.to_dict()
+        if not series and self.step is None and not steps:
             return {}
         progress = {"step": self.step, "progress_at": self.progress_at, "progress_from": self._progress_from}
-        return dict(clean({"series": series, **progress}))
+        return dict(clean({"series": series, **progress, **({"steps": steps} if steps else {})}))
 
     def _read(self, given: Mapping[str, Any]) -> None:
         """Read a handover of this release or another one."""

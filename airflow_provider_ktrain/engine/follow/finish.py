@@ -237,6 +237,10 @@ class Finisher:
         if cause is None:
             self._log.info(summary_of_success(state.ref, state.kind, job, now))
         self._log.info(str(spent))
+        steps = self._output.training_metrics.steps
+        repeated = steps.usage(spent.gpus, spent.held)
+        if line := steps.describe(repeated):
+            self._log.info(line)
         self._count()
         result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
         return Outcome(
@@ -246,13 +250,14 @@ class Finisher:
             released=released,
             release_error=error,
             kept=kept,
-            usage=spent.as_dict(),
+            usage={**spent.as_dict(), **repeated},
             result=result,
             result_error=result_error,
             metrics=state.metrics,
             exit_code=primary_exit_code(state.kind, job, state.pods.all) if state.phase is Phase.FAILED else None,
             training_metrics=self._output.training_metrics.summary(),
             status=await self._last_status(cause),
+            step=steps.highest,
         )
 
     async def _last_status(self, cause: Cause | None) -> dict[str, Any]:

@@ -164,6 +164,7 @@ class Outcome:
         None, unknown.
     :param training_metrics: last and best value of each metric that the program reported. Default: none.
     :param status: for the training page: see `core.state.status_document`. Default: empty.
+    :param step: the highest step that the program reported in its log. Default: None, it reported none.
     """
 
     phase: str
@@ -180,6 +181,7 @@ class Outcome:
     exit_code: int | None = None
     training_metrics: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
+    step: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without characters that Airflow's processes or its database reject."""

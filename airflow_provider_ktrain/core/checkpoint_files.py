@@ -1,0 +1,60 @@
+"""Describes the files of a checkpoint directory in object storage, for the log of a retry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_ktrain.core.text import counted
+
+#: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
+_CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
+#: where the file systems of fsspec have the time of the last change
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+def is_url(directory: str) -> bool:
+    """Whether a worker may be able to list a directory: it isn't a path in the pods."""
+    scheme, separator, _ = directory.partition("://")
+    return bool(separator) and scheme not in ("file", "local")
+
+
+def without_connection(directory: str) -> str:
+    """The directory as the program gets it: without the id of an Airflow connection, `s3://CONNECTION@bucket/path`."""
+    return _CONNECTION.sub(r"\1://", directory)
+
+
+def describe_files(files: Mapping[str, Mapping[str, Any]], root: str) -> str:
+    """How many files there are, their size, and the newest one.
+
+    :param files: of fsspec's `find`: details by path.
+    :param root: path of the directory.
+    """
+    if not files:
+        return "has no files"
+    size = sum(int(details.get("size") or 0) for details in files.values())
+    text = f"has {counted(len(files), 'file')} ({_size(size)})"
+    times = {path: at for path, details in files.items() if (at := _changed_at(details)) is not None}
+    if not times:
+        return text
+    newest = max(times, key=lambda path: (times[path], path))
+    name = newest.strip("/").removeprefix(root.strip("/")).lstrip("/")
+    when = times[newest].astimezone(UTC)
+    return f"{text}, the newest is {name} ({_size(int(files[newest].get('size') or 0))}, {when:%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def _changed_at(details: Mapping[str, Any]) -> datetime | None:
+    for name in _TIMES:
+        value = details.get(name)
+        if isinstance(value, datetime):
+            return value if value.tzinfo else value.replace(tzinfo=UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return datetime.fromtimestamp(value, UTC)
+    return None
+
+
+def _size(size: int) -> str:
+    return next((f"{size / unit:.1f} {name}" for unit, name in _UNITS if size >= unit), counted(size, "byte"))
