@@ -11,7 +11,6 @@ from airflow_provider_ktrain.core.state.status import Phase
 
 PREFIX = "ktrain."  #: of all names
 TASK_TAGS = ("dag_id", "task_id")  #: of all metrics
-COUNTED = ("gpus", "repeated_steps")  #: keys of the usage that aren't GPU-seconds
 GPU_TIME = ("queued", "held", "wasted")  #: keys of the usage that are counted
 
 
@@ -46,9 +45,9 @@ METRICS = (
     ),
     Metric(
         ("gpu_seconds.repeated",), "gauge", "GPU-seconds",
-        "GPU time in which a retry repeated steps of earlier tries; reported only if the program reports its steps",
+        "GPU time of steps that an earlier try had reached; reported only if known",
     ),
-    Metric(("repeated_steps",), "gauge", "steps", "number of these steps"),
+    Metric(("repeated_steps",), "gauge", "steps", "steps that an earlier try had reached; reported only if known"),
     Metric(("gpus",), "gauge", "GPUs", "GPUs of all pods that were ever on a node"),
     Metric(("seconds.submit",), "gauge", "seconds", "time to create or adopt the job"),
     Metric(
@@ -97,7 +96,7 @@ def gauges(
     :param training_metrics: what the program reported: see `core.state.training_metrics`.
     """
     for key, value in usage.items():
-        yield Sample(key if key in COUNTED else f"gpu_seconds.{key}", value, {})
+        yield Sample(key if key in ("gpus", "repeated_steps") else f"gpu_seconds.{key}", value, {})
     for name, value in metrics.items():
         yield Sample(name, value, {})
     for name, found in training_metrics.items():

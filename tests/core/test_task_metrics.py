@@ -38,7 +38,7 @@ def reported() -> list[Sample]:
     """Samples of everything that a try can report."""
     metrics = {"loss": {"last": 0.1, "best": 0.05, "step": 3}, "text": {"last": "nan"}}
     cause = Cause(Category.OUT_OF_MEMORY, "why").as_dict()
-    usage = USAGE | {"wasted": 5.0}
+    usage = USAGE | {"wasted": 5.0, "repeated": 2.0, "repeated_steps": 4}
     return [*gauges(usage, dict.fromkeys(measured(), 1.0), metrics), *counts(usage, None), *counts(usage, cause)]
 
 

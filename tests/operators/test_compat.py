@@ -40,7 +40,8 @@ AIRFLOW = pathlib.Path(airflow.__file__).parent
 PACKAGE = pathlib.Path(airflow_provider_ktrain.__file__).parent
 #: the documented interface for authors of providers, and Airflow's provider that this one builds on
 PUBLIC = {
-    "airflow.plugins_manager", "airflow.providers.cncf.kubernetes.hooks.kubernetes", "airflow.sdk",
+    "airflow.plugins_manager", "airflow.providers.cncf.kubernetes.hooks.kubernetes",
+    "airflow.providers.openlineage.extractors", "airflow.sdk",
     "airflow.sdk.bases.decorator", "airflow.sdk.exceptions", "airflow.sdk.types", "airflow.triggers.base",
 }  # fmt: skip
 
