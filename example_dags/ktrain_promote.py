@@ -8,7 +8,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Asset, task
 from airflow.sdk.exceptions import AirflowSkipException
 
-evaluation = Asset("ktrain_example_evaluation")  # of ktrain_retrain.py
+evaluation = Asset("ktrain_example_evaluation")  # of ktrain_evaluate.py
 promoted = Asset("ktrain_example_promoted_model")
 
 with DAG(

@@ -1,7 +1,4 @@
-"""Retrain when the data asset is updated, then evaluate the model that the event of the model asset names.
-
-`ktrain_promote.py` continues with the event of the evaluation.
-"""
+"""Retrain when the data asset is updated. `ktrain_evaluate.py` continues with the event of the model asset."""
 
 import os
 import tempfile
@@ -20,7 +17,6 @@ START = pendulum.datetime(2026, 1, 1, tz="UTC")
 
 data = Asset("ktrain_example_data")
 model = Asset("ktrain_example_model")
-evaluation = Asset("ktrain_example_evaluation")
 
 with DAG("ktrain_retrain", schedule=[data], start_date=START, doc_md=__doc__, tags=["ktrain"]):
     PyTorchJobOperator(
@@ -33,15 +29,4 @@ with DAG("ktrain_retrain", schedule=[data], start_date=START, doc_md=__doc__, ta
         checkpoint_dir="/models",  # each run has its own directory in it, and its result names the model there
         volumes=[MODELS],
         outlets=[model],
-    )
-
-with DAG("ktrain_evaluate", schedule=[model], start_date=START, doc_md=__doc__, tags=["ktrain"]):
-    PyTorchJobOperator(
-        task_id="evaluate",
-        namespace="default",
-        image=IMAGE,
-        command=["python3", "evaluate.py"],
-        args=["{{ (triggering_asset_events.values() | first | last).extra['model_uri'] }}"],
-        volumes=[MODELS],
-        outlets=[evaluation],
     )
