@@ -29,6 +29,7 @@ from airflow_provider_ktrain.engine.threads import in_thread
 Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
+MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
@@ -67,7 +68,8 @@ class Finisher:
         self._options, self._stop, self._log, self._take_status = options, stop, log, take_status
         self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
         self._warned_of: dict[tuple[str, str], Tally] = {}  # what was missing of each log at the last warning
-        self._unread: set[tuple[str, str]] = set()  # logs of which a warning has named missing lines
+        self._unread: set[tuple[str, str]] = set()  # logs that a warning has named as not read to their end
+        self._keeps_open = False  # whether replicas that outlive the job are followed until the release ends them
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
     async def hand_over(self) -> Handover:
@@ -101,6 +103,7 @@ class Finisher:
         """The job succeeded, failed or was deleted: read the logs, find the cause, release; in this order."""
         if self._state.phase is Phase.FAILED and self._state.kind.restarts_failed_jobs and self._options.release:
             await self._keep_from_restarting()
+        self._keeps_open = self._will_release()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
         state = self._state
@@ -110,6 +113,11 @@ class Finisher:
         return await self.failed(
             diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
         )
+
+    def _will_release(self) -> bool:
+        """Whether a job that has ended is released after its logs were read."""
+        kept = self._state.phase is Phase.SUCCEEDED and self._options.conditions
+        return bool(self._options.release and self._state.ref.uid and not kept)
 
     async def _keep_from_restarting(self) -> None:
         """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""
@@ -133,6 +141,7 @@ class Finisher:
     async def killed(self) -> Outcome:
         """After a kill there are only seconds: release first, everything else if time allows."""
         self.releasing = True
+        self._keeps_open = False
         decision = await self._stop.decision()
         cause = Cause(Category.KILLED, decision.reason)
         if decision.keep:
@@ -169,55 +178,71 @@ class Finisher:
         After `drain_timeout` seconds without a line this ends. While lines come it goes on, for MAX_DRAIN_SECONDS and
         not past the deadline: the last lines show why a training failed, and the release deletes them.
         """
-        longest = MAX_DRAIN_SECONDS
-        if self._options.deadline is not None:
-            longest = max(min(longest, self._options.deadline - time.time()), SHORT_DRAIN_SECONDS)
+        longest = self._until_deadline(MAX_DRAIN_SECONDS)
         await self._drain(min(self._options.drain_timeout, longest), longest)
 
+    def _until_deadline(self, seconds: float) -> float:
+        """At most that many seconds, and not past the deadline, but at least SHORT_DRAIN_SECONDS."""
+        if self._options.deadline is None:
+            return seconds
+        return max(min(seconds, self._options.deadline - time.time()), SHORT_DRAIN_SECONDS)
+
     async def _drain(self, timeout: float, longest: float | None = None) -> None:
-        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`.
+        """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
+        began = time.monotonic()
+        report = await self._output.follower.drain(timeout, longest, keep_open=self._keeps_open)
+        self._warn_about_missing_lines(report, time.monotonic() - began)
 
-        Pods that still run are followed until the release has ended them: a PyTorchJob has succeeded when its Master
-        has, although Workers may still write.
+    async def _drain_rest(self, *, deleted: bool) -> None:
+        """Read what replicas that outlived the job have written since: a PyTorchJob ends with its Master.
+
+        :param deleted: whether their pods are gone.
         """
-        began = time.monotonic()
-        report = await self._output.follower.drain(timeout, longest, keep_open=True)
-        self._warn_about_gaps(report)
-        self._warn_about_unread_lines(report, time.monotonic() - began)
-
-    async def _drain_deleted(self) -> None:
-        """Read what pods have written until the release ended them."""
-        began = time.monotonic()
-        report = await self._output.follower.drain_deleted(SHORT_DRAIN_SECONDS, MAX_DRAIN_SECONDS)
-        self._warn_about_gaps(report)
-        self._warn_about_unread_lines(report, time.monotonic() - began)
-
-    def _warn_about_gaps(self, report: DrainReport) -> None:
-        """Log, once for each, where lines of a container may be missing and how many the rate limit dropped."""
-        for key, tally in report.containers.items():
-            (pod, container), earlier = key, self._warned_of.get(key, Tally())
-            self._warned_of[key] = tally
-            for gap in tally.gaps[len(earlier.gaps) :]:
-                self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
-            if dropped := tally.dropped - earlier.dropped:
-                lines = counted(dropped, "line")
-                size = counted(tally.dropped_bytes - earlier.dropped_bytes, "byte")
-                self._log.warning(f"The rate limit dropped {lines} ({size}) of the log of {pod}/{container}.")
-
-    def _warn_about_unread_lines(self, report: DrainReport, seconds: float) -> None:
-        """Log in one line which lines were not read. A job that still runs when a limit ends it always has some."""
-        unread = report.unread if self._state.ended else []
-        found = dict.fromkeys([*(key for key, tally in report.containers.items() if tally.late), *unread])
-        keys = [key for key in found if key not in self._unread]
-        self._unread.update(keys)
-        if not keys:
+        if not self._keeps_open:
             return
-        names = ", ".join(f"{pod}/{container}" for pod, container in keys[:MAX_NAMED_CONTAINERS])
-        more = f" and {len(keys) - MAX_NAMED_CONTAINERS:,} more" if len(keys) > MAX_NAMED_CONTAINERS else ""
-        lines = f"{'at least ' * bool(unread)}{counted(report.late, 'line')}" if report.late else "the last lines"
-        self._log.warning(
-            f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\nMissing: {lines} of {names}{more}."
-        )
+        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
+        drain = follower.drain_deleted if deleted else follower.drain
+        report = await drain(SHORT_DRAIN_SECONDS, longest)
+        self._warn_about_missing_lines(report, time.monotonic() - began)
+
+    def _warn_about_missing_lines(self, report: DrainReport, seconds: float) -> None:
+        """Log what of the logs is missing, each part once.
+
+        :param report: of the logs so far.
+        :param seconds: for which the rest was read.
+        """
+        late = 0
+        incomplete: list[tuple[str, str]] = []
+        for key, tally in report.containers.items():
+            earlier = self._warned_of.get(key, Tally())
+            self._warned_of[key] = tally
+            self._warn_about_gaps(key, tally, earlier)
+            late += tally.late - earlier.late
+            if tally.late > earlier.late:
+                incomplete.append(key)
+        if self._state.ended:  # a job that still runs when a limit ends it always has unread lines
+            unread = [key for key in report.unread if key not in self._unread]
+            self._unread.update(unread)
+            incomplete = list(dict.fromkeys([*incomplete, *unread]))
+        else:
+            unread = []
+        if incomplete:
+            lines = f"{'at least ' * bool(unread)}{counted(late, 'line')}" if late else "the last lines"
+            self._log.warning(
+                f"Logs are incomplete: reading them was stopped after {seconds:.0f} s.\n"
+                f"Missing: {lines} of {_named(incomplete)}."
+            )
+
+    def _warn_about_gaps(self, key: tuple[str, str], tally: Tally, earlier: Tally) -> None:
+        """Log where lines of a container may be missing and how many the rate limit dropped, since `earlier`."""
+        pod, container = key
+        for gap in tally.gaps[len(earlier.gaps) :]:
+            self._log.warning(f"The log of {pod}/{container} may be incomplete.\n{gap}")
+        if dropped := tally.dropped - earlier.dropped:
+            size = counted(tally.dropped_bytes - earlier.dropped_bytes, "byte")
+            self._log.warning(
+                f"The rate limit dropped {counted(dropped, 'line')} ({size}) of the log of {pod}/{container}."
+            )
 
     # release
 
@@ -273,7 +298,7 @@ class Finisher:
     ) -> tuple[str, str, dict[str, str] | None]:
         """The fields `released`, `release_error` and `kept` of the outcome."""
         state, ended = self._state, self._state.ended
-        began = time.monotonic()
+        began, done, error = time.monotonic(), None, ""
         try:
             done = await release(
                 self._api,
@@ -283,13 +308,13 @@ class Finisher:
                 timeout=timeout or self._options.release_timeout,
                 spare_ended=True,
             )
-            if verify and done.done:
-                await self._drain_deleted()
         except ReleaseError as e:
-            self._log.warning(str(e))
-            return "", str(e), None
-        finally:
-            state.metrics["seconds.release"] = round(time.monotonic() - began, 3)
+            error = str(e)
+            self._log.warning(error)
+        state.metrics["seconds.release"] = round(time.monotonic() - began, 3)
+        await self._drain_rest(deleted=verify and done is not None and done.done)
+        if done is None:
+            return "", error, None
         self._log.info(done.text)
         # after a kill, an ended job stays: the next try may need its status to see how it ended
         return done.text, "", state.ref.to_dict() if done.kept and ended and self._stop.reason is None else None
@@ -301,3 +326,10 @@ class Finisher:
         watches = self._api.stats["watches"] - self._watches_before
         done = {"log.lines": report.lines, "log.bytes": report.bytes, "watch.requests": watches}
         metrics.update({name: metrics.get(name, 0) + number for name, number in done.items()})
+
+
+def _named(containers: list[tuple[str, str]]) -> str:
+    """The first containers, by pod and name, and the number of others."""
+    names = ", ".join(f"{pod}/{container}" for pod, container in containers[:MAX_NAMED_CONTAINERS])
+    others = len(containers) - MAX_NAMED_CONTAINERS
+    return f"{names} and {others:,} more" if others > 0 else names

@@ -143,8 +143,10 @@ class LogFollower:
             container.drain()
         catching_up = [asyncio.ensure_future(container.catch_up()) for container in kept]
         tasks = [*(container.task for container in drained), *catching_up]
-        lines_come = await self._wait_while_lines_come(tasks, timeout, longest - counting)
-        await _cancel(catching_up)
+        try:
+            lines_come = await self._wait_while_lines_come(tasks, timeout, longest - counting)
+        finally:
+            await _cancel(catching_up)
         late = [container for container in kept if not container.caught_up]
         rest = [container.task for container in (*drained, *late)]
         if lines_come and rest:
