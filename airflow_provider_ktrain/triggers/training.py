@@ -253,13 +253,21 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         return api
 
     async def _close(self) -> None:
+        """Close the client. Triggerers repeat cancellations, which must not leave it half closed."""
         opened, self._opened = self._opened, None
         if opened is None:
             return
-        try:
-            await opened[1].__aexit__(None, None, None)
-        except Exception:  # as after a lost connection
-            self.log.debug("The Kubernetes client was not closed properly", exc_info=True)
+        closing = asyncio.ensure_future(opened[1].__aexit__(None, None, None))
+        canceled = False
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError:
+                canceled = True
+        if closing.exception() is not None:  # as after a lost connection
+            self.log.debug("The Kubernetes client was not closed properly", exc_info=closing.exception())
+        if canceled:
+            raise asyncio.CancelledError
 
     @contextlib.asynccontextmanager
     async def _client(self, ref: JobRef) -> AsyncIterator[Api]:
