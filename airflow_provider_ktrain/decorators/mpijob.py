@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.manifest.program import MPI, RETURNED, mpirun_command
-from airflow_provider_ktrain.core.manifest.task_variables import ATTEMPT, TASK_VARIABLES
 from airflow_provider_ktrain.decorators.base import FUNCTION_FIELDS, FunctionOperator, function_task
 from airflow_provider_ktrain.operators.training import MPIJobOperator
 
@@ -29,7 +27,7 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
     def launch_command(self) -> list[str]:
         variables = (self.env or {}).items()
         shared = [name for name, value in variables if not (isinstance(value, Mapping) and POD_FIELDS & value.keys())]
-        return mpirun_command([CHECKPOINT_DIR, ATTEMPT, *TASK_VARIABLES, *shared])
+        return mpirun_command(shared)
 
     def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
         """Conclude, but fail the task if the function succeeded and its return value was not read.

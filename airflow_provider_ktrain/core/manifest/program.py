@@ -20,6 +20,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.logs import result
 from airflow_provider_ktrain.core.logs.result import NOT_RETURNED, PART_BYTES, PART_MARKER, RESULT_MARKER
 
+PREFIX = "KTRAIN_"  #: of our variables
 PROGRAM_VARIABLE = "KTRAIN_PROGRAM"
 TERMINATION_LOG_VARIABLE = "KTRAIN_TERMINATION_LOG"  #: path of the file whose content becomes the termination message
 #: lets rank 0 write the termination message, at Kubernetes' default for `terminationMessagePath`. The path is in a
@@ -46,7 +47,8 @@ import os, subprocess
 words = ["mpirun", "--allow-run-as-root"]
 version = subprocess.run([*words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
 if b"Open MPI" in version:
-    words += ["--bind-to", "none", *(word for name in {forwarded!r} if name in os.environ for word in ("-x", name))]
+    names = dict.fromkeys([*{forwarded!r}, *sorted(name for name in os.environ if name.startswith({prefix!r}))])
+    words += ["--bind-to", "none", *(word for name in names if name in os.environ for word in ("-x", name))]
 else:
     words = words[:1]
 os.execvp("mpirun", [*words, *{python!r}])
@@ -259,11 +261,14 @@ def command(*, torchrun: bool) -> list[str]:
 def mpirun_command(forwarded: Sequence[str]) -> list[str]:
     """The command that runs the program in all slots by mpirun, which finds them in the operator's hostfile.
 
+    Variables with our prefix are found when it runs: a list of them here would change the manifest, and with it the
+    job of a retry, with each release that adds one.
+
     :param forwarded: further variables of the Launcher that all ranks get, if they are set. Processes that SSH starts
         have none of their container's variables.
     """
-    names = dict.fromkeys([PROGRAM_VARIABLE, *IMAGE_VARIABLES, *forwarded])
-    return ["python3", "-c", _MPIRUN.format(forwarded=list(names), python=command(torchrun=False))]
+    names = list(dict.fromkeys([*IMAGE_VARIABLES, *forwarded]))
+    return ["python3", "-c", _MPIRUN.format(forwarded=names, prefix=PREFIX, python=command(torchrun=False))]
 
 
 def program_variable(text: str) -> dict[str, str]:
