@@ -468,7 +468,7 @@ class TrainingJobOperator(JobParameters):
         """What the task asks for. It is called before `execute` and before each resume."""
         from airflow_provider_ktrain.operators import openlineage
 
-        return openlineage.at_start(self._requested())
+        return openlineage.at_start(self._requested(with_code=True))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage:
         """What has run, what it used and why it failed. It is called at the end of a try.
@@ -478,6 +478,8 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.operators import openlineage
 
         declared = bool(self.inlets or self.outlets)
-        return openlineage.at_end(self._requested(), self._job, self._outcome, declares_datasets=declared)
+        return openlineage.at_end(
+            self._requested(with_code=False), self._job, self._outcome, declares_datasets=declared
+        )
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete

@@ -281,10 +281,12 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             metadata.pop("name", None)  # the job's name is derived from the task's identity
         return built
 
-    def _requested(self) -> dict[str, Any]:
+    def _requested(self, *, with_code: bool) -> dict[str, Any]:
         """What the parameters ask for, for OpenLineage; less of it if they are invalid, which the task itself reports.
 
         A manifest file whose path is a template is not read here, because only the task renders its content.
+
+        :param with_code: whether the code's directory is read, for its hash.
         """
         from airflow_provider_ktrain.core import lineage
         from airflow_provider_ktrain.core.manifest.loader import load
@@ -295,7 +297,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             if not _path_of(self.manifest):
                 loaded = None if self.manifest is None else load(self.manifest)
                 found |= lineage.of_manifest(self.kind, self._with_options(loaded, self._job_options()))
-            if code := self._read_code():
+            if with_code and (code := self._read_code()):
                 found["codeHash"] = code.hash
         return found
 

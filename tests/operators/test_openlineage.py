@@ -166,7 +166,7 @@ def test_error_in_our_code_leaves_out_the_facet(emit: Emit) -> None:
     """The provider handles errors of operators: the event is sent and the task goes on."""
 
     class Broken(PyTorchJobOperator):
-        def _requested(self) -> dict[str, Any]:
+        def _requested(self, *, with_code: bool) -> dict[str, Any]:
             raise RuntimeError("broken")
 
     event = emit(made(Broken, image="i"), TaskInstanceState.RUNNING)
