@@ -43,7 +43,7 @@ def test_steps_up_to_the_last_one_of_earlier_tries_are_repeated(
 def test_message_names_the_steps() -> None:
     found = reported(1200, 1001, 1200, 1201)
     assert found.describe(found.usage(gpus=4, held=1000)) == (
-        "Repeated: steps 1,001 to 1,200, which an earlier try had reached (at least 40.0 GPU-seconds)."
+        "Repeated: steps 1,001 to 1,200, which an earlier try had reached (about 40.0 GPU-seconds)."
     )
 
 

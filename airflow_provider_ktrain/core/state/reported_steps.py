@@ -1,8 +1,8 @@
 """The steps that a training has reported, and which of them an earlier try of its task had reached before.
 
 The new job of a retry begins at its last checkpoint, or at the beginning. Until it has reached the last step of the
-earlier tries, it repeats their steps. The count is a lower bound: a program reports a step after it has trained it, and
-some programs report only now and then.
+earlier tries, it repeats their steps. The number of steps is a lower bound: a program reports a step after it has
+trained it, and some programs report only now and then.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class ReportedSteps:
     def usage(self, gpus: float, held: float) -> dict[str, float]:
         """The fields of the task's usage: `repeated_steps`, and `repeated` in GPU-seconds; none if not known.
 
+        The GPU-seconds are those from the first report to the last repeated one, so they include restarts of pods and
+        pauses in between.
+
         :param gpus: number of GPUs of the job.
         :param held: GPU-seconds that the job held, of which the repeated ones are a part.
         """
@@ -78,7 +81,7 @@ class ReportedSteps:
         last = int(self.first) + int(steps) - 1
         return (
             f"Repeated: steps {int(self.first):,} to {last:,}, which an earlier try had reached "
-            f"(at least {usage.get('repeated', 0.0):.1f} GPU-seconds)."
+            f"(about {usage.get('repeated', 0.0):.1f} GPU-seconds)."
         )
 
     def to_dict(self) -> dict[str, Any]:
