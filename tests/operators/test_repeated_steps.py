@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.exceptions import TrainingUserCodeError
-from tests.operators.task_instance import Instance, of_each_kind
+from tests.operators.task_instance import Instance
 
 #: fails after step 5 in the first attempt, and then resumes after step 3
 PROGRAM = """
@@ -23,7 +23,6 @@ def train(instance: Instance, number: int, max_tries: int = 1, **options: Any) -
     return instance.execute(number=number, retries=1, max_tries=max_tries, command=command, deferrable=False, **options)
 
 
-@of_each_kind
 def test_retry_counts_the_steps_that_it_repeats(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingUserCodeError):
         train(instance, 1)
