@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.kinds import TRAINJOB, Kind
 from airflow_provider_ktrain.core.state.status import wants_suspension
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
@@ -260,5 +260,20 @@ def test_job_deleted_under_us_with_a_retry(begin: Begin, kind: Kind) -> None:
     stage = begin("chaos_deferred_retries", kind, seconds=10)
     stage.wait_followed()
     stage.kube.delete(stage.wait_created()["metadata"]["name"])
+    check_end(stage, "success", jobs=2, try_number=2)
+    stage.check_lines(10, try_number=2)
+
+
+def test_trainjob_is_created_again_after_the_pods_of_the_old_one_have_stopped(begin: Begin) -> None:
+    """Its name is free as soon as it is deleted, but its pods need some seconds to stop."""
+    stage = begin("chaos_deferred_retries", TRAINJOB, seconds=10, stop_seconds=12)
+    stage.wait_followed()
+    stage.wait_line("[node 1] line 1")
+    first = stage.wait_created()["metadata"]
+    old = {pod.metadata.uid for pod in stage.kube.pods(stage.selector)}
+    stage.kube.delete(first["name"])
+    second = stage.wait_created(2)["metadata"]
+    assert second["name"] == first["name"]
+    assert not [pod.metadata.name for pod in stage.kube.pods(stage.selector) if pod.metadata.uid in old]
     check_end(stage, "success", jobs=2, try_number=2)
     stage.check_lines(10, try_number=2)

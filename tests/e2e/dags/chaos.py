@@ -10,11 +10,11 @@ from airflow.sdk import DAG
 
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator, TrainJobOperator
 
-# The run sets `seconds`, `seconds_of_first_try`, `wait` and `code`. A line is written before each second passes, so
-# there is at least one line. The Master's end ends the job, so the Master waits for the Worker, which has waited for
-# the Master. The first process of a container gets SIGTERM only if it handles it.
+# The run sets `seconds`, `seconds_of_first_try`, `stop_seconds`, `wait` and `code`. A line is written before each
+# second passes, so there is at least one line. The Master's end ends the job, so the Master waits for the Worker,
+# which has waited for the Master. The first process of a container gets SIGTERM only if it handles it.
 COUNT = """
-trap 'exit 143' TERM
+trap 'sleep {{ dag_run.conf.get("stop_seconds", 0) }}; exit 143' TERM
 i=0
 seconds={{ ti.try_number == 1 and dag_run.conf.get("seconds_of_first_try") or dag_run.conf.get("seconds", 20) }}
 while [ $i -lt $seconds ]; do echo line $i; i=$((i+1)); sleep 1; done
