@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from airflow_provider_ktrain.core.checkpoint_files import describe_files, is_url, without_connection
 
-MAX_FILES = 10_000  #: that are listed
 PATIENCE = 10.0  #: seconds from the start of the listing until its result is given up
 
 
@@ -20,7 +18,6 @@ class CheckpointListing:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._found = ""
-        self._given_up = False  # whether nobody waits for the result any more
         self._thread = threading.Thread(target=self._list, daemon=True, name="ktrain-checkpoints")
         if is_url(directory):
             self._thread.start()
@@ -34,7 +31,6 @@ class CheckpointListing:
         if not is_url(self._directory):
             return f"Checkpoints: {shown} is a path in the pods. The worker can't list it."
         self._thread.join(patience)
-        self._given_up = True
         return f"Checkpoints: {shown} {self._found or f'was not listed within {patience:.0f} s'}."
 
     def _list(self) -> None:
@@ -43,15 +39,7 @@ class CheckpointListing:
             from airflow.sdk import ObjectStoragePath
 
             path = ObjectStoragePath(self._directory)
-            files: dict[str, Any] = {}
-            for _, _, found in path.fs.walk(path.path, detail=True):
-                files |= {details["name"]: details for details in found.values()}
-                if self._given_up:
-                    return
-                if len(files) > MAX_FILES:
-                    self._found = f"has more than {MAX_FILES:,} files"
-                    return
-            self._found = describe_files(files, path.path)
+            self._found = describe_files(path.fs.find(path.path, detail=True), path.path)
         except FileNotFoundError:
             self._found = "has no files"
         except ImportError:
