@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DAG_ID, RUN_ID, TASK_ID = "KTRAIN_DAG_ID", "KTRAIN_RUN_ID", "KTRAIN_TASK_ID"
@@ -24,24 +24,18 @@ def task_variables(dag_id: str, run_id: str, task_id: str, map_index: int, try_n
     return {DAG_ID: dag_id, RUN_ID: run_id, TASK_ID: task_id, MAP_INDEX: str(map_index), TRY: str(try_number)}
 
 
-def names_set(manifest: Any, names: Collection[str] = UNHASHED_VARIABLES) -> set[str]:
-    """Which of the variables a manifest, or a part of one, sets.
-
-    :param names: of the variables. Default: those of the task.
-    """
-    return {item["name"] for item in _items(manifest) if item.get("name") in names}
+def names_set(manifest: Any) -> set[str]:
+    """Which of the UNHASHED_VARIABLES a manifest sets."""
+    return {item["name"] for item in _items(manifest) if item.get("name") in UNHASHED_VARIABLES}
 
 
-def without_variables(manifest: Any, names: Collection[str] = UNHASHED_VARIABLES) -> Any:
-    """A copy of a manifest, or of a part of one, that doesn't set the variables.
-
-    :param names: of the variables. Default: those of the task.
-    """
+def without_variables(manifest: Any) -> Any:
+    """A copy of a manifest, or of a part of one, that doesn't set the UNHASHED_VARIABLES."""
     if isinstance(manifest, Mapping):
-        return {key: without_variables(value, names) for key, value in manifest.items()}
+        return {key: without_variables(value) for key, value in manifest.items()}
     if isinstance(manifest, list):
-        kept = (item for item in manifest if not (isinstance(item, Mapping) and item.get("name") in names))
-        return [without_variables(item, names) for item in kept]
+        kept = (i for i in manifest if not (isinstance(i, Mapping) and i.get("name") in UNHASHED_VARIABLES))
+        return [without_variables(item) for item in kept]
     return manifest
 
 
