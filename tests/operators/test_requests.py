@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,8 @@ def assert_requests(
 ) -> None:
     """Check the requests of a run, except those for logs, and how many log streams were opened.
 
+    A log stream that ends before the watch shows the end of its container is opened once more.
+
     :param expected: number of requests by kind; JOBS stands for the plural of the kind.
     """
     wanted = {name.replace("JOBS", kind.plural): number for name, number in expected.items()}
@@ -58,10 +59,10 @@ def assert_requests(
             run(instance)
         made = requests.take()
         logs = {name: made.pop(name, 0) for name in ("follow pods/log", "get pods/log")}
-        if (made, logs["follow pods/log"]) == (Counter(wanted), streams):
-            return
+        if made == wanted:
+            break
     assert made == wanted
-    assert logs["follow pods/log"] == streams
+    assert streams <= logs["follow pods/log"] <= 2 * streams
 
 
 def test_requests_of_a_short_pytorchjob(cluster: TestCluster, requests: RequestLog) -> None:
