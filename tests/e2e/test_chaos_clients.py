@@ -183,11 +183,11 @@ def test_exec_plugin_fails_in_the_worker_then_works(begin: Begin, airflow: Airfl
 
 @pytest.mark.parametrize("dag", ["chaos_deferred", "chaos_worker"])
 def test_api_server_moves_to_another_port(begin: Begin, way: ClusterAccess, dag: str) -> None:
-    stage = begin(dag, seconds=45)
+    stage = begin(dag, seconds=90)
     if dag == "chaos_deferred":
         stage.wait_followed()
     stage.wait_line("[Worker 0] line 3")
     url = way.move()
     stage.wait_line(f"is now {url}")
     check_end(stage, "success")
-    stage.check_lines(45)
+    stage.check_lines(90)
