@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.core.state.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
 from airflow_provider_ktrain.core.state.training_metrics import TrainingMetrics
@@ -62,7 +63,11 @@ def pod(index: int, phase: str) -> dict[str, Any]:
             "nodeName": f"node-{index // 8}",
             "containers": [{"name": "pytorch", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
         },
-        "status": {"phase": phase, "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}]},
+        "status": {
+            "phase": phase,
+            "startTime": "2026-11-22T10:00:05Z",
+            "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}],
+        },
     }
 
 
@@ -125,3 +130,18 @@ def test_status_has_the_hash_of_the_code() -> None:
     assert "code" not in reporter.take()()["job"]
     state.job = {**(state.job or {}), "metadata": {"annotations": {CODE_ANNOTATION: "c0de"}}}
     assert reporter.take()()["job"]["code"] == "c0de"
+
+
+def test_gpu_time_has_what_the_end_of_the_try_reports() -> None:
+    """The time in a queue, during which there are no pods, and the steps that an earlier try had trained."""
+    reporter, state, metrics = reporter_of_a_large_job()
+    metrics.steps = ReportedSteps(before=99)
+    for step in (90, 95, 101):
+        metrics.steps.note(step, 1000.0 + step)
+    state.queue = {"gpus": 16}
+    state.metrics["seconds.queued"] = 100.0
+    status = reporter.take()()
+    assert status["requested_gpus"] == 16
+    assert status["usage"]["queued"] == 16 * 100 + 8 * REPLICAS * 5
+    assert status["usage"]["repeated_steps"] == 10
+    assert 0 < status["usage"]["repeated"] <= status["usage"]["held"]

@@ -53,6 +53,7 @@ class TrainingStatus:
     :param usage: GPU-seconds so far: see `core.state.usage`. Default: empty.
     :param limits: the running limits: `name`, `due` in epoch seconds, `seconds`. Default: none.
     :param queue: what the queue does with the job, in one sentence. Default: "".
+    :param requested_gpus: the GPUs that the job asks for; 0 if not known. Default: 0.
     :param ended: whether the try has ended. Default: False.
     :param cause: why it failed: a `core.diagnosis.model.Cause` as a dict. Default: None.
     """
@@ -68,6 +69,7 @@ class TrainingStatus:
     usage: Mapping[str, float] = field(default_factory=dict)
     limits: Sequence[Mapping[str, Any]] = ()
     queue: str = ""
+    requested_gpus: int = 0
     ended: bool = False
     cause: Mapping[str, Any] | None = None
 
@@ -121,6 +123,7 @@ class TrainingStatus:
                 "usage": dict(self.usage),
                 "limits": [dict(limit) for limit in self.limits],
                 "queue": self.queue[:chars],
+                "requested_gpus": self.requested_gpus,
                 "ended": self.ended,
                 "cause": None if self.cause is None else _short_cause(self.cause, chars),
             }

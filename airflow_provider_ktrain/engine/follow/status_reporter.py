@@ -21,7 +21,7 @@ from airflow_provider_ktrain.core.state.status_document import MAX_LINES, Traini
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.follow.messages import StatusSink
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower, requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 
 REFRESH_SECONDS = 60.0  #: between two statuses of a job that runs, if nothing else changes
@@ -86,6 +86,9 @@ class StatusReporter:
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         code = {"code": found} if (found := code_hash(job)) else {}
+        gpus = requested_gpus(state)
+        in_queue = gpus * state.seconds_in(Phase.QUEUED)
+        metrics = self._output.training_metrics.frozen()
         status = TrainingStatus(
             job={"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid, **code},
             try_number=self._sink.try_number if self._sink else 0,
@@ -93,20 +96,22 @@ class StatusReporter:
             host=self._sink.host if self._sink else "",
             phases=list(state.phases),
             rows=(),
-            metrics=self._output.training_metrics.frozen(),
+            metrics=metrics,
             limits=[{"name": str(c.limit), "due": round(c.due, 1), "seconds": c.seconds} for c in self._limits(ended)],
             queue=self._queue_reason(),
+            requested_gpus=gpus,
             ended=ended,
         )
         mask = self._sink.mask if self._sink else str
 
         def make() -> dict[str, Any]:
             shown_lines = itertools.islice(last_lines(kind, job, pods.all, lines).items(), MAX_LINES)
+            spent = pods.usage(now, completed, in_queue)
             found = replace(
                 status,
                 rows=replica_rows(kind, pods.all),
                 last_lines={name: mask(line) for name, line in shown_lines},
-                usage=pods.usage(now, completed).as_dict(),
+                usage={**spent.as_dict(), **metrics.steps.usage(spent.gpus, spent.held)},
                 cause=None if cause is None else _masked(cause, mask),
             )
             return found.to_dict()
