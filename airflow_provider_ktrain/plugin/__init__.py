@@ -36,10 +36,14 @@ class LazyApplication:
         await self._application(scope, receive, send)
 
 
-def _views() -> list[dict[str, Any]]:
-    """The list of running trainings, and the training page as a tab of a task."""
-    base = compat.base_path()
-    views: list[dict[str, Any]] = [
+def registered_views(base: str, *, scoped: bool, everywhere: bool) -> list[dict[str, Any]]:
+    """The list of running trainings, and the training page as a tab of a task.
+
+    :param base: the path of `[api] base_url`.
+    :param scoped: whether Airflow can limit a tab to the tasks of some operators.
+    :param everywhere: whether all tasks have the tab otherwise.
+    """
+    found: list[dict[str, Any]] = [
         {
             "name": "Trainings",
             "href": f"{base}{PREFIX}/running",
@@ -54,11 +58,11 @@ def _views() -> list[dict[str, Any]]:
         "destination": "task_instance",
         "url_route": "ktrain-training",
     }
-    if compat_server.scopes_tabs():
-        views.append({**tab, "applies_to": {"operator_name": list(OPERATORS)}})
-    elif compat_server.shows_tab_everywhere():
-        views.append(tab)
-    return views
+    if scoped:
+        found.append({**tab, "applies_to": {"operator_name": list(OPERATORS)}})
+    elif everywhere:
+        found.append(tab)
+    return found
 
 
 class KtrainPlugin(AirflowPlugin):
@@ -66,4 +70,6 @@ class KtrainPlugin(AirflowPlugin):
 
     name = "ktrain"
     fastapi_apps: list[Any] = [{"app": LazyApplication(), "name": "ktrain", "url_prefix": PREFIX}]  # noqa: RUF012 - as Airflow declares it
-    external_views: list[Any] = _views()
+    external_views: list[Any] = registered_views(
+        compat.base_path(), scoped=compat_server.scopes_tabs(), everywhere=compat_server.shows_tab_everywhere()
+    )
