@@ -14,6 +14,7 @@ from tests.browser.site import BROWSERS, Site, browser_path, site, token
 from tests.browser.tabs import SLOW
 
 Open = Callable[..., Any]
+HIDDEN = "Object.defineProperty(document, 'hidden', { value: true, configurable: true })"
 CLOCK = "{ const real = Date.now; Date.now = () => real() + %d; }"
 
 
@@ -44,17 +45,22 @@ def open_page(browser: Any, airflow_site: Site) -> Iterator[Open]:
     problems: list[str] = []
     contexts: list[Any] = []
 
-    def open_one(url: str, *, user: str = "", allowed: str = "", clock: int = 0, **context: Any) -> Any:
+    def open_one(
+        url: str, *, user: str = "", allowed: str = "", clock: int = 0, hidden: bool = False, **context: Any
+    ) -> Any:
         """
         :param user: the token of the user. Default: an administrator's. `-` for nobody.
         :param allowed: errors in the console that contain this text are expected. Default: none is.
         :param clock: seconds that the browser's clock is ahead. Default: 0.
+        :param hidden: open it in the background. Default: False.
         :param context: of Playwright's `new_context`, such as `color_scheme` and `viewport`.
         """
         contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context}))
         contexts[-1].set_default_timeout(SLOW)
         if clock:
             contexts[-1].add_init_script(CLOCK % (1000 * clock))
+        if hidden:
+            contexts[-1].add_init_script(HIDDEN)
         if user != "-":
             cookie = {"name": "_token", "value": user or token(airflow_site.airflow), "url": url}
             contexts[-1].add_cookies([cookie])

@@ -182,4 +182,4 @@ addEventListener("storage", (event) => { if (event.key === "theme") { applyTheme
 
 layOut();
 setInterval(() => { if (!document.hidden) showAge(); }, 1000);
-if (document.body.dataset.update) update();
+if (document.body.dataset.update && !document.hidden) update();
