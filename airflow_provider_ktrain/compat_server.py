@@ -7,14 +7,16 @@ uses all of it on a real API server.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 
 ACTIVE_STATES = ("running", "deferred")
+TAKEOVER_SECONDS = 60.0  #: in which a triggerer takes a new trigger, if one has room; usually it takes a second or two
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class TaskRecord:
     :param try_number: of its latest try.
     :param started_at: epoch seconds at which that try began; None if it has not begun.
     :param ended_at: epoch seconds at which it ended; None if it has not ended.
+    :param followed: whether a triggerer that sends heartbeats has the trigger of a deferred task. Default: None, not
+        known: the task isn't deferred, or only just.
     """
 
     key: TaskInstanceId
@@ -33,6 +37,7 @@ class TaskRecord:
     try_number: int
     started_at: float | None
     ended_at: float | None
+    followed: bool | None = None
 
 
 def shows_tab_everywhere() -> bool:
@@ -111,7 +116,31 @@ def find_task(key: TaskInstanceId) -> TaskRecord | None:
 
     with _session() as session:
         found = session.execute(select(*_task_columns()).where(*_is(TaskInstance, key))).first()
-    return None if found is None else _record(found)
+        if found is None:
+            return None
+        record = _record(found)
+        return replace(record, followed=_followed(session, key)) if record.state == "deferred" else record
+
+
+def _followed(session: Any, key: TaskInstanceId) -> bool | None:
+    """Whether a triggerer that sends heartbeats has the trigger of a deferred task; None if the trigger is new."""
+    from airflow.jobs.job import Job
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.trigger import Trigger
+    from sqlalchemy import select
+
+    wanted = (
+        select(Trigger.created_date, Job)
+        .join(TaskInstance, TaskInstance.trigger_id == Trigger.id)
+        .outerjoin(Job, Job.id == Trigger.triggerer_id)
+        .where(*_is(TaskInstance, key))
+    )
+    row = session.execute(wanted).first()
+    if row is None:  # its event has fired
+        return None
+    if row.Job is not None and row.Job.is_alive():
+        return True
+    return False if time.time() - row.created_date.timestamp() > TAKEOVER_SECONDS else None
 
 
 def active_trainings() -> list[TaskRecord]:

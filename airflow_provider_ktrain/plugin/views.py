@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.success_summary import format_duration
-from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.text import clean, counted
 from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
@@ -28,12 +28,20 @@ REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is wr
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
 STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
 USAGE = {
-    "held": "Held", "wasted": "Held without training", "queued": "Waiting for a node", "requested": "Requested",
+    "held": "Held", "wasted": "Held without training", "queued": "In a queue, or waiting for a node",
+    "requested": "Requested",
 }  # fmt: skip
+LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
 #: terminal control sequences (ECMA-48: CSI, OSC and two-character ones), which a browser can't show
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+NOT_FOLLOWED = (
+    "No triggerer follows the training at present: none is running, or all are full. The training itself continues. "
+    "The data is updated again when a triggerer has taken the task over."
+)
 
 
 @dataclass(frozen=True)
@@ -151,12 +159,12 @@ def training_view(
         job=job,
         replicas=rows,
         replica_count=int(_number(replicas.get("count")) or 0),
-        facts=_facts(job, replicas),
+        facts=_facts(job, replicas, _number(read.get("requested_gpus"))),
         metrics=_metrics(read),
         series=_series(read),
         last_lines=[(_text(name), _line(line)) for name, line in lines.items()] if with_logs else (),
         lines_hidden=bool(lines) and not with_logs,
-        usage=_usage(read),
+        usage=_usage(read, now if active else None),
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
         tries=[_try(one) for one in reversed(tries)],
@@ -192,13 +200,15 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
     if _number(read.get("written_at")) is None:
         if record.state in WAITING_STATES:
             return ["The training has not begun: the task waits for a worker."]
+        if record.followed is False:
+            return [NOT_FOLLOWED]
         if record.state in ACTIVE_STATES:
             return ["There is no data yet. It appears when the job has a phase."]
         return ["This try left no data: it ended before its job had a phase, or an older release ran it."]
-    notes = []
+    notes = [NOT_FOLLOWED] if record.followed is False else []
     if read.get("try_number") != record.try_number:
         notes.append(f"The data is of try {_text(read.get('try_number'))}. Try {record.try_number} has none yet.")
-    if stale:
+    if stale and record.followed is not False:
         notes.append(
             "The data is old. The triggerer or worker that follows the job may be gone, or writes for many trainings."
         )
@@ -228,7 +238,7 @@ def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[Segment
     ]
 
 
-def _facts(job: Mapping[str, str], replicas: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], requested: float | None) -> list[tuple[str, str]]:
     """What identifies the job, and its size."""
     facts = []
     if job.get("name"):
@@ -237,6 +247,8 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any]) -> list[tuple[st
     if states:
         counts = [f"{int(_number(count) or 0)} {_text(state)}" for state, count in states.items()]
         facts += [("Replicas", ", ".join(counts)), ("GPUs", str(int(_number(replicas.get("gpus")) or 0)))]
+    elif requested:
+        facts.append(("GPUs requested", str(int(requested))))
     return facts
 
 
@@ -266,11 +278,29 @@ def _series(read: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     return found
 
 
-def _usage(read: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """GPU time by what it was used for; nothing as long as the job has used none."""
-    used = mapping(read.get("usage"))
+def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
+    """GPU time by what it was used for; nothing as long as the job has used none.
+
+    :param now: epoch seconds; None if the task has ended. The status of a job in a queue has the time until it was
+        written, and nothing is written while the job waits.
+    """
+    used = dict(mapping(read.get("usage")))
+    written_at, gpus = _number(read.get("written_at")), _number(read.get("requested_gpus"))
+    if now is not None and written_at is not None and gpus and read.get("phase") == Phase.QUEUED:
+        since_then = gpus * max(now - written_at, 0)
+        used |= {name: (_number(used.get(name)) or 0) + since_then for name in ("queued", "requested")}
     found = {label: seconds for name, label in USAGE.items() if (seconds := _number(used.get(name))) is not None}
-    return [(label, format_duration(seconds)) for label, seconds in found.items()] if any(found.values()) else []
+    shown = [(label, format_duration(seconds)) for label, seconds in found.items()] if any(found.values()) else []
+    return shown + _repeated(used)
+
+
+def _repeated(used: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a retry trained again after an earlier try had trained it; nothing if that isn't known."""
+    steps, seconds = _number(used.get("repeated_steps")), _number(used.get("repeated"))
+    if steps is None:
+        return []
+    time = f" in {format_duration(seconds)}" if steps and seconds is not None else ""
+    return [("Repeated from an earlier try", f"{counted(int(steps), 'step') if steps else 'no steps'}{time}")]
 
 
 def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
@@ -345,7 +375,9 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """The value if it is a number that isn't absurdly large; else None."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if known else None
 
 
 def printable(text: str) -> str:

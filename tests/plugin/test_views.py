@@ -22,8 +22,8 @@ TEMPLATES = Environment(loader=PackageLoader("airflow_provider_ktrain.plugin"), 
 TEMPLATES.globals.update(root="/ktrain", airflow="")
 
 
-def record(state: str = "deferred", try_number: int = 1) -> TaskRecord:
-    return TaskRecord(KEY, state, try_number, 0.0, None if state == "deferred" else 200.0)
+def record(state: str = "deferred", try_number: int = 1, followed: bool | None = None) -> TaskRecord:
+    return TaskRecord(KEY, state, try_number, 0.0, None if state == "deferred" else 200.0, followed)
 
 
 def status(**fields: Any) -> dict[str, Any]:
@@ -101,6 +101,18 @@ def test_page_says_what_it_does_not_know(found: Any, state: str, now: float, not
     assert note in " ".join(view(found, state=state, now=now).notes)
 
 
+@pytest.mark.parametrize("phase", ["Queued", "Running"])
+@pytest.mark.parametrize(("followed", "count"), [(True, 0), (None, 0), (False, 1)])
+def test_page_says_that_no_triggerer_follows_the_training(phase: str, followed: bool | None, count: int) -> None:
+    given = status(phases=[(phase, 10.0)])
+    shown = training_view(record(followed=followed), given, [], with_logs=True, now=120.0)
+    assert "".join(shown.notes).count("No triggerer follows") == len(shown.notes) == count
+    shown = training_view(record(followed=False), given, [], with_logs=True, now=5000.0)
+    assert len(shown.notes) == 1, "the data is old for this reason"
+    shown = training_view(record(followed=False), None, [], with_logs=True, now=120.0)
+    assert "No triggerer follows" in shown.notes[0]
+
+
 def test_data_of_a_training_that_waits_is_not_called_old() -> None:
     """Nothing is written while nothing changes."""
     shown = view(phases=[("Queued", 10.0)], queue="needs 8 nvidia.com/gpu more in flavor h100", now=5000.0)
@@ -120,6 +132,33 @@ def test_timeline_of_an_ended_training_ends_with_its_last_phase() -> None:
 
 def test_gpu_time_is_not_shown_before_there_is_any() -> None:
     assert view(usage={"held": 0.0, "queued": 0.0}).usage == []
+
+
+@pytest.mark.parametrize(
+    ("used", "shown"),
+    [
+        ({"repeated_steps": 1200, "repeated": 90.0}, "1,200 steps in 1 min 30 s"),
+        ({"repeated_steps": 1, "repeated": 0.0}, "1 step in 0 s"),
+        ({"repeated_steps": 0, "repeated": 0.0}, "no steps"),
+        ({"repeated_steps": 7}, "7 steps"),
+        ({"repeated_steps": float("nan"), "repeated": 1.0}, None),
+        ({"repeated_steps": "7"}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_retry_repeats_is_a_part_of_the_gpu_time(used: dict[str, Any], shown: str | None) -> None:
+    found = dict(view(status() | {"usage": {"held": 3600.0, **used}}).usage)
+    assert found == {"Held": "1 h"} | ({} if shown is None else {"Repeated from an earlier try": shown})
+
+
+def test_gpu_time_in_a_queue_grows_while_nothing_is_written() -> None:
+    given = status(phases=[("Queued", 10.0)], usage={"queued": 30.0, "held": 0.0}, rows=[], requested_gpus=24)
+    shown = view(given, now=160.0)
+    assert ("GPUs requested", "24") in shown.facts
+    assert dict(shown.usage) == {
+        "Held": "0 s", "In a queue, or waiting for a node": "24 min 30 s", "Requested": "24 min",
+    }  # fmt: skip
+    assert dict(view(given, state="failed", now=160.0).usage)["In a queue, or waiting for a node"] == "30 s"
 
 
 @pytest.mark.parametrize(
@@ -192,8 +231,13 @@ def test_nothing_that_is_shown_is_markup() -> None:
 
 
 texts = st.text(alphabet="a1<", max_size=3)
+ODD_NUMBERS = [0.5, 1e300, 10**400, float("inf"), float("nan")]
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-10, 10) | st.sampled_from([0.5, 1e300]) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers(-10, 10)
+    | st.sampled_from([0.5, 1e300, 10**400, float("inf"), float("nan")])
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=2),
     max_leaves=6,
 )
