@@ -1,6 +1,6 @@
 """What the statuses for the training page cost a triggerer, its supervisor and its runner: 300 and 1,000 trainings.
 
-    python benchmarks/page_writes.py [--jobs 300 1000] [--seconds 120] [--kills 10]
+    python benchmarks/page_writes.py [--jobs 300 1000] [--seconds 120] [--kills 10] [--logs DIRECTORY]
 
 Each contender is a triggerer of Airflow with its supervisor and its runner, in front of a stand-in for the Kubernetes
 API: once without trainings, and for each number of trainings once without and once with statuses. All run at the same
@@ -17,11 +17,14 @@ import contextlib
 import datetime
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness import machine, quantile, table
@@ -94,6 +97,14 @@ class Contender:
             *(lag[key] for key in ("busy p99", "lag p99", "watch p50", "watch p99")),
         ]  # fmt: skip
 
+    def keep_logs(self, directory: Path) -> None:
+        """Copy what the triggerer has written, and the times of the kills' steps."""
+        target = directory / f"{self.jobs}-{self.state}"
+        shutil.copytree(self.airflow.home / "logs", target / "logs", dirs_exist_ok=True)
+        for name in ("triggerer.out", "kills.jsonl"):
+            if (self.airflow.home / name).exists():
+                shutil.copy(self.airflow.home / name, target)
+
 
 def begin(stack: contextlib.ExitStack, jobs: int, state: str) -> Contender:
     parameters = {"jobs": jobs, "replicas": 2, "running": jobs, "rate": RATE, "metrics": True}
@@ -104,12 +115,22 @@ def begin(stack: contextlib.ExitStack, jobs: int, state: str) -> Contender:
     return Contender(jobs, state, *running)
 
 
+def kill_all(contenders: Sequence[Contender], kills: int) -> None:
+    """Kill tasks one after the other, in turns."""
+    for number in range(kills):
+        for contender in contenders:
+            if contender.jobs:
+                contender.kills.append(kill(contender.airflow, contender.stand_in, number))
+        print([round(c.kills[-1], 1) for c in contenders if c.jobs], file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, nargs="+", default=[300, 1000])
     parser.add_argument("--seconds", type=float, default=120, help="duration of the measurement")
     parser.add_argument("--settle", type=float, default=60, help="seconds before it")
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--logs", type=Path, help="a directory into which the logs of the triggerers are copied")
     args = parser.parse_args()
     print(f"{datetime.date.today()}; {machine()}\n", flush=True)
     cases = [(0, "-"), *((jobs, state) for jobs in args.jobs for state in ("off", "on"))]
@@ -124,11 +145,11 @@ def main() -> None:
         found = [contender.found() for contender in contenders]
         load.append(os.getloadavg()[0])
         print(table(HEAD[:2] + HEAD[3:-2], [[c.jobs, c.state, *f] for c, f in zip(contenders, found, strict=True)]))
-        for number in range(args.kills):
-            for contender in contenders:
-                if contender.jobs:
-                    contender.kills.append(kill(contender.airflow, contender.stand_in, number))
-            print([round(c.kills[-1], 1) for c in contenders if c.jobs], file=sys.stderr, flush=True)
+        try:
+            kill_all(contenders, args.kills)
+        finally:
+            for contender in contenders if args.logs else ():
+                contender.keep_logs(args.logs)
         loads = f"{min(load):.0f} to {max(load):.0f}"
         rows = [
             [c.jobs, c.state, loads, *f, quantile(c.kills, 0.5), max(c.kills, default=None)]
