@@ -135,3 +135,10 @@ def test_mapped_function_is_checked_when_the_dag_is_parsed(tmp_path: Path) -> No
 def test_function_without_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the source of train can't be read"):
         load(tmp_path, 'exec("@small\\ndef train(): return 1")')
+
+
+def test_source_of_another_function_is_refused(tmp_path: Path) -> None:
+    """Python 3.13 returns the first lines of the file for a function that `exec` has made."""
+    other = "def other(): return 2\nother.__code__ = other.__code__.replace(co_name='train')\nsmall(other)"
+    with pytest.raises(ValueError, match="the source of other can't be read: define it in a file"):
+        load(tmp_path, other)

@@ -14,6 +14,7 @@ import json
 import symtable
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
@@ -167,6 +168,11 @@ class Definition:
         """Its syntax tree; None if the source isn't that of a `def`."""
         first = self._body[0] if self._body else None
         return first if isinstance(first, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+    def is_of(self, function: FunctionType) -> bool:
+        """Whether this can be the definition of that function: it has its name. That of a lambda is not checked."""
+        name = function.__code__.co_name
+        return name == "<lambda>" or (self.function is not None and self.function.name == name)
 
     @property
     def decorators(self) -> list[tuple[ast.expr, str]]:
