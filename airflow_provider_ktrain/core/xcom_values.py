@@ -1,4 +1,4 @@
-"""What Airflow and its databases can carry of a JSON value: the rest is stored as text or left out, key by key.
+"""Converts a JSON value to one that Airflow and its databases can store: other parts become text or are left out.
 
 Measured on Airflow 3.3 with PostgreSQL 15: JSONB returns a float from 1e16 as an integer, and msgpack, in which
 Airflow's processes talk, has no integers over 64 bits; whoever reads such an XCom fails. JSONB refuses NUL, UTF-8
@@ -73,13 +73,11 @@ def _items(value: Mapping[str, Any], path: str, depth: int, warnings: list[str])
     for key, item in value.items():
         inner = f"{path}.{_shown(key)}" if path else _shown(key)
         if key in reserved:
-            warnings.append(
-                f"{clipped(inner, MAX_PATH_CHARS)} is left out: Airflow's serializer has the key for itself"
-            )
+            warnings.append(f"{clipped(inner, MAX_PATH_CHARS)} is left out: Airflow's serializer reserves the key")
             continue
         if (cleaned := clean(key)) != key:
             name = clipped(inner, MAX_PATH_CHARS)
-            warnings.append(f"{name} is a changed key: characters that databases refuse are replaced by U+FFFD")
+            warnings.append(f"the key {name} is changed: characters that databases refuse are replaced by U+FFFD")
         yield cleaned, _stored(item, inner, depth + 1, warnings)
 
 

@@ -63,7 +63,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         if self.do_xcom_push and self._returns_nothing():
             problems.append(
                 f"logs={self.logs!r} leaves out {self._first_replica()}, whose log has the return value of "
-                f"{python_callable.__name__}: follow that one too, or set do_xcom_push=False"
+                f"{python_callable.__name__}: follow this replica too, or set do_xcom_push=False"
             )
         if self.needs_image and self.image is None and self.manifest is None:
             problems.append(f"{python_callable.__name__} has no image: set image=... or manifest=...")
@@ -218,7 +218,10 @@ def definition_of(function: Callable[..., Any], decorator: str) -> Definition:
 
 
 def _decorators_below_ours(definition: Definition, function: FunctionType) -> list[str]:
-    """Those between ours and `def`. The last one is ours if none can be recognized: `@mine` of a local variable."""
+    """The decorators between this provider's and `def`.
+
+    If none is recognized as this provider's, for example `@mine` of a local variable, the last one counts as it.
+    """
     decorators = definition.decorators
     ours = [i for i, (node, _) in enumerate(decorators) if _is_ours(_value(node, function.__globals__))]
     return [text for _, text in decorators[ours[-1] + 1 :]] if ours else []

@@ -32,7 +32,7 @@ from airflow_provider_ktrain.engine.request_errors import explain, retry_transie
 
 Object = dict[str, Any]
 T = TypeVar("T")
-STARTS_WHEN_RESUMED = ".\nIt is suspended: they start when it is resumed"
+STARTS_WHEN_RESUMED = ".\nThe job is suspended: its Workers start when it is resumed"
 KEEPS_WORLD_SIZE = (
     ".\nIt has a Master and no elasticPolicy: running pods keep their WORLD_SIZE, so a program that reads it doesn't "
     "use the new size"

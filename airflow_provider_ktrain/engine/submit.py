@@ -1,13 +1,13 @@
 """Create a job, or take over the job that already has its name.
 
-All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: of two
-tries that race, one create succeeds and the other gets 409 AlreadyExists. The loser reads the job and decides by the
-owner annotation (`core.adoption.decide`): it adopts a live job, replaces a failed one, takes the result of one that
-succeeded, waits for one that is being deleted, and refuses one that isn't its own.
+All tries of a task use one job name, which is computed from the task's key. So the create request is the lock: if two
+tries race, one create succeeds and the other one gets 409 AlreadyExists. The other try reads the job and decides by the
+owner annotation (`core.adoption.decide`): it adopts a running job, replaces a failed job, takes the result of a job
+that succeeded, waits for a job that is being deleted, and refuses a job of another task.
 
 A try adopts a job by a patch of the owner annotation. This patch, like every delete, carries the resourceVersion of the
-read that the decision was made on. If the job has changed in between, the API server answers 409, nothing happens, and
-the loop reads and decides again. A try that has lost its job in this way can't delete it: its own requests are
+read on which the decision is based. If the job has changed in between, the API server answers 409, nothing happens, and
+the loop reads and decides again. A try that has lost its job in this way can't delete it, because its own requests are
 fenced by the old version and by the owner.
 
 Only workers submit, so that no manifest becomes a part of trigger kwargs.
@@ -138,7 +138,7 @@ async def submit(
     """Create the job, or adopt, replace or wait for the job that has its name.
 
     From the second try on, look for the job of an earlier try before the create: if the API server rejects the create
-    because of a quota or of a manifest that has become invalid, its response doesn't tell that the name is taken.
+    because of a quota or of a manifest that has become invalid, its response doesn't show that the name is taken.
 
     :param build: returns the stamped manifest for the value of its submission label.
     :param me: this try.
@@ -291,7 +291,7 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
     decision = decide(found, claim.me, claim.first_try, reattach=claim.reattach, changed=changed)
     lacks_code = decision.action is Action.ADOPT and await _lacks_code(api, claim, found, log)
     if lacks_code and await _is_useless(api, claim, found):
-        decision = Decision(Action.REPLACE, "it never got its code, which has changed since", "No pod has started.")
+        decision = Decision(Action.REPLACE, "its code was never sent, and has changed since", "No pod has started.")
     message = describe_existing(str(claim), decision)
     if decision.action is not Action.REFUSE:
         log.info(message)

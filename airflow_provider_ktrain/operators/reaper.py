@@ -150,7 +150,7 @@ class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
                 if verdict.orphan:
                     orphans[ref] = owner
             jobs = counted(len(found), "job")
-            self.log.info("Looked at %s of deployment %r in %s: %d left over.", jobs, deployment, where, len(orphans))
+            self.log.info("Checked %s of deployment %r in %s: %d left over.", jobs, deployment, where, len(orphans))
             return orphans
 
     async def _find(self, api: Api, default: str, deployment: str) -> tuple[list[tuple[JobRef, Object, int]], str]:

@@ -13,7 +13,7 @@ from airflow_provider_ktrain.core.manifest.overlay import JobOptions, overlay
 from tests.core.manifests import mpijob, pytorchjob, trainjob
 
 GPU = "nvidia.com/gpu"
-NEVER = "ClusterQueue gpus can never admit the job: its Worker pods ask for "
+NEVER = "ClusterQueue gpus can never admit the job: its Worker pods request "
 
 
 def flavor(name: str, **amounts: str | tuple[str, str]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_a_job_that_fits_has_no_problem() -> None:
     assert reported(flavor("a100", gpu="8", cpu="32")) == []
 
 
-def test_a_job_that_asks_for_more_than_each_flavor_has_is_an_error() -> None:
+def test_a_job_that_requests_more_than_each_flavor_has_is_an_error() -> None:
     too_small = f"{NEVER}6 {GPU} of at most 4 in flavor a100"
     assert reported(flavor("a100", gpu="4", cpu="32")) == [too_small]
     assert reported(flavor("a100", gpu="4", cpu="32"), flavor("h100", gpu="8", cpu="1")) == [

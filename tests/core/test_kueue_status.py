@@ -140,7 +140,7 @@ def test_evictions_stay_counted_when_the_job_is_admitted_again() -> None:
         ("something that Kueue says in the year 2030", QueuePhase.WAITING),
     ],
 )
-def test_a_job_never_fits_only_if_every_flavor_says_so(message: str, phase: QueuePhase) -> None:
+def test_a_job_never_fits_only_if_no_flavor_can_hold_it(message: str, phase: QueuePhase) -> None:
     status = queue_status(workload(pending(PREFIX + message)))
     assert status.phase is phase
     assert (status.fails_after_seconds == 600) is (phase is QueuePhase.NEVER_FITS)
@@ -183,7 +183,7 @@ def test_line_names_missing_and_excessive_quota() -> None:
     )
     never = queue_status(workload(pending(PREFIX + ABOVE.format("a100"))))
     assert never.line == (
-        "Queued in LocalQueue team-a: asks for more than the whole quota (24 nvidia.com/gpu of at most 16 in flavor "
+        "Queued in LocalQueue team-a: requests more than the whole quota (24 nvidia.com/gpu of at most 16 in flavor "
         "a100): it can never run here."
     )
 

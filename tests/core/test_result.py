@@ -71,7 +71,7 @@ def test_invalid_result_gives_a_warning(text: str) -> None:
 
 STORED = {
     r'{"file": "\udcff", "a": 1}': ({"file": "\ufffd", "a": 1}, "file is changed: characters that databases refuse"),
-    r'{"\ud800": 1}': ({"\ufffd": 1}, r"'\ud800' is a changed key: characters"),
+    r'{"\ud800": 1}': ({"\ufffd": 1}, r"the key '\ud800' is changed: characters"),
     r'["\u0000"]': (["\ufffd"], "[0] is changed: characters"),
     f"[{2**64}]": ([str(2**64)], "[0] is stored as text: the integer has more than 64 bits"),
     f'{{"a": {-(2**63) - 1}}}': ({"a": str(-(2**63) - 1)}, "a is stored as text: the integer has"),

@@ -135,7 +135,7 @@ def test_a_preempted_task_is_queued_again_and_a_kill_releases_it(begin: Begin, k
 
 
 @pytest.mark.parametrize("by", ["administrator", "operators"])
-def test_a_paused_task_waits_and_goes_on(begin: Begin, kueue: TestCluster, by: str) -> None:
+def test_a_paused_task_waits_and_continues(begin: Begin, kueue: TestCluster, by: str) -> None:
     """Recording 74c: its Workload is made inactive while the job runs, and active again."""
     control = ("inactive", "active")
     by_others = (BY_SOMEBODY, *(control if by == "administrator" else ()))

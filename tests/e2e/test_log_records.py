@@ -76,7 +76,7 @@ def test_lines_have_their_replica_as_source_and_the_time_of_the_kubelet(airflow:
     assert any(text.startswith("Deferred: the triggerer now follows") for text in texts(ours))
     assert "2/2 Running" in texts(ours)
     warnings = [record["event"] for record in ours if record["level"] == "warning"]
-    late = "this one started late"  # a triggerer on a loaded machine
+    late = "this trigger started late"  # a triggerer on a loaded machine
     assert [text for text in warnings if not text.startswith("Manifest: ") and late not in text] == []
     manifest = texts(ours)[texts(ours).index("::group::Submitted manifest, without secrets") + 1]
     assert "HF_TOKEN" in manifest

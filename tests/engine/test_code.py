@@ -137,7 +137,7 @@ async def test_retry_replaces_a_job_that_waits_for_code_that_has_changed(cluster
     second = await run(task, 2, code_of("echo new"))
     assert second.created
     assert second.ref.uid != first.ref.uid
-    assert "exists: it never got its code, which has changed since. Replacing it.\nNo pod has started." in str(task.log)
+    assert "exists: its code was never sent, and has changed since. Replacing it.\nNo pod has started." in str(task.log)
     assert (await task.ended(second.ref)).succeeded
     assert f"[{task.kind.replica_name(task.kind.roles[0], 0)}] new" in task.log.messages
 

@@ -121,7 +121,7 @@ def test_suspended_job_has_no_pods_and_can_be_resumed(jobs: Jobs) -> None:
     assert run(SuspendTrainingJobOperator, job).endswith("is suspended and its pods are gone")
     assert jobs.pods(job) == []
     assert jobs.condition(job, "Suspended")
-    assert "It is suspended: they start when it is resumed" in run(ScaleTrainingJobOperator, job, workers=2)
+    assert "The job is suspended: its Workers start when it is resumed" in run(ScaleTrainingJobOperator, job, workers=2)
     assert run(ResumeTrainingJobOperator, job).endswith("is resumed")
     jobs.wait_pods(job, 3)
     after = jobs.read(job)

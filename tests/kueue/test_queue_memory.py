@@ -74,7 +74,7 @@ async def test_clock_of_a_job_that_never_fits_continues_in_the_next_process(task
     async with following(task, await state_of(task, Handover(queue=handed_over)), QueuePhase.NEVER_FITS) as follower:
         cause = await follower.find_failure()
     assert cause is not None
-    assert "asks for more than the whole quota" in cause.summary
+    assert "requests more than the whole quota" in cause.summary
 
 
 async def test_another_phase_starts_the_clock_again(task: Task) -> None:

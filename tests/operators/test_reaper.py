@@ -177,7 +177,7 @@ def test_one_namespace_can_be_a_string(
     _, found = look(instance, namespaces=instance.cluster.namespace)
     assert len(found["candidates"]) == 1
     where = f"of deployment '{instance.run_id}' in namespace '{instance.cluster.namespace}': 1 left over"
-    assert f"Looked at 1 job {where}" in capsys.readouterr().out
+    assert f"Checked 1 job {where}" in capsys.readouterr().out
 
 
 def test_searched_namespaces_are_logged(
@@ -187,7 +187,7 @@ def test_searched_namespaces_are_logged(
     instance.delete()
     _, found = look(instance, namespaces=[here, "kube-system", here])
     assert not found
-    message = f"Looked at 0 jobs of deployment '{instance.run_id}' in namespaces '{here}', 'kube-system': 0 left over"
+    message = f"Checked 0 jobs of deployment '{instance.run_id}' in namespaces '{here}', 'kube-system': 0 left over"
     assert message in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Whether a ClusterQueue of Kueue can ever admit a job, by what both ask for and offer. The engine reads the queue.
+"""Whether a ClusterQueue of Kueue can ever admit a job, by its requests and the quotas. The engine reads the queue.
 
 Proof is needed for an error: a job that borrows may get what the cohort has, whose size isn't known here.
 """
@@ -57,7 +57,7 @@ def judge_cluster_queue(
 
 
 def pod_sets(manifest: Object) -> list[PodSet]:
-    """What the job's roles ask for."""
+    """What the job's roles request."""
     kind = kind_of(manifest.get("kind"))
     found = []
     for role, replica in kind.replicas(manifest).items():
@@ -103,7 +103,7 @@ def _quota(at: Field, name: str, spec: Object, asked: list[PodSet]) -> Iterator[
             lacking = [_lacking(pods.total, flavor, most) for flavor, most in flavors.items()]
             if flavors and all(lacking):
                 message = (
-                    f"ClusterQueue {name} can never admit the job: its {pods.role} pods ask for "
+                    f"ClusterQueue {name} can never admit the job: its {pods.role} pods request "
                     f"{' and '.join(filter(None, lacking))}"
                 )
                 hint = "request less, use another queue, or ask an administrator to raise the quota"

@@ -432,7 +432,7 @@ def find_unschedulable_pod(evidence: Evidence) -> Cause | None:
                 Category.SCHEDULING,
                 f"{evidence.title} exceeds the namespace's quota: {quota}",
                 f"Event {event.get('reason')}: {message}",
-                "Free some of the quota, or ask for a larger one.",
+                "Free some of the quota, or ask its administrator for a larger one.",
             )
     return None
 

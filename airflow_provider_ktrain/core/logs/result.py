@@ -154,7 +154,7 @@ def _parsed(text: str, where: str) -> tuple[Any, str]:
     if len(text.encode(errors="replace")) > MAX_BYTES:
         return (
             None,
-            f"{LEFT_OUT}{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and give its path",
+            f"{LEFT_OUT}{where} has more than {MAX_BYTES:,} bytes. Store the result elsewhere and return its path",
         )
     try:
         value, warnings = storable(_json(text))

@@ -37,7 +37,7 @@ class Obstacle(enum.Enum):
 
     QUOTA = "quota"  #: quota, other jobs or Kueue's order: it may be admitted without anybody's help
     SETUP = "setup"  #: the queue doesn't exist, is stopped, or doesn't serve such a job
-    SIZE = "size"  #: it asks for more than every flavor has at most
+    SIZE = "size"  #: the job requests more than every flavor has at most
 
 
 def explain(reason: str, message: str) -> tuple[Obstacle, str]:
@@ -85,7 +85,7 @@ def _above_maximum(above: list[re.Match[str]]) -> str:
             limits.append(f"{asked} {found['resource']} of at most {capacity} in flavor {found['flavor']}")
         else:
             limits.append(f"{found['resource']} in flavor {found['flavor']}")
-    return f"asks for more than the whole quota ({'; '.join(dict.fromkeys(limits))}): it can never run here"
+    return f"requests more than the whole quota ({'; '.join(dict.fromkeys(limits))}): it can never run here"
 
 
 def _needed(message: str) -> str:

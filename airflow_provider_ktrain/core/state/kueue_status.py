@@ -56,7 +56,7 @@ class QueuePhase(enum.StrEnum):
 
     WAITING = "waiting"  #: for quota, or for Kueue to look at the job
     MISCONFIGURED = "misconfigured"  #: its queue is missing or stopped: waits until an administrator changes that
-    NEVER_FITS = "never fits"  #: asks for more than the whole quota of every flavor, and was never admitted
+    NEVER_FITS = "never fits"  #: requests more than the whole quota of every flavor, and was never admitted
     CHECKING = "checking"  #: has quota, and waits for admission checks
     ADMITTED = "admitted"
     EVICTING = "evicting"  #: lost its admission: its pods are being deleted, then it is queued again
@@ -201,7 +201,7 @@ def _age(workload: Workload) -> tuple[bool, str]:
 
 
 def requested_gpus(workload: Workload) -> int:
-    """The GPUs that a Workload asks for, as Kueue counts them: also those of the runtime of a TrainJob."""
+    """The GPUs that a Workload requests, as Kueue counts them: also those of the runtime of a TrainJob."""
     pod_sets = (workload.get("spec") or {}).get("podSets") or ()
     return sum(int(of.get("count") or 0) * pod_gpus((of.get("template") or {}).get("spec") or {}) for of in pod_sets)
 

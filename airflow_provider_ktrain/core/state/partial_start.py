@@ -49,7 +49,7 @@ class PartialStart:
         replica = self.waiting[0]
         return (
             f"{job} holds {gpus} in {pods}, but {replica}{others} has no node.{reason}\n"
-            f"The GPUs wait until all pods have nodes. Free nodes, or use a queue.{end}"
+            f"The GPUs are idle until all pods have nodes. Free nodes, or use a queue.{end}"
         )
 
 

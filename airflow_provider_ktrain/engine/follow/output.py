@@ -122,7 +122,8 @@ class JobOutput:
         if host.shared and (host.began_at or time.time()) - self._handed_over_at > TAKEOVER_SECONDS:
             since = datetime.datetime.fromtimestamp(self._handed_over_at, datetime.UTC)
             self._log.warning(
-                f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this one started late."
+                f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this trigger started "
+                "late."
             )
         if self.cursor.unreadable:
             self._log.warning("The log positions that were handed over can't be read: all lines are repeated.")
