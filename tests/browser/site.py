@@ -172,7 +172,7 @@ class Site:
         return training
 
     def queued(self) -> Training:
-        """A training that waits for quota: Kueue's Workload says so, as in recording 70."""
+        """A training that waits for quota: as Kueue's Workload shows it in recording 70."""
         training = self.begin("queued_training")
         self.wait_state(training, "deferred")
         kube = Kube(str(self.cluster.kubeconfig), self.cluster.namespace)

@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_cluster(ktrain: Start, tmp_path: Path, temporary: Path
 
 @pytest.fixture
 def fake_gpus(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine with three GPUs, as far as nvidia-smi tells."""
+    """The environment of a machine on which nvidia-smi lists three GPUs."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "nvidia-smi").write_text(NVIDIA_SMI)

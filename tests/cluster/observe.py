@@ -317,7 +317,7 @@ def says(body: Any) -> str:
 
 
 def details(body: Any) -> Obj:
-    """What an expectation may ask of a body beyond its one line."""
+    """Conditions on a body that an expectation may contain besides its one line."""
     if not isinstance(body, dict):
         return {}
     kind, meta = body.get("kind", ""), body.get("metadata", {})

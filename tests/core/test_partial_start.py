@@ -120,7 +120,7 @@ def test_clock_runs_unless_a_queue_suspends_the_job(phase: Phase) -> None:
     assert not list(clocks(job(), groups, phase, Limits(), deadline=None, last_line=T0))
 
 
-def test_cause_is_the_pod_without_a_node_whatever_else_failed() -> None:
+def test_cause_is_the_pod_without_a_node_even_if_others_failed() -> None:
     master = pod("Master", node=True)
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": time(50)}
     master["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": ended}, "restartCount": 3}]

@@ -90,7 +90,7 @@ TEXTS = st.one_of(
 
 @given(st.lists(TEXTS, max_size=60), st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
 def test_no_line_is_left_out_without_being_counted(lines: list[str], flushes: set[int], handovers: set[int]) -> None:
-    """Whatever the lines are, when they are flushed, and where another process goes on."""
+    """For any lines, any times of a flush, and any point at which another process continues."""
     repeats, out = Repeats(), list[Repeated]()
     for n, text in enumerate(lines):
         if n in handovers:

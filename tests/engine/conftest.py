@@ -17,7 +17,7 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture
 async def task(cluster: TestCluster, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
-    """A task with a unique job name. `of_each_kind`, or `TASK` in the test's module, gives its class.
+    """A task with a unique job name. `of_each_kind`, or `TASK` in the test's module, sets its class.
 
     Its job is deleted at the end.
     """

@@ -1,4 +1,4 @@
-"""Logs: every line once and in order, for each container, whatever happens to the connection or the container."""
+"""Logs: every line once and in order, for each container, also if its connection is cut or it restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared informers: no event is missed or delivered twice, whatever happens to the connection."""
+"""Shared informers: no event is missed or delivered twice, also if the connection is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decorators of functions: which functions they accept, whatever name they are imported under."""
+"""The decorators of functions: which functions they accept, also if they are imported under another name."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ async def api(kueue: TestCluster) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def task(kueue: TestCluster, api: Api, request: pytest.FixtureRequest) -> AsyncIterator[Task]:
-    """A task whose job isn't controlled by a recording; `of_each_kind` gives its class."""
+    """A task whose job isn't controlled by a recording; `of_each_kind` sets its class."""
     made = getattr(request, "param", Task)(api, kueue.namespace)
     yield made
     await made.delete()

@@ -23,7 +23,7 @@ SLEEP = "trap 'exit 143' TERM; echo up; sleep 60 & wait"
 
 
 class Small:
-    """The store and what a test asks of it. `history` holds every status of every pod, by name."""
+    """The store, and what tests read from it. `history` holds every status of every pod, by name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

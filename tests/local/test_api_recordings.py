@@ -178,7 +178,7 @@ BESIDE = ("watch fieldSelector metadata.name: create, change, delete", "watch wi
 
 @pytest.fixture
 def replay(cluster: EmbeddedCluster, scenario: str) -> Replay:
-    """A namespace for the scenario, and the accounts that speak in it: nobody, and a viewer of pods."""
+    """A namespace for the scenario, and its accounts: one without rights, and a viewer of pods."""
     replay = Replay(cluster, scenario)
     for name in ("nobody", "viewer"):
         replay.account(cluster, name)

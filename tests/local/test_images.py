@@ -1,4 +1,4 @@
-"""Images: names mapped to directories, and what their Dockerfiles say."""
+"""Images: names mapped to directories, and the commands in their Dockerfiles."""
 
 from __future__ import annotations
 

@@ -543,7 +543,7 @@ async def test_many_pods_run_concurrently(tmp_path: Path) -> None:
 
 
 async def test_log_follower_continues_after_a_rotation(tmp_path: Path) -> None:
-    """And one who comes later reads what is there, as with a real kubelet."""
+    """A client that connects later reads the existing log, as with a real kubelet."""
     async with small(tmp_path) as cluster:
         cluster.create("one", SLEEP)
         await cluster.up("one")

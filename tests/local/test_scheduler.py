@@ -218,7 +218,7 @@ async def test_gpus_that_appear_are_used(tmp_path: Path) -> None:
         assert cluster.store.get(r.NODE, None, "ktrain-node-0")["status"]["allocatable"][GPU] == "2"
 
 
-def test_higher_priority_goes_first_and_a_preset_node_is_left_alone() -> None:
+def test_higher_priority_is_scheduled_first_and_a_preset_node_is_kept() -> None:
     store = Store()
     for node in node_objects(1, 1):
         store.create(r.NODE, node)

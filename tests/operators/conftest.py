@@ -21,7 +21,7 @@ def cluster() -> Iterator[TestCluster]:
 def instance(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Instance]:
-    """A task instance in its own deployment; `of_each_kind` gives its kind. Its job is deleted at the end."""
+    """A task instance in its own deployment; `of_each_kind` sets its kind. Its job is deleted at the end."""
     set_connection(cluster, monkeypatch)
     with Instance(cluster, getattr(request, "param", PYTORCHJOB)) as made:
         yield made

@@ -132,7 +132,7 @@ def resumed(operator: TrainingJobOperator, outcome: Outcome) -> None:
         ),
     ],
 )
-def test_start_event_has_what_the_task_asks_for(
+def test_start_event_has_what_the_task_requests(
     emit: Emit, operator: type[TrainingJobOperator], parameters: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     task = made(operator, **parameters)
@@ -144,7 +144,7 @@ def train() -> None:
     """The program of a job."""
 
 
-def test_start_event_of_a_function_has_what_it_asks_for(emit: Emit) -> None:
+def test_start_event_of_a_function_has_what_it_requests(emit: Emit) -> None:
     task = made(_PyTorchJobDecoratedOperator, python_callable=train, image="train:1", op_args=(), op_kwargs={})
     assert facet(emit(task, TaskInstanceState.RUNNING))["replicas"] == {"Master": 1}
 
@@ -163,7 +163,7 @@ def test_start_event_of_an_invalid_task_has_the_kind(emit: Emit) -> None:
 
 
 def test_error_in_our_code_leaves_out_the_facet(emit: Emit) -> None:
-    """The provider handles errors of operators: the event is sent and the task goes on."""
+    """The provider handles errors of operators: the event is sent and the task continues."""
 
     class Broken(PyTorchJobOperator):
         def _requested(self, *, with_code: bool) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def test_fail_event_has_the_cause_without_secrets(emit: Emit) -> None:
     assert not [text for text in ("last line", "swordfish", "--lr") if text in json.dumps(event)]
 
 
-def test_fail_event_before_the_submission_has_what_the_task_asks_for(emit: Emit) -> None:
+def test_fail_event_before_the_submission_has_what_the_task_requests(emit: Emit) -> None:
     task = made(PyTorchJobOperator, image="i")
     assert facet(emit(task, TaskInstanceState.FAILED))["job"] == {"kind": "PyTorchJob"}
 

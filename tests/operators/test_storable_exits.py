@@ -1,4 +1,4 @@
-"""Everything that leaves our process can be stored, whatever text comes in: JSON in UTF-8 without NUL.
+"""All data that this process sends can be stored, independent of the text that it received: UTF-8 without NUL.
 
 PostgreSQL rejects NUL in JSONB; this ended one triggerer after the other. Airflow's log rejects half of a surrogate
 pair.

@@ -81,7 +81,7 @@ class Breaks(PyTorchJobOperator):
 
 
 def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
-    """No retry is left: the job continues, and the reaper releases it if nobody else does."""
+    """No retry is left: the job continues, and the reaper releases it if no other process does."""
     with pytest.raises(AttributeError):
         instance.execute(operator=Breaks, deferrable=False)
     assert alive(instance)

@@ -97,7 +97,7 @@ def test_lines_of_the_log_need_the_right_to_read_it() -> None:
         (None, "failed", 110.0, "killed"),
     ],
 )
-def test_page_says_what_it_does_not_know(found: Any, state: str, now: float, note: str) -> None:
+def test_page_shows_what_is_unknown(found: Any, state: str, now: float, note: str) -> None:
     assert note in " ".join(view(found, state=state, now=now).notes)
 
 

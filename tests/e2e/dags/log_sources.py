@@ -1,4 +1,4 @@
-"""DAG of the tests of log records: init containers, sidecars, equal lines, and a failure if the run asks for one."""
+"""DAG of the tests of log records: init containers, sidecars, equal lines, and a failure if the run requests one."""
 
 import os
 
