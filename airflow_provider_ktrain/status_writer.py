@@ -1,12 +1,12 @@
 """Writes trainings' statuses as XComs while their tasks run or are deferred.
 
-In a triggerer, each write occupies Airflow's supervisor, which serves events and kills of all triggers one after
-another: 30 ms of CPU, and some seconds for the first write of a process (it builds an API client). So all tasks of a
-process share one writer, with one write in flight and at most one a second. A status with a new phase goes first. Of
-one task only the latest status is written. A write that is slow or fails never holds up a training: it is logged once,
-and the page shows how old its data is.
+In a triggerer, each write occupies Airflow's supervisor, which handles the events and kills of all triggers
+sequentially: 30 ms of CPU, and some seconds for the first write of a process (it builds an API client). So all tasks of
+a process share one writer, with one write in flight and at most one a second. Statuses with a new phase are written
+first. Only the latest status of each task is written. A write that is slow or fails never delays a training: it is
+logged once, and the page shows how old its data is.
 
-Airflow answers the requests of a process one after another. So no write begins while a kill waits for the task's state.
+Airflow handles the requests of a process sequentially. So no write begins while a kill waits for the task's state.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: what one part of the tests gave in one environment."""
+    """One line of the table: the result of one part of the tests in one environment."""
 
     environment: str
     part: str

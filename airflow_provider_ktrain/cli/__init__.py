@@ -29,12 +29,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     made = parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         import argcomplete
 
         argcomplete.autocomplete(made)
     words = list(sys.argv[1:] if argv is None else argv)
-    # argparse doesn't tell arguments before and after `--` apart
+    # argparse doesn't distinguish arguments before and after `--`
     program = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
     args = made.parse_args(words[:program])
     args.program = words[program + 1 :]

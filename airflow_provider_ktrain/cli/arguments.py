@@ -1,4 +1,4 @@
-"""Types of command-line arguments. Each raises an ArgumentTypeError that says what was found and expected."""
+"""Types of command-line arguments. Each raises an ArgumentTypeError that contains what was found and expected."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from airflow_provider_ktrain.core.state.status import Phase, phase_of
 
 
 class Action(enum.Enum):
-    """What a task does with the job that stands where it would create its own."""
+    """What a task does with an existing job that has the name of its own job."""
 
     ADOPT = "adopt"  #: patch the owner to this try and follow it
     TAKE_RESULT = "take its result"  #: it succeeded for an earlier try of this run: do not train again
     REPLACE = "replace"  #: release it, then create
     WAIT = "wait"  #: it is being deleted: wait until it is gone, then create
-    REFUSE = "refuse"  #: it is not ours, or a later try's
+    REFUSE = "refuse"  #: it has no owner annotation, or belongs to another task or to a later try
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Decision:
 
 
 def first_try_since_clear(max_tries: int, retries: int) -> int:
-    """The try number with which this task's present life began.
+    """The number of the first try since the task was last cleared.
 
-    A clear adds `retries` to what was tried (Airflow sets `max_tries = try_number + retries`), so an owner whose try is
-    at least this one is an earlier try of the same life (a retry), and an older one belongs to the time before a
-    clear. A clear *while running* does not move max_tries: it looks like a retry. A `retries` that was lowered
-    in the DAG file meanwhile looks like a clear here: `cleared` knows better.
+    A clear sets `max_tries = try_number + retries`. So an owner with at least this try number is an earlier try of the
+    same life of the task, and an owner with a lower one is from before the clear. Two cases can't be detected here: a
+    clear *while the task runs* doesn't change max_tries and looks like a retry, and `retries` that were lowered in the
+    DAG file look like a clear. `cleared` detects the second one.
     """
     return max_tries - retries + 1
 
 
 def cleared(owner: Owner, me: Owner, first_try: int) -> bool:
-    """Whether the task was cleared between two of its tries, as far as Airflow lets that be seen."""
+    """Whether the task was cleared between two of its tries, as far as Airflow's data shows this."""
     if owner.max_tries is None or me.max_tries is None:
         return owner.try_number < first_try
     return owner.max_tries != me.max_tries
@@ -62,24 +62,24 @@ def decide(
 ) -> Decision:
     """What to do with a job that has our name.
 
-    :param found: the job as it stands.
+    :param found: the existing job.
     :param me: this try.
-    :param first_try: of `first_try_since_clear`.
-    :param reattach: `if_unchanged` replaces a live job whose manifest differs from ours.
-    :param changed: whether it does.
+    :param first_try: the result of `first_try_since_clear`.
+    :param reattach: `if_unchanged` replaces an unfinished job whose manifest differs from this try's.
+    :param changed: whether the manifests differ.
     """
     owner = Owner.of(found)
     if owner is None:
         return Decision(Action.REFUSE, "it has no owner annotation", "Somebody else created it.")
     if owner.key != me.key:
         return Decision(Action.REFUSE, "it belongs to another task", f"Its task is {owner.key}.")
-    if owner.try_number > me.try_number:  # a worker that was cut off for long, or a run deleted and created again
+    if owner.try_number > me.try_number:  # this worker was disconnected for long, or the run was deleted and recreated
         return Decision(Action.REFUSE, f"it belongs to try {owner.try_number}, and this is try {me.try_number}")
     phase = phase_of(found)
     proves_success = phase is Phase.SUCCEEDED and owner.try_number < me.try_number and not cleared(owner, me, first_try)
     if (found.get("metadata") or {}).get("deletionTimestamp") and not proves_success:
         return Decision(Action.WAIT, "it is being deleted")
-    if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # in one run of one Airflow no two tries have it
+    if owner.try_number == me.try_number and owner.ti_id != me.ti_id:  # try numbers of one run are unique
         theirs = f"it is {phase} and belongs to another try {me.try_number}"
         why = "Another Airflow has the same [ktrain] deployment_id, or this run was deleted and created again."
         return Decision(Action.REPLACE if phase.ended else Action.REFUSE, theirs, why)

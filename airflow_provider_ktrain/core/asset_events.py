@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.redaction import redacted
 MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
 MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON, in UTF-8
 LEFT_OUT = "left_out"  #: key of the extra that names the fields that were too large
-_DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: in the order in which they are left out
+_DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: fields, in the order in which they are left out
 
 
 def model_uri(result: Any) -> str:

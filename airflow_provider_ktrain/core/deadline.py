@@ -1,4 +1,4 @@
-"""The deadline of a training: the way of `execution_timeout` from the DAG file to the cluster.
+"""The deadline of a training: how `execution_timeout` is enforced by the task, Airflow and the cluster.
 
 Airflow enforces `execution_timeout` only while a worker runs the task, not while the task is deferred, and it counts
 from the start of each try. So the provider enforces a deadline of its own. It is an absolute time, and it comes before
@@ -9,8 +9,8 @@ Airflow's timeout:
 2. When the job is created, its deadline is stored in an annotation of the job (`core/job_request.py`). A retry that
    adopts the job finds it there, so the time also counts over retries. A job that was suspended gets a new deadline
    when it is resumed (`engine/submit.py`).
-3. `deadline_of` reads the annotation. The deadline travels as `Options.deadline` to the worker and the trigger. They
-   treat it as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
+3. `deadline_of` reads the annotation. The worker and the trigger get the deadline as `Options.deadline`. They treat it
+   as one of the limits (`core/state/limits.py`): when it has passed, the job is released.
 4. `deferral_timeout`: if the trigger doesn't end in time, Airflow ends the deferral, and a worker releases the job
    (`resume_execution` in `operators/base.py`).
 5. `backstop_seconds`: if no process is left, the cluster ends the job by its activeDeadlineSeconds and those of its

@@ -1,15 +1,15 @@
-"""Errors that core and engine raise: typed, with what was expected, what was found, what to do.
+"""Errors that core and engine raise. Their texts contain what was found, what was expected and what to do.
 
-`exceptions.airflow_error` turns them into what a task raises. Whether a task may be retried is decided here alone, by
-`final`:
+`exceptions.airflow_error` converts them to the exceptions that a task raises. Only the attribute `final` decides
+whether a task may be retried:
 
 | final | error | because |
 |---|---|---|
 | yes | ManifestError | a manifest or parameter that cannot be valid, or that the API server refuses as it is |
 | no | ManifestUnreadableError, VersionNotServedError | the file may appear, the cluster may be upgraded |
 | no | RuntimeMismatchError | the training runtime may be created or changed, the Trainer may be upgraded |
-| no | ClusterError and all below it | access, credentials, rights, quotas and other objects change without the task |
-| no | PlaceChangedError | the connection or the parameter may be put back |
+| no | ClusterError and its subclasses | access, credentials, rights, quotas and other objects change without the task |
+| no | PlaceChangedError | the connection or the parameter may be changed back |
 | no | every other KtrainError | nothing proves that another try cannot succeed |
 """
 
@@ -62,7 +62,7 @@ class ManifestError(KtrainError):
 
 
 class ManifestUnreadableError(ManifestError):
-    """The manifest's file is missing or cannot be read: a DAG bundle or a volume may be late."""
+    """The manifest's file is missing or cannot be read: a DAG bundle or a volume may be incomplete for now."""
 
     final = False
 
@@ -74,7 +74,7 @@ class VersionNotServedError(ManifestError):
 
 
 class PlaceChangedError(KtrainError):
-    """A retry would submit to another place than the try before it, where a job of this task may still run."""
+    """A retry would submit its job to another place, while a job of this task may still run in the previous one."""
 
 
 class UnknownKindError(ManifestError):
@@ -100,7 +100,7 @@ class AccessError(ClusterError):
 
 
 class NoRightError(AccessError):
-    """The API server knows the user and denies the right (403). Rejected credentials (401) are no such proof."""
+    """The API server knows the user and denies the right (403). Rejected credentials (401) don't prove this."""
 
 
 class OperatorMissingError(ClusterError):

@@ -1,6 +1,6 @@
-"""The formats that travel between processes and releases: a reader ignores unknown fields and fills in missing ones.
+"""The formats that processes and releases exchange: a reader ignores unknown fields and has defaults for missing ones.
 
-docs/reference/formats.md describes each format. Fields are added, never renamed and never given another meaning.
+docs/reference/formats.md describes each format. Fields may be added, but never renamed or used with another meaning.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 VERSION = 1  #: of all formats of this release; it is written, and a reader accepts any
 
 # keys of the task's state (`task_state_store`)
-SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits, and how often it has
+SUBMISSION_STATE = "ktrain_submission"  #: where this life of the task submits jobs, and the number of submissions
 JOB_STATE = "ktrain_job"  #: the job, as `core.identity.JobRef`
-DEFERRAL_STATE = "ktrain_deferral"  #: what the last trigger was started with, as `engine.follow.messages.Deferral`
-OUTCOME_STATE = "ktrain_outcome"  #: how the last try that followed its job to the end ended
+DEFERRAL_STATE = "ktrain_deferral"  #: arguments of the last trigger, as `engine.follow.messages.Deferral`
+OUTCOME_STATE = "ktrain_outcome"  #: the outcome of the last try that followed its job to the end
 FAILED_NODES_STATE = "ktrain_failed_nodes"  #: nodes that later tries avoid (`avoid_failed_nodes`)
 TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
@@ -26,7 +26,7 @@ MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON, in UTF-8
 MAX_TRIES = 10  #: tries that are summarized
 MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
-#: what a stored outcome can do without, in the order in which it is given up
+#: the fields that are removed from an outcome that is too large, in this order, and the values that replace them
 _DISPENSABLE: Sequence[tuple[str, Any]] = (
     ("status", {}),
     ("released", ""),
@@ -38,7 +38,7 @@ _DISPENSABLE: Sequence[tuple[str, Any]] = (
 
 
 def known_fields(cls: type, data: Any) -> dict[str, Any]:
-    """The fields of `data` that the dataclass `cls` has; its own defaults stand for those that are missing.
+    """The fields of `data` that the dataclass `cls` has. Missing fields get the defaults of `cls`.
 
     :param data: a mapping; anything else counts as an empty one.
     """
@@ -54,11 +54,11 @@ def mapping(data: Any) -> Mapping[str, Any]:
 def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) -> dict[str, Any]:
     """An outcome as it is stored for later tries, in at most MAX_OUTCOME_BYTES.
 
-    What makes it too large is left out: first what explains it, the result last.
+    If it is larger, fields are removed in the order of `_DISPENSABLE`, and the result last.
 
     :param outcome: `engine.follow.messages.Outcome` as a dict.
     :param try_number: the try that ended.
-    :param max_tries: of its task instance, which tells the lives of the task apart: only a clear changes it.
+    :param max_tries: of its task instance. Only a clear changes it, so it identifies the life of the task.
     """
     kept = dict(outcome)
     for name, empty in _DISPENSABLE:
@@ -77,9 +77,9 @@ def stored_outcome(outcome: Mapping[str, Any], try_number: int, max_tries: int) 
 def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str, Any] | None:
     """The outcome of an earlier try of the same life of the task, if that try's training succeeded.
 
-    A failed outcome belongs to its try: a retry submits again.
+    The outcome of a failed training is not used again: a retry submits a new job.
 
-    :param stored: what `stored_outcome` gave, or None.
+    :param stored: the return value of `stored_outcome`, or None.
     :param try_number: this try.
     :param max_tries: of this try's task instance.
     """
@@ -91,9 +91,9 @@ def earlier_success(stored: Any, try_number: int, max_tries: int) -> Mapping[str
 
 
 def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The summaries of the last tries with one more, which replaces an earlier one of the same try.
+    """The summaries of the last tries with one more, which replaces an earlier summary of the same try.
 
-    :param stored: what this gave before, or None.
+    :param stored: the previous return value, or None.
     :param entry: `try_number`, `cause`, `started_at`, `ended_at`, `usage`, `step`.
     """
     listed = mapping(stored).get("tries")
@@ -105,7 +105,7 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
 def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
     """The highest step that earlier tries of this life of the task reached; None if none of them reported a step.
 
-    :param stored: what `with_try` gave, or None.
+    :param stored: the return value of `with_try`, or None.
     :param first_try: the first try of this life.
     :param try_number: this try.
     """
@@ -119,8 +119,8 @@ def step_of_tries(stored: Any, first_try: int, try_number: int) -> float | None:
 def failed_nodes(stored: Any, max_tries: int) -> dict[str, str]:
     """The nodes on which earlier tries of this life of the task failed, the latest last, each with the reason.
 
-    :param stored: what `with_failed_nodes` gave, or None.
-    :param max_tries: of the task instance: a clear changes it, and forgets the nodes.
+    :param stored: the return value of `with_failed_nodes`, or None.
+    :param max_tries: of the task instance. A clear changes it, and the nodes stored before don't count any more.
     """
     read = mapping(stored)
     nodes = mapping(read.get("nodes")) if read.get("max_tries") == max_tries else {}
@@ -130,7 +130,7 @@ def failed_nodes(stored: Any, max_tries: int) -> dict[str, str]:
 def with_failed_nodes(stored: Any, max_tries: int, more: Mapping[str, str]) -> dict[str, Any]:
     """The stored nodes with those of one more try, at most MAX_FAILED_NODES.
 
-    :param stored: what this gave before, or None.
+    :param stored: the previous return value, or None.
     :param max_tries: of the task instance.
     :param more: names of nodes, each with the reason.
     """

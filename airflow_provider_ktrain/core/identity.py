@@ -1,6 +1,6 @@
-"""Who a job belongs to: its deterministic name, its labels and owner, and the labels that find its pods.
+"""The identity of a job: its deterministic name, its labels and owner, and the labels by which its pods are found.
 
-What a task may do with a job that it finds under its name is decided in `core/adoption.py`.
+`core/adoption.py` decides what a task does with an existing job that has its name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OWNER_ANNOTATION = f"{PREFIX}/owner"
 DEADLINE_ANNOTATION = f"{PREFIX}/deadline"  #: epoch seconds; carried over adoption, but not over a suspension
 MANIFEST_ANNOTATION = f"{PREFIX}/manifest"  #: a hash of the manifest before it was stamped
 CODE_ANNOTATION = f"{PREFIX}/code"  #: a hash of the job's code, which its pods wait for: on the job and its ConfigMap
-FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, where the task did not come to it
-SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set where a release suspended the job: the next adoption resumes it
+FINISH_ANNOTATION = f"{PREFIX}/on-finish-action"  #: for the reaper, if the task itself could not release the job
+SUSPENDED_ANNOTATION = f"{PREFIX}/suspended-by"  #: set if a release suspended the job: the next adoption resumes it
 
 HASH_LENGTH = 10
 
@@ -35,19 +35,19 @@ class OnFinishAction(enum.StrEnum):
     """What happens to a job when its task ends. Formats contain its value; users pass it as text."""
 
     DELETE_JOB = "delete_job"
-    KEEP_JOB = "keep_job"  #: without GPUs: an unfinished job is suspended, a finished one loses its running pods
+    KEEP_JOB = "keep_job"  #: without GPUs: an unfinished job is suspended, running pods of a finished one are deleted
     DELETE_SUCCEEDED_JOB = "delete_succeeded_job"
 
     @classmethod
     def of(cls, value: Any) -> OnFinishAction:
-        """The action of this name; KEEP_JOB for an unknown name, of another release, because a deletion is final."""
+        """The action of this name; KEEP_JOB for an unknown name of another release, because a deletion is final."""
         try:
             return cls(value)
         except ValueError:
             return cls.KEEP_JOB
 
     def deletes(self, *, succeeded: bool) -> bool:
-        """Whether a job that has ended, or that its task gives up, is deleted.
+        """Whether a job is deleted that has ended or that its task stops following.
 
         :param succeeded: whether the job succeeded.
         """
@@ -77,7 +77,7 @@ class TaskInstanceId:
 
 @dataclass(frozen=True)
 class TaskKey:
-    """What stays the same over all tries of a task: who a job belongs to."""
+    """The identity of a task instance, the same for all its tries: the task that a job belongs to."""
 
     deployment: str
     dag_id: str
@@ -119,8 +119,8 @@ class TaskKey:
 class Owner:
     """One try of a task, as the job's owner annotation names it.
 
-    :param ti_id: new on every try and every clear.
-    :param max_tries: of the task instance: only a clear moves it. None: not known.
+    :param ti_id: id of the task instance: new for every try and every clear.
+    :param max_tries: of the task instance: only a clear changes it. None: not known.
     """
 
     key: TaskKey
@@ -135,7 +135,7 @@ class Owner:
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> Owner | None:
-        """The owner that a job names; None where it names none or one that cannot be read."""
+        """The owner in a job's annotation; None if there is none or if it cannot be read."""
         text = ((job.get("metadata") or {}).get("annotations") or {}).get(OWNER_ANNOTATION)
         try:
             fields = json.loads(text or "")
@@ -147,7 +147,7 @@ class Owner:
 
 
 def label_value(text: str) -> str:
-    """A valid label value: the text itself, or its readable part and a hash where it is too long or has other signs."""
+    """A valid label value: the text itself, or a readable part of it and a hash if the text isn't a valid value."""
     if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", text):
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
@@ -162,14 +162,15 @@ def code_hash(job: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class JobRef:
-    """One job in one cluster, as it travels from the worker to the triggerer and back.
+    """A reference to one job in one cluster, which worker and triggerer exchange.
 
     :param kind: PyTorchJob, MPIJob or TrainJob.
-    :param version: API version without the group, e.g. v1.
-    :param uid: of this very job: names are used again.
+    :param version: API version without the group, for example v1.
+    :param uid: uid of the job: a later job may have the same name.
     :param owner: the ti_id of the try that owns it: fences every delete and patch. Empty: a job that others submitted.
-    :param submission: of SUBMISSION_LABEL; empty likewise.
-    :param cluster: of `engine.api.Api.cluster`, where it was submitted: connections get edited. Empty: not known.
+    :param submission: value of SUBMISSION_LABEL. Empty: a job that others submitted.
+    :param cluster: where it was submitted, as returned by `engine.api.Api.cluster`, because a connection may be edited.
+        Empty: not known.
     """
 
     kind: str
@@ -184,7 +185,7 @@ class JobRef:
 
     @property
     def pod_selector(self) -> str:
-        """A label selector for this job's pods: our label where they certainly have it, else the operator's."""
+        """A label selector for this job's pods: our label if they certainly have it, else the operator's."""
         kind = kind_of(self.kind)
         if self.submission and kind.labels_pods:
             return f"{SUBMISSION_LABEL}={self.submission}"
@@ -196,7 +197,10 @@ class JobRef:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> JobRef:
-        """What `to_dict` gave, here or in another release. ValueError where it doesn't name a job."""
+        """Read what `to_dict` returned, in this release or another one.
+
+        :raises ValueError: it doesn't identify a job.
+        """
         missing = [name for name in ("kind", "version", "namespace", "name", "uid") if name not in data]
         if missing:
             raise ValueError(f"the stored reference to the job has no {', '.join(missing)}")

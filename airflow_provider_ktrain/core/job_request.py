@@ -1,4 +1,4 @@
-"""What one try of a task asks for, and the manifest that is sent for it."""
+"""The job that one try of a task requests, and the manifest that is sent for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from airflow_provider_ktrain.core.manifest.task_variables import task_variables
 
 @dataclass(frozen=True)
 class JobRequest:
-    """The job that one try of a task asks for. Nothing in it depends on the cluster.
+    """The job that one try of a task requests. Nothing in it depends on the cluster.
 
     :param kind: the kind of the job.
     :param owner: this try.

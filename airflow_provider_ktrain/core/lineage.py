@@ -25,7 +25,7 @@ SCHEMES = {
 
 
 def of_manifest(kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job asks for: number of replicas and image by role, and GPUs.
+    """What a job requests: number of replicas and image by role, and GPUs.
 
     A runtime's own values are not known here: see `Kind.count`.
     """

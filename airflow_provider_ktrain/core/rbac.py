@@ -1,4 +1,4 @@
-"""The least rights that workers and triggerers need in a namespace, and nothing else."""
+"""The minimal rights that workers and triggerers need in a namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RBAC = "rbac.authorization.k8s.io"
 _TRAINER = "trainer.kubeflow.org"
 _JOB_VERBS = ("create", "get", "list", "watch", "patch", "delete")
 
-#: (API group, resources, verbs): what the engine asks, and why
+#: (API group, resources, verbs) of the engine's requests, each with their purpose
 RULES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # submit, adopt, suspend, follow, release
     *(

@@ -43,7 +43,7 @@ CHANGED = "the files of the connection changed"
 
 
 def pause_after(failures: int, first: float, longest: float) -> float:
-    """Exponential backoff with jitter, in seconds: clients that lost a server together don't return together.
+    """Exponential backoff in seconds, with jitter so that many clients don't reconnect at the same time.
 
     :param failures: number of failures in a row, from 1.
     :param first: pause after the first failure, in seconds.

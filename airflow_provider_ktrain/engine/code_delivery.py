@@ -1,8 +1,8 @@
 """The ConfigMap with the code of a job.
 
-It is created after the job and owned by it, so that it is deleted with the job, whoever deletes that. The job's pods
-wait for it, since they mount it. Its name has the job's submission in it: the pods of a job that replaces another of
-its name never mount the code of the old one.
+It is created after the job and owned by it, so that Kubernetes deletes it with the job. The job's pods wait for it,
+because they mount it. Its name contains the job's submission, so that the pods of a job that replaces another job of
+the same name never mount the old code.
 """
 
 from __future__ import annotations

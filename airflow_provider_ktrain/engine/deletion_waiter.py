@@ -1,11 +1,11 @@
 """Wait for the pods of the previous job to stop, and explain what keeps them.
 
 A name is free only when the job that has it is gone, and a foreground deletion waits for the job's pods, each of which
-has its grace period. A background deletion frees the name first (recording 58), so the pods are waited for. A suspended
-job is resumed only when its old pods are gone, because operators count a pod that is
-being deleted as failed.
+has its grace period. A background deletion frees the name before the pods are gone (recording 58), so this module waits
+for the pods. A suspended job is resumed only when its old pods are gone, because operators count a pod that is being
+deleted as failed.
 
-The delete itself is `jobs.delete_fenced`.
+`job_requests.delete_fenced` sends the delete request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NODE_SUSPECTED_AFTER_SECONDS = 30.0
 class DeletionWaiter:
     """Waits for a job that is being deleted, or for the pods of a job that is being suspended.
 
-    :param timeout: total time to wait, in seconds. Each tenth of it, the log says what is still there.
+    :param timeout: total time to wait, in seconds. After each tenth of it, what is still there is logged.
     :param log: where that is logged.
     :param patience: how long to repeat each request to an unreachable or overloaded API server, in seconds.
     """
@@ -62,7 +62,7 @@ class DeletionWaiter:
             await asyncio.sleep(0.5)
 
     async def wait_for_earlier_pods(self, api: Api, ref: JobRef) -> bool:
-        """Wait until no pod has the name of the job that is to be created, whatever job created it.
+        """Wait until no pod has the label with the name of the job that is to be created. Any job may have created it.
 
         :param ref: the job that is to be created; it has no uid.
         :return: False if a job has this name now.

@@ -161,7 +161,7 @@ async def pod_owners(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -
             return await _owners_by_age(api, ref, unknown)
         raise
     ours = any(o["uid"] == ref.uid for o in owner["metadata"].get("ownerReferences") or ())
-    return {owner["metadata"]["uid"]: ours, "": ours}  # of pods of an earlier owner with this name nothing is known
+    return {owner["metadata"]["uid"]: ours, "": ours}  # nothing is known about pods of an earlier owner of this name
 
 
 async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
@@ -178,7 +178,7 @@ async def pod_owner_exists(api: Api, ref: JobRef) -> bool:
 
 
 async def _owners_by_age(api: Api, ref: JobRef, pods: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
-    """`pod_owners` where what owns the pods can't be read: those of a later job of this name are as young as that job.
+    """`pod_owners` if the owners can't be read: pods of a later job of this name aren't older than that job.
 
     :return: empty if no other job has this name.
     """

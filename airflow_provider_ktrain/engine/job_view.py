@@ -1,9 +1,9 @@
-"""A job and its pods as the watches show them that already run in this process, in place of requests.
+"""A job and its pods as shown by the watches that already run in this process, in place of requests.
 
-A watch may be behind the API server, so what it shows is used in two ways only. A write that is decided on it carries
-the resourceVersion that the watch has delivered: if that is out of date, the API server answers 409 and the job is
-read. And a deletion counts if the watch has delivered it: an event DELETED of an object that was being deleted proves
-that the object is gone. What a watch does *not* show proves nothing.
+A watch may be behind the API server, so what it shows is used in two ways only. First, to decide about a write: the
+write contains the resourceVersion that the watch has delivered, and if this is out of date, the API server answers 409
+and the job is read. Second, to prove a deletion: an event DELETED of an object that was being deleted proves that the
+object is gone. The absence of an object or event proves nothing.
 
 A job that is deleted in the background (TrainJob) is gone at once, so its event proves no more than the response to the
 request does: only the events of its pods count.

@@ -64,7 +64,7 @@ async def find_workload(api: Api, ref: JobRef) -> Object | None:
 
 
 class NotPausableError(Exception):
-    """The job can't be paused by its Workload; the text says why."""
+    """The job can't be paused by its Workload; the text contains the reason."""
 
 
 class WorkloadFinishedError(NotPausableError):
@@ -97,7 +97,7 @@ async def pause(api: Api, ref: JobRef, job: Mapping[str, Any], *, by: str = "") 
 
 
 async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str) -> Object:
-    """Note on the job who suspended it, or with "" that nobody did, only if the job hasn't changed since it was read.
+    """Store in an annotation which try suspended the job ("": none), if the job hasn't changed since it was read.
 
     :raises ApiStatusError: 409 if the job has changed.
     """

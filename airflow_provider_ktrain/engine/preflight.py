@@ -43,8 +43,8 @@ KUEUE_GROUP = "kueue.x-k8s.io"
 async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, rendered: bool = True) -> list[Problem]:
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
-    The server is asked for the API version that it serves, the namespace, the rights of `ktrain rbac`, the queues and
-    the priority class of Kueue, and the runtime of a TrainJob. If there is no error so far, it gets a dry run of the
+    This requests the API version that the server serves, the namespace, the rights of `ktrain rbac`, the queues and the
+    priority class of Kueue, and the runtime of a TrainJob. If there is no error so far, it sends a dry run of the
     create, which also runs the operator's webhook. Nothing is created.
 
     :param manifest: of the job.

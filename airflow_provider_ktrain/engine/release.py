@@ -1,4 +1,4 @@
-"""Release the GPUs of a job: `release` is the one function for every way out of a task.
+"""Release the GPUs of a job: however a task ends, it calls `release`.
 
 It may run any number of times, in several processes at once, and while the next try adopts the job. So it reads the
 job, checks its owner, and sends a delete or patch with the uid and resourceVersion of that read. If the job has changed
@@ -6,9 +6,9 @@ in between, the API server answers 409, and the release reads and decides again.
 the release ends without any change. Then the release waits until the job and all its pods are gone: after a deletion in
 the foreground the job is gone last, after one in the background (TrainJob) its pods are.
 
-Where this process watches the job, what its watches show takes the place of the reads (`job_view`): a write is fenced
-by the resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. A job that
-is kept is always read, because nothing would remove a pod that the watch hasn't shown yet.
+If this process watches the job, it uses what the watches show instead of reads (`job_view`): a write is fenced by the
+resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. A job that is
+kept is always read, because nothing would remove a pod that the watch hasn't shown yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
 MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
 COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
-WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, whatever the watches show
+WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, even if watches run
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 

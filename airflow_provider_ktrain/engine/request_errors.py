@@ -1,4 +1,4 @@
-"""What a failed request means: whether to repeat it, and the error that tells the user what to do."""
+"""What a failed request means: whether to repeat it, and the error for the user."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def exceeded_quota(error: ApiStatusError) -> bool:
 def explain(
     error: ApiStatusError | ApiUnavailable, verb: str, resource: str, namespace: str = ""
 ) -> ManifestError | AccessError | ClusterError:
-    """The error for a failed request: its first line says what happened and what to do, the next one gives details.
+    """The error for a failed request: its first line contains what happened and what to do, the next one details.
 
     It is a ManifestError, which forbids retries, only if the content of the manifest is the reason.
 

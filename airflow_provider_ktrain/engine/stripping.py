@@ -1,4 +1,4 @@
-"""Removes what nothing reads from objects that a watch keeps, and shares what is equal: there may be thousands."""
+"""Reduces the memory of the objects that a watch keeps: removes fields that nothing reads, and shares equal parts."""
 
 from __future__ import annotations
 

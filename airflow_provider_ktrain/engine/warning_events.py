@@ -24,7 +24,7 @@ _refused: WeakKeyDictionary[Api, dict[str, float]] = WeakKeyDictionary()
 
 
 class WarningEvents:
-    """Holds the watch open while one job waits for its start. A context manager that gives it up.
+    """A context manager that keeps the watch open while one job waits for its start.
 
     :param api: client for the cluster.
     :param namespace: of the job.

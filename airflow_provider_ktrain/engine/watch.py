@@ -128,7 +128,7 @@ class Subscription:
         return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
 
     def take_changed(self) -> Collection[str]:
-        """The uids of objects that were added, changed or removed since the last call, whatever `changed` returned."""
+        """The uids of objects that were added, changed or removed since the last call, independent of `changed`."""
         taken, self._changed = self._changed, {}
         return taken
 
@@ -482,10 +482,10 @@ class SharedInformer:
         for key in keys:
             yield from self._subscriptions.get(key, ())
 
-    def _broadcast(self, tell: Callable[[Subscription], None]) -> None:
+    def _broadcast(self, notify: Callable[[Subscription], None]) -> None:
         for subscriptions in list(self._subscriptions.values()):
             for subscription in subscriptions:
-                tell(subscription)
+                notify(subscription)
 
 
 def _parse(line: bytes) -> dict[str, Any]:

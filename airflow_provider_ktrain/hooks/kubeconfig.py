@@ -28,8 +28,10 @@ FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile
 
 
 def effective(extras: Extras) -> dict[str, Any]:
-    """The extras that have a value, by their names of today: Airflow's form stores an empty string for an empty field,
-    and Airflow before 2.3 prefixed the names by `extra__kubernetes__`.
+    """The extras that have a value, by their current names.
+
+    Airflow's form stores an empty string for an empty field. Before Airflow 2.3, names had the prefix
+    `extra__kubernetes__`.
     """
     values = {name: extras[name] if name in extras else extras.get(f"extra__kubernetes__{name}") for name in EXTRAS}
     return {name: value for name, value in values.items() if value}
@@ -115,7 +117,7 @@ async def configuration(
     :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
     :param extras: `effective` ones of the connection.
     :param timeout: seconds for everything, an exec plugin included. Default: 30.
-    :raises AccessError: the connection gives none in time, or does not say where the cluster is.
+    :raises AccessError: no configuration can be built in time, or the connection has no address of a cluster.
     """
     try:
         return await in_thread(lambda: _build(conn_id, cluster_context, extras), timeout)
@@ -126,7 +128,7 @@ async def configuration(
             f"No client for the connection {conn_id!r}: its exec plugin did not end within {timeout:.0f} s and "
             "was killed. Run the command in `users` of its kubeconfig by hand"
         ) from error
-    except Exception as error:  # kubeconfigs are read and plugins run by libraries that raise whatever they meet
+    except Exception as error:  # the libraries that read kubeconfigs and run plugins raise errors of any type
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
             f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
@@ -165,14 +167,14 @@ class _PluginLoop(asyncio.SelectorEventLoop):
         self._plugins: list[asyncio.SubprocessTransport] = []
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Start one in a process group of its own, without this process's stdin: a worker gets answers there."""
+        """Start a subprocess in its own process group, without this process's stdin: a worker gets responses there."""
         kwargs |= {"stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
         transport, protocol = await super().subprocess_exec(*args, **kwargs)
         self._plugins.append(transport)
         return transport, protocol
 
     async def kill_plugins(self) -> None:
-        """Kill those that still run, with all that they have started."""
+        """Kill the subprocesses that still run, with all their children."""
         for plugin in self._plugins:
             if plugin.get_returncode() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -184,11 +186,11 @@ class _PluginLoop(asyncio.SelectorEventLoop):
 
 
 async def in_thread(work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
-    """Run a coroutine in an event loop and a thread of its own, and kill what it has started.
+    """Run a coroutine in its own event loop and thread, and kill the subprocesses that it has started.
 
-    A daemon thread, as nobody may have to wait for it: not a worker that is being killed.
+    It is a daemon thread, so that no process has to wait for it, in particular not a worker that is being killed.
 
-    :param work: gives the coroutine.
+    :param work: returns the coroutine.
     :param timeout: seconds.
     :raises TimeoutError: it did not end in time.
     """

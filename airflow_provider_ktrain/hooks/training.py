@@ -44,9 +44,9 @@ class TrainingHook:
         self._digest = ""  # of their content
 
     def load(self) -> None:
-        """Read the connection now, synchronously: in a worker, before an event loop runs.
+        """Read the connection synchronously: in a worker, before an event loop runs.
 
-        So nothing that follows, a kill in a signal handler least of all, has to ask Airflow for it.
+        Later code, in particular the handling of a kill in a signal handler, then needs no request to Airflow.
 
         :raises AccessError: there is no such connection.
         """
@@ -73,7 +73,7 @@ class TrainingHook:
     async def make_client(self) -> ApiClient:
         """A new client with credentials as they are now.
 
-        :raises AccessError: the connection gives none, or not in time.
+        :raises AccessError: no client can be built from the connection, or not in time.
         """
         from kubernetes_asyncio.client import ApiClient
 
@@ -102,7 +102,7 @@ class TrainingHook:
         return extras
 
     async def _read_together(self) -> Mapping[str, Any]:
-        """As `_read`, but all who ask during one read share it.
+        """As `_read`, but callers during one read share its result.
 
         In a triggerer, each read occupies Airflow's supervisor, and hundreds of triggers start at the same time.
         """
@@ -123,10 +123,10 @@ class TrainingHook:
 
     @contextlib.asynccontextmanager
     async def api(self, ref: JobRef | None = None) -> AsyncIterator[Api]:
-        """The API of this connection, as it is now, in the running event loop; closed by the last who uses it there.
+        """The API of this connection, as it is now, in the running event loop; the last user there closes it.
 
-        :param ref: a job that is to be dealt with.
-        :raises AccessError: the connection means another cluster than that job's by now.
+        :param ref: a job in this cluster. Default: None, the cluster isn't checked.
+        :raises AccessError: the connection now leads to another cluster than that of the job.
         """
         from airflow_provider_ktrain.engine import api_paths
         from airflow_provider_ktrain.engine.api import Api
@@ -154,7 +154,7 @@ class TrainingHook:
 
 
 def _import_airflow_hook() -> type[AsyncKubernetesHook]:
-    """Takes more than a second of CPU time, for which a triggerer's event loop should not stand still."""
+    """Import Airflow's hook. This takes more than a second of CPU time, so a triggerer does it in a thread."""
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
 
     hook: type[AsyncKubernetesHook] = AsyncKubernetesHook
@@ -167,7 +167,7 @@ def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:
 
 
 async def _content(extras: Mapping[str, Any]) -> str:
-    """A hash of the connection and of the kubeconfig that it leads to: either may come to mean another cluster."""
+    """A hash of the connection and of its kubeconfig, because a change of either may lead to another cluster."""
     paths = kubeconfig.kubeconfigs(kubeconfig.effective(extras))
     content = json.dumps(extras, sort_keys=True, default=str) + await asyncio.to_thread(kubeconfig.digest, paths)
     return hashlib.sha256(content.encode()).hexdigest()

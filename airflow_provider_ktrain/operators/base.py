@@ -465,7 +465,7 @@ class TrainingJobOperator(JobParameters):
     # requests to Airflow: the provider ends a fork at its timeout, and the worker would then read a wrong answer.
 
     def get_openlineage_facets_on_start(self) -> OperatorLineage:
-        """What the task asks for. It is called before `execute` and before each resume."""
+        """The job that the task requests. It is called before `execute` and before each resume."""
         from airflow_provider_ktrain.operators import openlineage
 
         return openlineage.at_start(self._requested(with_code=True))

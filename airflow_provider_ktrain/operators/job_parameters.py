@@ -282,7 +282,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         return built
 
     def _requested(self, *, with_code: bool) -> dict[str, Any]:
-        """What the parameters ask for, for OpenLineage; less of it if they are invalid, which the task itself reports.
+        """The job that the parameters describe, for OpenLineage; only a part of it if they are invalid.
 
         A manifest file whose path is a template is not read here, because only the task renders its content.
 
@@ -304,7 +304,7 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
     # what is submitted and followed
 
     def _request(self, context: Context) -> JobRequest:
-        """What this try asks for. An invalid parameter or manifest is a part of it: see `JobRequest.invalid`."""
+        """The job that this try requests. It contains the error of an invalid parameter: see `JobRequest.invalid`."""
         from airflow_provider_ktrain.core.deadline import run_seconds
         from airflow_provider_ktrain.core.job_request import JobRequest
 

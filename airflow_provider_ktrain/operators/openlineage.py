@@ -27,7 +27,7 @@ SCHEMA_URL = f"{PRODUCER}#/$defs/KtrainTrainingRunFacet"
 def at_start(requested: Mapping[str, Any]) -> OperatorLineage:
     """The lineage of a task that starts or resumes.
 
-    :param requested: what its parameters ask for: fields of the facet.
+    :param requested: what its parameters request: fields of the facet.
     """
     return _lineage(requested)
 
@@ -37,7 +37,7 @@ def at_end(
 ) -> OperatorLineage:
     """The lineage of a try that has ended.
 
-    :param requested: what its parameters ask for: fields of the facet.
+    :param requested: what its parameters request: fields of the facet.
     :param job: the XCom `job`, if this process has pushed it, else empty.
     :param outcome: of the training; None if the task failed without one.
     :param declares_datasets: whether the task has inlets or outlets. The OpenLineage provider takes its datasets from

@@ -48,7 +48,7 @@ class Submission:
     If the request is invalid, its error is raised, unless an earlier try has submitted a job: with reattach='always'
     that job is adopted, with 'if_unchanged' it is released and the error is raised afterwards.
 
-    :param request: what the task asks for.
+    :param request: the job that the task requests.
     :param context: Airflow's context, for the task's state.
     :param hook: hook of the connection.
     :param log: the task's logger.
@@ -102,8 +102,8 @@ class Submission:
         place["cluster"] = asyncio.run(_cluster(hook, job))
         if compat.is_common_deployment_id():
             # a cluster on this machine is rarely shared
-            say = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
-            say(
+            write = log.info if urlsplit(place["cluster"]).hostname in LOOPBACK else log.warning
+            write(
                 "Set [ktrain] deployment_id: another Airflow that runs this DAG on this cluster would use the same job "
                 "names.\n[api] base_url is not set or is localhost, so it does not identify this Airflow. Set "
                 "AIRFLOW__KTRAIN__DEPLOYMENT_ID to the same value in all components of each Airflow."

@@ -59,16 +59,17 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
-        the right to do so.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
+        to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
         replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
-        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta. The
+        worker waits as long if the job itself exceeds a quota. Default: None: pods wait without limit, and a job that
+        exceeds a quota fails.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
@@ -76,7 +77,7 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
+        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -85,9 +86,10 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param image: image of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param command: command of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param args: arguments of the container `pytorch` in every role. Templated. Default: the manifest's.
-    :param code: a directory or file whose content is sent to the pods, without what its `.ktrainignore` names; at most
-        700 KB packed. The program runs in it. It needs a `command`, and `python3` in the image. A relative path is
-        below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the files of the image.
+    :param code: a directory or file that is sent to the pods, at most 700 KB packed. Files that match a pattern in its
+        `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
+        image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
+        program uses the files of the image.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Master is not counted. Templated. Default: the manifest's.
@@ -124,17 +126,17 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
-    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
-        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
-        Default: False.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
+        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
+        newer. Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
-        skipped instead of failed. The job is released as after a failure. Default: None, none.
+        skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
-        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
-        `AssetAlias` becomes the asset of the result's `model_uri`.
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
+        shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -165,16 +167,17 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
-        the right to do so.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
+        to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
         replica), `all`, `primary`, `none`, or replica indexes by role: `{"Worker": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
-        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta. The
+        worker waits as long if the job itself exceeds a quota. Default: None: pods wait without limit, and a job that
+        exceeds a quota fails.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
@@ -182,7 +185,7 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
+        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -192,10 +195,10 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         Default: the manifest's.
     :param command: command of the Launcher's main container. Templated. Default: the manifest's.
     :param args: arguments of the Launcher's main container. Templated. Default: the manifest's.
-    :param code: a directory or file whose content is sent to the Launcher and the Workers, without what its
-        `.ktrainignore` names; at most 700 KB packed. The program and its ranks run in it. It needs a `command`, and
-        `python3` in the image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated.
-        Default: None, the files of the image.
+    :param code: a directory or file that is sent to the Launcher and the Workers, at most 700 KB packed. Files that
+        match a pattern in its `.ktrainignore` are left out. The program and its ranks run in the directory. Requires a
+        `command`, and `python3` in the image. A relative path is below the DAG file's folder or a
+        `template_searchpath`. Templated. Default: None, the program uses the files of the image.
     :param env: environment variables of every role, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param workers: number of Workers; the Launcher is not counted. Templated. Default: the manifest's.
@@ -221,8 +224,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         role; each replaces a mount at the same path. Templated. Default: none.
     :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
         Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
-        `envFrom`, init containers, sidecars. Without a manifest the containers are named `launcher` and `worker`,
-        so that templates of containers are written by role. Templated. Default: None.
+        `envFrom`, init containers, sidecars. Without a manifest, the containers are named `launcher` and `worker`:
+        pass a template for each role. Templated. Default: None.
     :param labels: labels added to the job and its pods. Templated. Default: None.
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
@@ -232,17 +235,17 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
-    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
-        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
-        Default: False.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
+        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
+        newer. Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
-        skipped instead of failed. The job is released as after a failure. Default: None, none.
+        skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
-        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
-        `AssetAlias` becomes the asset of the result's `model_uri`.
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
+        shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -278,16 +281,17 @@ class TrainJobOperator(TrainingJobOperator):
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
         `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, and deleted without
-        the right to do so.
+        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
+        to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
         replica), `all`, `primary`, `none`, or completion indexes by role: `{"node": [0, 1]}`.
     :param queue_timeout: how long a queue may suspend the job, in seconds or as a timedelta. Default: None, no
         limit.
-    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta; a job
-        that exceeds a quota itself waits as long in the worker. Default: None, pods wait without limit, jobs fail.
+    :param schedule_timeout: how long a pod may wait for a node or a ResourceQuota, in seconds or as a timedelta. The
+        worker waits as long if the job itself exceeds a quota. Default: None: pods wait without limit, and a job that
+        exceeds a quota fails.
     :param startup_timeout: how long a scheduled pod may take until its containers run, in seconds or as a
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
@@ -295,7 +299,7 @@ class TrainJobOperator(TrainingJobOperator):
     :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
         timedelta. Default: None, no limit.
     :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta; also one that reports no step at all. Default: None, no limit.
+        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts, replaced pods and restarts of the JobSet, over all
         pods. Default: None, no limit but the runtime's.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -305,10 +309,10 @@ class TrainJobOperator(TrainingJobOperator):
         the Trainer sets no RANK or WORLD_SIZE. Templated. Default: the manifest's, else the runtime's.
     :param args: arguments of the container `node`; the launcher's on an MPI runtime. Templated. Default: the
         manifest's, else the runtime's.
-    :param code: a directory or file whose content is sent to the container `node`, without what its `.ktrainignore`
-        names; at most 700 KB packed. The program runs in it. It needs a `command`, `python3` in the image, Trainer 2.2
-        or newer, and a runtime that isn't for MPI. A relative path is below the DAG file's folder or a
-        `template_searchpath`. Templated. Default: None, the files of the image.
+    :param code: a directory or file that is sent to the container `node`, at most 700 KB packed. Files that match a
+        pattern in its `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, `python3`
+        in the image, Trainer 2.2 or newer, and a runtime that isn't for MPI. A relative path is below the DAG file's
+        folder or a `template_searchpath`. Templated. Default: None, the program uses the files of the image.
     :param env: environment variables of the container `node`, by name; they replace the manifest's. A mapping as value
         becomes `valueFrom`. Templated. Default: None.
     :param nodes: number of nodes (`numNodes`); on MPI runtimes the launcher usually is one of them. Templated. Default:
@@ -334,7 +338,7 @@ class TrainJobOperator(TrainingJobOperator):
     :param pod_override: a pod template (`metadata` and `spec`), or one by role, that is merged into every replica's by
         Kubernetes' strategic merge, after all other parameters: service account, pull secrets, security context,
         `envFrom`, init containers, sidecars. The main container is named `node`. It is sent as
-        `runtimePatches`, which can't add containers; what they can't have is refused. Templated. Default: None.
+        `runtimePatches`, which can't add containers. Fields that they can't set are refused. Templated. Default: None.
     :param labels: labels added to the job and its pods. Templated. Default: None.
     :param annotations: annotations added to the job and its pods. Templated. Default: None.
     :param checkpoint_dir: base directory of the environment variable KTRAIN_CHECKPOINT_DIR. Its value is the same
@@ -344,17 +348,17 @@ class TrainJobOperator(TrainingJobOperator):
         variable is not set.
     :param resume_on_clear: whether a cleared task keeps its checkpoint directory and continues to count
         KTRAIN_ATTEMPT. Default: False, it trains from the beginning.
-    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed by
-        infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and newer.
-        Default: False.
+    :param avoid_failed_nodes: keep new jobs of later tries away from up to 8 nodes on which a try failed
+        because of the infrastructure: a broken GPU, a lost node, an eviction because of a shortage. Airflow 3.3 and
+        newer. Default: False.
     :param skip_on_exit_code: one or more exit codes of the primary replica's main container for which the task is
-        skipped instead of failed. The job is released as after a failure. Default: None, none.
+        skipped instead of failed. The job is released as after a failure. Default: None, no exit code.
     :param dry_run: create nothing; run the checks of `ktrain check --server`: served versions, namespace, rights,
         queue, schema, and a dry run on the API server. Default: False.
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
-        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released a
-        little before it ends. The asset events of `outlets` contain the job, its result, metrics and GPU-seconds; an
-        `AssetAlias` becomes the asset of the result's `model_uri`.
+        while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
+        shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.

@@ -60,7 +60,7 @@ def task_key(
     task_id: Annotated[str, Query(max_length=250)],
     map_index: Annotated[str, Query(max_length=20)] = "-1",
 ) -> TaskInstanceId:
-    """The task instance that a request asks for. Airflow leaves `{MAP_INDEX}` as it is for tasks that aren't mapped."""
+    """The task instance of a request. Airflow leaves `{MAP_INDEX}` as it is for tasks that aren't mapped."""
     index = int(map_index) if re.fullmatch(r"-?[0-9]{1,9}", map_index) else -1
     return TaskInstanceId(dag_id, run_id, task_id, index)
 

@@ -221,7 +221,7 @@ Check = Callable[[Job], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A check and the code that its findings carry.
+    """A check and the code of its findings.
 
     :param kind: the only kind that the rule applies to; None: every kind.
     """

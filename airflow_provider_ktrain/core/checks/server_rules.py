@@ -1,4 +1,4 @@
-"""What a cluster's answers mean for a job that isn't created yet. The engine asks (`engine/preflight.py`)."""
+"""What a cluster's responses mean for a job that isn't created yet. `engine/preflight.py` sends the requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answers:
     """The cluster's answers about one job.
 
     :param namespace: the namespace in which the job would be created, and the answer about it.
-    :param denied: the rights that the connection lacks; None if the cluster doesn't tell.
+    :param denied: the rights that the connection lacks; None if it can't check its rights.
     :param kueue: the API group of Kueue; None if the job names no queue.
     :param queue: the job's LocalQueue; None if it was not requested.
     :param cluster_queue: the LocalQueue's ClusterQueue; None if it was not requested.

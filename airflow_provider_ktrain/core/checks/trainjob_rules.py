@@ -89,7 +89,7 @@ def reserved_env(job: Job) -> Iterator[Finding]:
 
 @rule("torchrun", WARNING, TRAINJOB)
 def torchrun(job: Job) -> Iterator[Finding]:
-    """Several nodes of a torch runtime are started by torchrun. With a cluster, the runtime tells whether it is one.
+    """Several nodes of a torch runtime are started by torchrun. Only a cluster shows whether the runtime is for torch.
 
     The Trainer sets PET_* variables, which only torchrun reads (recording 50c).
     """

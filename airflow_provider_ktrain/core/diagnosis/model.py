@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS, clean, clipped
 
-MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` travels in trigger events and is part of an exception's text
+MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of an exception's text
 
 
 class Category(enum.StrEnum):
@@ -36,7 +36,7 @@ class Category(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job failed. Its texts are made storable and are limited in length, whatever they quote.
+    """Why a job failed. Its texts, which may quote logs, are limited in length and contain only storable characters.
 
     :param category: see :class:`Category`.
     :param summary: one line: the replica, what happened to it, and the program's own message if there is one.
@@ -44,9 +44,10 @@ class Cause:
     :param resolution: what the user should do; empty if unknown. Default: "".
     :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
     :param retryable: whether the same job may succeed if it is submitted again. False only if the API server, the
-        kubelet or the operator rejected what the manifest says. Default: True.
+        kubelet or the operator rejected the content of the manifest. Default: True.
     :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
-    :param last_lines: the end of the replica's log, which the detail quotes as well. It doesn't travel. Default: none.
+    :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `to_dict`. Default:
+        none.
     """
 
     category: Category
@@ -74,7 +75,7 @@ class Cause:
         return replace(self, summary=f"{summary[: MAX_FIRST_LINE_CHARS - 3]}...", detail=detail)
 
     def as_dict(self) -> dict[str, Any]:
-        """The cause as it travels in XComs and trigger events."""
+        """The cause as it is stored in XComs and trigger events."""
         return {
             "category": str(self.category),
             "summary": self.summary,

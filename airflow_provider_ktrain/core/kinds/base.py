@@ -120,7 +120,7 @@ class Kind:
         return {str(k): v for k, v in specs.items() if isinstance(v, Mapping)} if isinstance(specs, Mapping) else {}
 
     def count(self, job: Mapping[str, Any], role: str) -> int:
-        """How many pods of a role the job asks for; the operator's default where `replicas` is not set."""
+        """How many pods of a role the job requests; the operator's default if `replicas` is not set."""
         spec = self.replicas(job).get(role)
         if spec is None:
             return 0
@@ -153,7 +153,7 @@ class Kind:
         return role or value or "pod", int(index) if index.isdigit() else 0
 
     def size(self, job: Mapping[str, Any]) -> int:
-        """How many pods the job asks for."""
+        """How many pods the job requests."""
         return sum(self.count(job, role) for role in self.replicas(job))
 
     def has_role(self, role: str) -> bool:
@@ -211,20 +211,20 @@ class Kind:
         return any(o["uid"] == uid or (o["kind"] == "Job" and o["name"] == f"{name}-launcher") for o in owners)
 
     def objects_with_events(self, job: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Kind and name of the objects between the job and its pods whose events tell why there are no pods."""
+        """Kind and name of the objects between the job and its pods whose events show why there are no pods."""
         return []
 
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the job runs although no condition says so.
+        """Whether the job runs although no condition shows it.
 
         :param pods: its pods; none if they are not known.
         """
         return False
 
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the job starts again after a failure although no condition says so.
+        """Whether the job starts again after a failure although no condition shows it.
 
         :param pods: its pods.
         """
@@ -328,7 +328,7 @@ class Kind:
             code.mount(pod, container)
 
     def default_command(self, role: str, version: str) -> Sequence[str]:
-        """The command that the operator gives to a container without command and args; empty if it gives none."""
+        """The command that the operator sets in a container without command and args; empty if it sets none."""
         return ()
 
     def require_code(self, served: Served | None) -> None:

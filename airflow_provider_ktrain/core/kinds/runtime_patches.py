@@ -126,7 +126,7 @@ def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> 
     runtime = served.runtime
     trainer = mapping_at(spec, "trainer")
     if trainer.get("numNodes") is None and (count := node_count(result, runtime)) is not None:
-        trainer["numNodes"] = count  # who follows the job knows its size by that
+        trainer["numNodes"] = count  # so that the follower knows the size of the job
     names = (
         str(replicated.get("name")) for replicated in _replicated((runtime.get("spec") or {}).get("template") or {})
     )
@@ -195,7 +195,7 @@ def long_names(
 ) -> Iterator[RuntimeMismatchError]:
     """Replicated jobs whose pods' names, `<job>-<replicated job>-0-<index>-xxxxx`, would exceed 63 characters.
 
-    JobSet refuses such a job, which only an event tells (recording 55b).
+    JobSet refuses such a job, which only an event shows (recording 55b).
 
     :param name_length: number of characters of the job's name.
     """

@@ -41,9 +41,9 @@ class TrainJob(TrainJobManifest):
         return {role: {} if role in INITIALIZERS else spec for role in self._roles(job)}
 
     def count(self, job: Mapping[str, Any], role: str) -> int:
-        """How many pods of a role the job asks for. The launcher is one of the nodes, and at least one other runs.
+        """How many pods of a role the job requests. The launcher is one of the nodes, and at least one other runs.
 
-        A job that sets no numNodes has as many as its runtime says, which is not known here: 1 is assumed. Tasks set it
+        A job without numNodes has the number of its runtime, which is not known here: 1 is assumed. Tasks set it
         if they can read the runtime (`runtime_patches.expand`).
         """
         roles = self._roles(job)
@@ -109,7 +109,7 @@ class TrainJob(TrainJobManifest):
     # ---- status
 
     def is_running(self, job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether a pod that runs the program runs or has run: of the launcher if there is one. No condition tells it.
+        """Whether a pod of the program (of the launcher if there is one) runs or has run. No condition shows this.
 
         The nodes of an MPI runtime run an SSH server before (recording 57). `jobsStatus` counts Jobs: `ready` is 1 only
         while all pods of one are ready. It decides where no pods are given.

@@ -240,7 +240,7 @@ def _position(row: Sequence[int]) -> Position:
 class Cursor:
     """The positions of a job's containers, by `Cursor.key` of pod uid and container name.
 
-    It travels in a trigger's arguments, in at most MAX_SIZE bytes: docs/reference/formats.md describes the format.
+    A trigger's arguments contain it, in at most MAX_SIZE bytes: docs/reference/formats.md describes the format.
     1,000 containers fit. If there are more, those whose logs are furthest behind keep exact positions; all others are
     read again from one common time.
 

@@ -3,7 +3,7 @@
 A program that waits writes the same few lines again and again, such as the answer of a name server and a line of its
 own. A line is a repetition if it is equal to one of the last MAX_RECENT_LINES different lines, apart from dates and
 times of day. Other numbers distinguish lines, because they may show progress. Repetitions are held back until another
-line comes or until the follower asks for them. Then they become one line with their number, or are logged as they are
+line comes or until the follower requests them. Then they become one line with their number, or are logged as they are
 if there are only a few.
 """
 

@@ -1,6 +1,6 @@
 """The code of a job: a directory's files, packed, and the command that unpacks them in each pod.
 
-The packed files travel in a ConfigMap, which the job's pods mount. A pod starts no container before its ConfigMap
+The packed files are in a ConfigMap, which the job's pods mount. A pod starts no container before its ConfigMap
 exists. In each pod, a short Python program unpacks the files into a volume of the pod, changes to that directory, and
 replaces itself by the job's command. Signals, exit code, arguments and standard input are therefore the command's own.
 """

@@ -1,4 +1,4 @@
-"""The environment variables that tell a program which task it runs for, for experiment trackers."""
+"""The environment variables that identify a program's task, for experiment trackers."""
 
 from __future__ import annotations
 

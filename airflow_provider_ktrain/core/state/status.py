@@ -88,7 +88,7 @@ def _kind_of(job: Mapping[str, Any]) -> Kind:
 
 
 def wants_suspension(job: Mapping[str, Any]) -> bool:
-    """Whether the job's spec asks for suspension: in runPolicy, or in spec itself as in a batch Job."""
+    """Whether the job's spec requests suspension: in runPolicy, or in spec itself as in a batch Job."""
     spec = job.get("spec") or {}
     return bool((spec.get("runPolicy") or {}).get("suspend") or spec.get("suspend"))
 

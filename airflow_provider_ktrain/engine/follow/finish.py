@@ -42,7 +42,7 @@ class Finisher:
     :param output: its logs, restarts and result line.
     :param observer: brings the state up to date after the logs were read.
     :param options: of the task.
-    :param stop: how the host asks for an early end, and what then becomes of the job.
+    :param stop: how the host requests an early end, and what then happens to the job.
     :param take_status: takes the training's last status: see `StatusReporter.take`.
     :param waits_after_timeout: whether the release waits for the pods to stop after a TIMEOUT. False in a worker:
         there Airflow's own timeout would interrupt that.
@@ -73,7 +73,7 @@ class Finisher:
         self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
     async def hand_over(self) -> Handover:
-        """Stop following; the next process goes on where this one stopped."""
+        """Stop following; the next process continues from this point."""
         await self._output.close()
         self._count()
         return Handover(
@@ -175,8 +175,8 @@ class Finisher:
     async def _drain_to_the_end(self) -> None:
         """Read the rest of the logs of a job that has ended.
 
-        After `drain_timeout` seconds without a line this ends. While lines come it goes on, for MAX_DRAIN_SECONDS and
-        not past the deadline: the last lines show why a training failed, and the release deletes them.
+        This ends after `drain_timeout` seconds without a line. While lines come, it continues for MAX_DRAIN_SECONDS at
+        most and not past the deadline: the last lines show why a training failed, and the release deletes them.
         """
         longest = self._until_deadline(MAX_DRAIN_SECONDS)
         await self._drain(min(self._options.drain_timeout, longest), longest)
@@ -194,7 +194,7 @@ class Finisher:
         self._warn_about_missing_lines(report, time.monotonic() - began)
 
     async def _drain_rest(self, *, deleted: bool) -> None:
-        """Read what replicas that outlived the job have written since: a PyTorchJob ends with its Master.
+        """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master.
 
         :param deleted: whether their pods are gone.
         """

@@ -53,14 +53,14 @@ async def follow(
 ) -> Outcome | Handover:
     """Follow the job to its end and release it; or hand it over at `host.until`.
 
-    If this returns an outcome, the job was released, or the outcome tells why not. Cancelling this changes nothing in
-    the cluster: the training goes on when a triggerer stops.
+    If this returns an outcome, the job was released, or the outcome contains the reason why it was not. Cancelling this
+    changes nothing in the cluster: the training continues when a triggerer stops.
 
     :param ref: the job.
     :param api: client for the job's cluster.
     :param options: how the task wants the job to be followed.
     :param log: where everything is logged.
-    :param stop: asks for an early end.
+    :param stop: requests an early end.
     :param handover: from the process that followed the job before. Default: None, there was no other.
     :param host: how this process behaves. Default: a worker that follows to the end.
     :param cursor: positions in the logs, updated in place. Default: the handover's.
@@ -289,8 +289,8 @@ class _Loop:
     async def _silence_confirmed(self) -> bool:
         """Whether the API server confirms that the job goes on and its pods have written nothing.
 
-        That no line has arrived doesn't prove that none was written: a stream may be cut, or the API server
-        unreachable. And the job may have ended, but its watch doesn't show it yet.
+        The lack of new lines doesn't prove that none was written: a stream may be cut, or the API server unreachable.
+        The job may also have ended, and its watch doesn't show this yet.
         """
         silent = await self._output.follower.silent()
         return silent and await unfinished_job(self._api, self._state.ref) is not None

@@ -1,4 +1,4 @@
-"""What a host passes to `follow` and gets from it. Most of it travels between processes."""
+"""Arguments and results of `follow`. Processes exchange most of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_ktrain.engine.wakeup import Wakeup
 
 @dataclass(frozen=True)
 class Options:
-    """How a job is followed; travels in trigger kwargs.
+    """How a job is followed; part of trigger kwargs.
 
     :param logs: whose logs to follow: see `core.logs.selection`. Default: "auto".
     :param limits: time limits and numbers of restarts. Default: see `Limits`.
@@ -146,7 +146,7 @@ UNKNOWN_CAUSE = {"category": "unknown", "summary": "the job failed, and its outc
 
 @dataclass(frozen=True)
 class Outcome:
-    """How following ended; travels as the trigger's event.
+    """How following ended; the trigger's event.
 
     :param phase: the job's last phase.
     :param succeeded: whether the training succeeded.
@@ -223,7 +223,7 @@ def read_event(event: Any) -> Outcome | str:
 
 @dataclass(frozen=True)
 class Handover:
-    """What the next process that follows the job needs to know; travels in trigger kwargs and in the task's state.
+    """What the next process that follows the job needs to know; part of trigger kwargs and the task's state.
 
     :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
     :param metrics: as in `Outcome`, so far. Default: empty.

@@ -1,9 +1,9 @@
-"""Observes the job and its pods by two watches, and asks the API server where a watch proves nothing.
+"""Observes the job and its pods by two watches, and sends requests to the API server if a watch proves nothing.
 
-The API server gives no order between the two watches: one may show that the job failed before the other shows the pod
-that failed. A watch may also be seconds behind. So nothing irreversible is decided from what a watch does *not* show:
-before a job counts as deleted or as another try's, and before a diagnosis without the pod that explains it, the API
-server is asked.
+The API server guarantees no order between the two watches: one may show that the job failed before the other one shows
+the pod that failed. A watch may also be seconds behind. So nothing irreversible is decided because a watch does *not*
+show something: the API server is read before a job counts as deleted or as another try's, and before a diagnosis
+without the pod that explains it.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class Observer:
     async def _find_job(self) -> Object | None:
         """The job as it is now, or as it was when it was deleted; None if it isn't known.
 
-        If the watch doesn't have the job, that doesn't prove that the job was deleted: a watch that is older than the
-        job may not have it yet, and a watch with a selector reports a job that lost its label as deleted. So the API
-        server is asked.
+        If the watch doesn't have the job, this doesn't prove that the job was deleted: a watch that is older than the
+        job may not have it yet, and a watch with a selector reports a job that lost its label as deleted. So the job is
+        read from the API server.
         """
         state = self._state
         job = self._jobs.objects.get(state.ref.uid)

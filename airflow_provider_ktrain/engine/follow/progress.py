@@ -1,8 +1,8 @@
 """Confirms that a training makes no progress before `progress_timeout` ends it.
 
-That no line with a higher step has been read doesn't prove that none was written: the logs may be behind, after a
-takeover for example, or can't be read. So the job is read again for its `trainerStatus`, and the logs must be known to
-be read up to the limit, without a gap, twice.
+A line with a higher step may have been written, but not read yet, for example after a takeover or if the logs can't be
+read. So the job is read again for its `trainerStatus`, and two checks must show that the logs were read up to the limit
+without a gap.
 """
 
 from __future__ import annotations

@@ -44,13 +44,13 @@ _USE_ONE_CLUSTER = "Use a LocalQueue whose ClusterQueue has no admission check o
 
 @dataclass(frozen=True)
 class QueueMemory:
-    """What the next process that follows the job needs to know; travels in the handover. Each field may be missing.
+    """What the next process that follows the job needs to know; part of the handover. Each field may be missing.
 
     :param phase: the phase that the queue's clock measures. Default: "", none.
     :param since: when that phase was first seen, in epoch seconds. Default: 0.
     :param eviction: reason and time of the last eviction that was logged. Default: "", none.
     :param warned: whether the missing right was logged. Default: False.
-    :param gpus: the GPUs that the Workload asks for; None if no Workload was seen. Default: None.
+    :param gpus: the GPUs that the Workload requests; None if no Workload was seen. Default: None.
     """
 
     phase: str = ""
@@ -68,7 +68,7 @@ class QueueMemory:
 
 
 def requested_gpus(state: JobState) -> int:
-    """The GPUs that the job asks for: by its Workload, which knows those of a runtime, or by its manifest."""
+    """The GPUs that the job requests: by its Workload, which includes those of a runtime, or by its manifest."""
     return max(QueueMemory.from_dict(state.queue).gpus or 0, gpus_of_job(state.known_job))
 
 

@@ -1,15 +1,15 @@
 """Follows the log of one container, run after run, as a state machine.
 
-The story of one container:
+How the log of one container is read:
 
 - A container restarts, and each run has its own log. The kubelet keeps two of them: the newest run's, and the one
   before it as `previous`. So a run must be read to its end before the container restarts twice.
 - While a run writes, its log is followed (FOLLOWING). If the stream is cut, the next request resumes from the position
   (`core.logs.cursor`), which skips exactly the lines that were emitted before.
-- A stream that ends proves nothing: an API server that loses its kubelet ends a response as if it were complete.
-  When the status says that the run has ended, the rest is read (SETTLING) until one of two proofs shows that nothing is
-  left. The cheap one: the last lines of the log are the last lines that were read (`_tail_is_known`). The other one:
-  a response repeats all known lines and brings no new one (`_is_read_to_end`).
+- The end of a stream isn't proof of the end of the log: an API server that loses its kubelet ends a response as if it
+  were complete. When the status shows that the run has ended, the rest is read (SETTLING) until nothing is left, which
+  is proven in one of two ways. The cheap one: the last lines of the log are the last lines that were read
+  (`_tail_is_known`). The other one: a response repeats all known lines and contains no new one (`_is_read_to_end`).
 - The status lags behind the container. If another run may begin at any moment, the current log could be the next
   run's: then the follower waits (RESTARTING) until the ended run can only be the previous one, and settles it as that
   (PREVIOUS). If a response doesn't begin with the expected line, nothing of it is emitted before the pod was read

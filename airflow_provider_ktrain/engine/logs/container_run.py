@@ -1,4 +1,4 @@
-"""What a pod's status says of the newest run of one of its containers."""
+"""The newest run of a container, according to its pod's status."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Follows the logs of a job: each wanted container live, each line once and in order.
 
-One task per container reads its runs one after the other: see `container`.
+One asyncio task per container reads its runs one after the other: see `container_follower`.
 """
 
 from __future__ import annotations

@@ -36,13 +36,13 @@ class LineLogger:
 
     def __call__(self, line: LogLine) -> None:
         """Log one line. Notes of the follower itself are warnings."""
-        say = self._log.warning if line.note else self._log.info
+        write = self._log.warning if line.note else self._log.info
         text = format_line(line.text, line.role, line.index, line.container if line.init else "")
         source = self._kind.replica_name(line.role, line.index)
         if line.time:
-            say(text, logger=source, timestamp=f"{self._time(line)}Z")
+            write(text, logger=source, timestamp=f"{self._time(line)}Z")
         else:
-            say(text, logger=source)
+            write(text, logger=source)
 
     def _time(self, line: LogLine) -> str:
         written = logged = line.time[:MICROSECONDS]

@@ -1,6 +1,6 @@
-"""Requests for the log of one container, and the lines of their responses emitted.
+"""Requests the log of one container and emits the lines of the responses.
 
-A reader doesn't decide which request comes next: see `container`.
+`container_follower` decides which request comes next.
 """
 
 from __future__ import annotations
@@ -205,6 +205,6 @@ def time_of_line(line: bytes) -> str | None:
 
 
 def _begins_as_expected(block: bytes, replay: Replay) -> bool:
-    """Whether the first block of a response continues the known log; a line without a timestamp doesn't tell."""
+    """Whether the first block of a response continues the known log. True if its first line has no timestamp."""
     time = time_of_line(block)
     return time is None or replay.follows(time)

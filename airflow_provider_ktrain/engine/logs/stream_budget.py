@@ -1,11 +1,11 @@
-"""What following logs may use of a process: a number of streams, and short slices of the event loop.
+"""Limits what following logs may use of a process: a number of streams, and short slices of the event loop.
 
 A triggerer may follow the containers of a thousand jobs in one event loop. If there are more containers than the budget
-has streams, they take turns. And no stream keeps the loop longer than a slice, however fast its container writes and
-however slow the logger is.
+has streams, they take turns. No stream occupies the loop for longer than a slice, even if its container writes fast or
+the logger is slow.
 
-Stalls: a triggerer whose process stood still (suspended, starved of CPU) misses heartbeats, and Airflow assigns its
-triggers to another triggerer, which logs the same lines. When the process resumes, it doesn't know that. So after a
+Stalls: a triggerer whose process is stalled (suspended, or without CPU) misses heartbeats, and Airflow assigns its
+triggers to another triggerer, which logs the same lines. When the process resumes, it can't detect this. So after a
 stall, `awake` holds back all lines for some seconds, in which Airflow cancels the triggers that were reassigned.
 
 Unread lines: a triggerer's supervisor reads the lines of all its triggers from a socket, and it is slower than several
