@@ -121,7 +121,9 @@ def test_closed_output_deletes_the_job(run: Start, cluster: TestCluster) -> None
 
 
 @pytest.mark.embedded
-def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(run: Start, cluster: TestCluster) -> None:
+def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
+    run: Start, cluster: TestCluster
+) -> None:
     command = run(job(WAIT, name="cut-off"))
     command.wait_for("[Master 0] ready")
     (submitted,) = left(cluster, "cut-off")
