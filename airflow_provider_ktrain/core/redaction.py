@@ -37,7 +37,8 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
     """
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
-            return {**value, "value": _variable(value["name"], value["value"], hides)}
+            others = redacted({key: item for key, item in value.items() if key != "value"}, hides=hides)
+            return {**value, **others, "value": _variable(value["name"], value["value"], hides)}
         return {key: MASK if _is_secret(key, item) else redacted(item, hides=hides) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [redacted(item, hides=hides) for item in value]

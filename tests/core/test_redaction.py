@@ -22,6 +22,11 @@ def test_other_variables_are_shown(name: str) -> None:
     assert redacted({"name": name, "value": "5"}) == {"name": name, "value": "5"}
 
 
+def test_other_keys_beside_a_name_and_a_value_are_redacted() -> None:
+    given = {"name": "run", "value": "5", "password": "hunter2", "items": [{"api_key": "hunter2"}]}
+    assert redacted(given) == {"name": "run", "value": "5", "password": "***", "items": [{"api_key": "***"}]}
+
+
 def test_variables_that_airflow_hides_are_hidden() -> None:
     assert redacted({"name": "PROXY", "value": "x"}, hides=lambda name: name == "PROXY")["value"] == "***"
 
