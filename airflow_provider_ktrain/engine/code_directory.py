@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ def read_code(path: Path) -> Code:
     :param path: of the directory or file.
     :raises ManifestUnreadableError: it doesn't exist, or a file in it can't be read.
     :raises ManifestError: it is too large or empty, or it has too many files, a special file, or a symbolic link that
-        leads out of it.
+        leads out of it, or its `.ktrainignore` is invalid.
     """
     try:
         if not path.is_dir():
@@ -55,13 +56,32 @@ def read_code(path: Path) -> Code:
 
 
 def _ignores(root: Path) -> Ignores:
-    """Whether a path, relative to the root, is ignored. A directory ends in `/`."""
+    """Whether a path, relative to the root, is ignored. A directory ends in `/`.
+
+    :raises ManifestError: the ignore file has an invalid pattern.
+    """
     from pathspec import GitIgnoreSpec
 
     own: list[str] = []
     if (file := root / IGNORE_FILE).is_file():
         own = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        for number, line in enumerate(own, 1):
+            try:
+                GitIgnoreSpec.from_lines([line])
+            except (ValueError, re.error):
+                raise _invalid_pattern(file, number, line) from None
     return GitIgnoreSpec.from_lines([*IGNORED, *own]).match_file
+
+
+def _invalid_pattern(file: Path, number: int, line: str) -> ManifestError:
+    """The error for a line of the ignore file that git doesn't accept either."""
+    return ManifestError(
+        f"{IGNORE_FILE} has an invalid pattern",
+        where=f"{file}:{number}",
+        found=repr(line),
+        expected="a pattern as in .gitignore",
+        remedy="correct or remove the line",
+    )
 
 
 def _entries(root: Path, directory: Path, ignores: Ignores) -> Iterator[tuple[str, Path]]:

@@ -49,6 +49,17 @@ def test_ignored_files_are_left_out(tmp_path: Path) -> None:
     assert list(packed(tmp_path)) == ["keep.txt", "lib/data/b.bin", "lib/mine.pyc", "sub/.ktrainignore", "train.py"]
 
 
+@pytest.mark.parametrize("pattern", ["!", "\\", "[z-a]"])
+def test_invalid_pattern_is_named_with_its_line(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path, "train.py")
+    (tmp_path / ".ktrainignore").write_text(f"# data\n{pattern}\n")
+    with pytest.raises(ManifestError) as error:
+        read_code(tmp_path)
+    assert str(error.value).startswith(
+        f"{tmp_path}/.ktrainignore:2: .ktrainignore has an invalid pattern; found {pattern!r}"
+    )
+
+
 def test_single_file_is_sent_under_its_name(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "other.py")
     assert list(packed(tmp_path / "train.py")) == ["train.py"]
