@@ -1,7 +1,7 @@
 """The facts about a training that OpenLineage gets: the content of its run facet `ktrain_training`, and its datasets.
 
-docs/reference/openlineage describes the facet. Its keys are camelCase, as OpenLineage requires. Environment variables,
-commands and lines of logs are not in it, because they may contain secrets.
+docs/reference/openlineage describes the facet. Its keys are camelCase, as OpenLineage requires. Environment variables
+and commands are not in it, because they may contain secrets. Of the logs, it has only the error in a cause's summary.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.resources import gpus_of_job
+from airflow_provider_ktrain.core.redaction import redacted
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
@@ -52,7 +53,8 @@ def of_outcome(outcome: Mapping[str, Any], job: Mapping[str, str]) -> dict[str, 
         "codeHash": job.get("code"),
         "phase": outcome.get("phase"),
         "gpuSeconds": {key: usage[key] for key in GPU_SECONDS if key in usage},
-        "cause": {key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")},
+        # its summary may contain the program's own error message
+        "cause": redacted({key: cause[key] for key in CAUSE_KEYS if cause.get(key) not in (None, "")}),
     }
     gpus = {"gpus": usage["gpus"]} if "gpus" in usage else {}
     return {key: value for key, value in found.items() if value} | gpus

@@ -204,7 +204,7 @@ def test_fail_event_has_the_cause_without_secrets(emit: Emit) -> None:
     mask_secret("hunter2-hunter2")
     cause = Cause(
         Category.USER_CODE,
-        "Worker 1 failed: bad password hunter2-hunter2",
+        "Worker 1 failed: bad password hunter2-hunter2, token=swordfish",
         "last line of the log",
         "Fix it.",
         "Worker 1",
@@ -219,7 +219,7 @@ def test_fail_event_has_the_cause_without_secrets(emit: Emit) -> None:
     assert (found["phase"], found["gpus"]) == ("Failed", 3)
     assert found["cause"] == {
         "category": "user code",
-        "summary": "Worker 1 failed: bad password ***",
+        "summary": "Worker 1 failed: bad password ***, token=***",
         "resolution": "Fix it.",
         "replica": "Worker 1",
         "retryable": True,
