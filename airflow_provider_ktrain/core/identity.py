@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from airflow_provider_ktrain.core.formats import VERSION, known_fields
+from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.kinds import Kind, kind_of
 
 PREFIX = "ktrain.airflow"
@@ -157,7 +157,7 @@ def label_value(text: str) -> str:
 
 def code_hash(job: Mapping[str, Any]) -> str:
     """The hash of the code with which a job runs; empty if it has none."""
-    return str(((job.get("metadata") or {}).get("annotations") or {}).get(CODE_ANNOTATION) or "")
+    return str(mapping(mapping(job.get("metadata")).get("annotations")).get(CODE_ANNOTATION) or "")
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,14 @@ class JobRef:
     def to_dict(self) -> dict[str, str]:
         """A form that fits into trigger kwargs and the task state."""
         return asdict(self)
+
+    def described(self, code: str = "") -> dict[str, str]:
+        """The job as other tasks and the training page see it.
+
+        :param code: hash of its code. Default: empty, it isn't known or there is none.
+        """
+        job = {"kind": self.kind, "namespace": self.namespace, "name": self.name, "uid": self.uid}
+        return {**job, "code": code} if code else job
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> JobRef:

@@ -89,17 +89,15 @@ class TrainingJobOperator(JobParameters):
             self.log.warning("%s is followed, but could not be described in the log.\n%s", submitted.ref, e)
         try:
             submission.remember(context, submitted)
-            self._push_job(context, submitted.ref, code_hash(submitted.job))
+            self._push_job(context, submitted.ref.described(code_hash(submitted.job)))
         except Exception as e:
             self.log.warning("%s is followed, but its identity could not be stored in Airflow.\n%s", submitted.ref, e)
 
-    def _push_job(self, context: Context, ref: JobRef, code: str = "") -> None:
+    def _push_job(self, context: Context, job: dict[str, str]) -> None:
         """Push the job's identity and its links, which users see while the job runs.
 
-        :param code: hash of its code. Default: empty, it isn't known or there is none.
+        :param job: from `JobRef.described`.
         """
-        job = {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid}
-        job |= {"code": code} if code else {}
         self._job = job
         compat.push(context, "job", job)
         page = page_url(TaskInstanceId.of(context["ti"]))
@@ -270,11 +268,11 @@ class TrainingJobOperator(JobParameters):
             return None
         if outcome is not None:
             self.log.info("An earlier try succeeded: its result is returned and nothing is submitted.")
-            if job := task_state.read_job(context):
-                try:
+            try:
+                if job := task_state.read_job_description(context).get("job"):
                     self._push_job(context, job)
-                except Exception as e:  # the result matters more
-                    self.log.warning("The identity of %s could not be pushed to Airflow.\n%s", job, e)
+            except Exception as e:  # the result matters more
+                self.log.warning("The identity of the job could not be pushed to Airflow.\n%s", e)
         return outcome
 
     def _finish(self, outcome: Outcome, context: Context) -> Any:

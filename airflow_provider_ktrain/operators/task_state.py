@@ -53,10 +53,10 @@ def read_job(context: Context) -> JobRef | None:
 def read_job_description(context: Context) -> dict[str, Any]:
     """`job` and `checkpoint_dir` of the last job, as other tasks see them; empty if none is stored."""
     stored = mapping(compat.recall(context, JOB_STATE))
-    job = mapping(stored.get("job"))
-    described = {name: job[name] for name in ("kind", "namespace", "name", "uid") if name in job}
-    described |= {"code": code} if (code := stored.get("code")) else {}
-    return {"job": described, "checkpoint_dir": stored.get("checkpoint_dir")} if job else {}
+    with contextlib.suppress(ValueError):
+        job = JobRef.from_dict(mapping(stored.get("job"))).described(str(stored.get("code") or ""))
+        return {"job": job, "checkpoint_dir": stored.get("checkpoint_dir")}
+    return {}
 
 
 def write_deferral(context: Context, deferral: Deferral) -> None:

@@ -85,12 +85,11 @@ class StatusReporter:
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
-        code = {"code": found} if (found := code_hash(job)) else {}
         gpus = requested_gpus(state)
         in_queue = gpus * state.seconds_in(Phase.QUEUED)
         metrics = self._output.training_metrics.frozen()
         status = TrainingStatus(
-            job={"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "uid": ref.uid, **code},
+            job=ref.described(code_hash(job)),
             try_number=self._sink.try_number if self._sink else 0,
             written_at=now.timestamp(),
             host=self._sink.host if self._sink else "",
