@@ -13,6 +13,7 @@ from airflow_provider_ktrain.core.checks import ERROR, check
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.loader import parse, templates, the_job
+from airflow_provider_ktrain.core.saved_manifest import without_code
 
 Object = dict[str, Any]
 
@@ -54,8 +55,9 @@ def load(file: str, console: Console) -> JobFile:
         )
     documents = parse(text, name)
     document = the_job(documents)
-    manifest, moved = transform.modernize(document.content)
-    for note in moved:
+    manifest, removed = without_code(document.content)
+    manifest, moved = transform.modernize(manifest)
+    for note in (*removed, *moved):
         console.warning(note)
     problems = check(manifest)
     errors = [f"{name}:{document.line_of(p.path)}: {p}" for p in problems if p.level is ERROR]

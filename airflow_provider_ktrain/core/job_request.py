@@ -20,7 +20,6 @@ from airflow_provider_ktrain.core.identity import (
     OnFinishAction,
     Owner,
     Reattach,
-    code_hash,
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
 from airflow_provider_ktrain.core.kinds.base import mapping_at
@@ -124,8 +123,6 @@ class JobRequest:
             raise self.invalid or ManifestError("the job has no manifest")
         manifest = transform.change_version(self.manifest, served) if self.generated else self.manifest
         fitted = overlay(transform.fit(manifest, served), JobOptions(checkpoint_dir=self.checkpoint_dir))
-        if code_hash(fitted):  # in a manifest that was saved by `kubectl get -o yaml`
-            del fitted["metadata"]["annotations"][CODE_ANNOTATION]
         if self.code is not None:
             run_with_code(fitted, "")
             mapping_at(mapping_at(fitted, "metadata"), "annotations")[CODE_ANNOTATION] = self.code.hash

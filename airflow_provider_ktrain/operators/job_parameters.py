@@ -249,14 +249,16 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
         from airflow_provider_ktrain.core.manifest import transform
         from airflow_provider_ktrain.core.manifest.loader import TEXT, load_documents, the_job
         from airflow_provider_ktrain.core.manifest.task_variables import names_set
+        from airflow_provider_ktrain.core.saved_manifest import without_code
 
         loaded: Manifest | None = None
         warnings: list[str] = []
         if source is not None:
             document = the_job(load_documents(source, file=self._manifest_file or TEXT))
-            loaded, moved = transform.modernize(document.content)
+            loaded, removed = without_code(document.content)
+            loaded, moved = transform.modernize(loaded)
             warnings = list(document.left_out)
-            for text in moved:
+            for text in (*removed, *moved):
                 self.log.info("Manifest: %s", text)
         built = self._with_options(loaded, self._job_options())
         problems = checks.check(built, self.kind.name)

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from airflow_provider_ktrain.cli import main
+from airflow_provider_ktrain.cli import job_file, main
+from airflow_provider_ktrain.cli.console import Console
 from airflow_provider_ktrain.cli.run_host import RunHost
 from airflow_provider_ktrain.core.errors import NoRightError
-from airflow_provider_ktrain.core.identity import Owner, TaskKey
+from airflow_provider_ktrain.core.identity import CODE_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
-from airflow_provider_ktrain.core.manifest.code import CodeFile, pack
+from airflow_provider_ktrain.core.manifest.code import CodeFile, pack, run_with_code
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.saved_manifest import CODE_REMOVED
 from airflow_provider_ktrain.engine.api import ApiStatusError
 from airflow_provider_ktrain.engine.job_requests import find
 from tests import clusters
@@ -54,6 +56,14 @@ def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: P
     )
     assert command.end() == 0, command.output
     assert "[Master 0] rank 0 of 1 ['x']" in command.output
+
+
+def test_saved_manifest_is_loaded_without_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = run_with_code(job("exit 3"), "config-map")
+    saved["metadata"]["annotations"] = {CODE_ANNOTATION: "9aa995aa444c91db"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(saved))
+    assert job_file.load(str(tmp_path / "job.yaml"), Console()).manifest["spec"] == job("exit 3")["spec"]
+    assert CODE_REMOVED in capsys.readouterr().out
 
 
 @pytest.mark.embedded

@@ -34,6 +34,8 @@ from airflow_provider_ktrain.core.manifest.code import (
     run_with_code,
 )
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
+from airflow_provider_ktrain.core.manifest.volumes import ClaimVolume
+from airflow_provider_ktrain.core.saved_manifest import without_code
 
 TRAIN = ["python", "train.py"]
 NODE = {"name": "node", "template": {"spec": {"template": {"spec": {"containers": [{"name": "node"}]}}}}}
@@ -263,10 +265,37 @@ def test_hash_is_an_annotation_and_part_of_the_manifests_hash() -> None:
     assert len(hashes) == 2
 
 
-def test_annotation_of_a_saved_manifest_is_removed_without_code() -> None:
-    saved = stamped(request("PyTorchJob"))
-    bare = replace(request("PyTorchJob"), manifest=saved, code=None)
-    assert CODE_ANNOTATION not in stamped(bare)["metadata"]["annotations"]
+@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "TrainJob"])
+def test_saved_manifest_of_a_job_with_code_becomes_the_authors(kind: str) -> None:
+    options: dict[str, Any] = {} if kind == "TrainJob" else {"workers": 1}
+    asked = request(kind, volumes=[ClaimVolume("scratch", "/scratch")], **options)
+    served = SERVED if kind == "TrainJob" else None
+    saved = stamped(asked, served)
+    saved["metadata"]["annotations"][CODE_ANNOTATION] = "of another release"
+    own, notes = without_code(saved)
+    assert len(notes) == 1
+    expected = stamped(replace(asked, code=None), served)
+    if kind == "MPIJob":  # with code, a Worker needs the operator's command
+        worker = expected["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+        worker["command"] = ["/usr/sbin/sshd", "-De"]
+    assert own["spec"] == expected["spec"]
+    assert CODE_ANNOTATION not in own["metadata"]["annotations"]
+    assert without_code(own) == (own, ())
+
+
+def test_saved_manifest_can_be_used_with_other_code() -> None:
+    saved = without_code(stamped(request("PyTorchJob")))[0]
+    again = stamped(replace(request("PyTorchJob"), manifest=saved))
+    assert programs(again) == {"Master": TRAIN}
+    pod = again["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["ktrain-archive", "ktrain-code"]
+
+
+def test_volumes_of_a_manifest_without_code_are_kept() -> None:
+    manifest = build("PyTorchJob", JobOptions(image="i"))
+    pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["volumes"] = [{"name": "ktrain-code", "emptyDir": {}}]
+    assert without_code(manifest) == (manifest, ())
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,24 @@ def test_code_is_not_in_the_triggers_arguments(
     assert base64.b64decode(archive)
 
 
+def test_retry_after_a_success_names_the_code(instance: Instance, folder: Path) -> None:
+    train(instance, folder, retries=1)
+    assert instance.ti is not None
+    job = instance.ti.xcoms["job"]
+    assert len(job["code"]) == 16
+    train(instance, folder, retries=1, number=2)
+    assert instance.ti.xcoms["job"] == job
+
+
+def test_saved_manifest_is_submitted_without_its_code(instance: Instance, folder: Path) -> None:
+    train(instance, folder, on_finish_action="keep_job")
+    (saved,) = instance.jobs()
+    built = PyTorchJobOperator(task_id="again", manifest=saved).build_manifest(saved)
+    pod = built["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == ["python3", "train.py"]
+    assert "volumes" not in pod
+
+
 def test_reaper_leaves_no_config_map(instance: Instance, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__KTRAIN__DEPLOYMENT_ID", instance.run_id)
     train(instance, folder, deferrable=True, command=["sh", "-c", "sleep 600"])

@@ -28,6 +28,9 @@ ARCHIVE_DIRECTORY = "/ktrain/archive"  #: where the pods mount the ConfigMap
 CODE_DIRECTORY = "/ktrain/code"  #: where the pods unpack the code, and in which the program runs
 HASH_CHARS = 16
 LARGEST = 5  #: how many files an error names
+_VOLUMES = ("ktrain-archive", "ktrain-code")  #: of the pods
+_PYTHON = ("python3", "-I", "-c")  #: isolated from PYTHONPATH and from modules in the image's working directory
+_START_WORDS = len(_PYTHON) + 3  #: and the program and its two directories
 #: Runs with Python 3.6 and newer. Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps
 #: Python 3.12 and 3.13 from warning about its default. Names are UTF-8 even if the locale is C (Python 3.6). After a
 #: restart of the container, a file must not be written to where a link leads, and Python below 3.8.8 replaces no links.
@@ -178,15 +181,43 @@ def run_with_code(manifest: Mapping[str, Any], config_map: str) -> Manifest:
     :raises ManifestError: a container has no command.
     """
     result: Manifest = plain(manifest)
-    volumes = (
-        {"name": "ktrain-archive", "configMap": {"name": config_map}},
-        {"name": "ktrain-code", "emptyDir": {}},
-    )
+    archive, code = _VOLUMES
+    volumes = ({"name": archive, "configMap": {"name": config_map}}, {"name": code, "emptyDir": {}})
     mounts = (
-        {"name": "ktrain-archive", "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
-        {"name": "ktrain-code", "mountPath": CODE_DIRECTORY},
+        {"name": archive, "mountPath": ARCHIVE_DIRECTORY, "readOnly": True},
+        {"name": code, "mountPath": CODE_DIRECTORY},
     )
-    # isolated from PYTHONPATH and from modules in the image's working directory
-    start = ("python3", "-I", "-c", _START, f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY)
-    kind_of(result.get("kind")).run_with_code(result, PodCode(start, volumes, mounts))
+    kind_of(result.get("kind")).run_with_code(result, PodCode(_start_command(_START), volumes, mounts))
     return result
+
+
+def remove_code(value: Any) -> None:
+    """Remove what `run_with_code` of this or another release has added to a manifest, in place.
+
+    :param value: the manifest's spec, or a part of it; its form has not been checked.
+    """
+    if isinstance(value, list):
+        for item in value:
+            remove_code(item)
+    if not isinstance(value, dict):
+        return
+    command = value.get("command")
+    if isinstance(command, list) and _starts_code(command):
+        value["command"] = command[_START_WORDS:]
+    for key in ("volumes", "volumeMounts"):
+        if isinstance(entries := value.get(key), list):
+            value[key] = [e for e in entries if not (isinstance(e, Mapping) and e.get("name") in _VOLUMES)]
+            if not value[key]:
+                del value[key]
+    for item in value.values():
+        remove_code(item)
+
+
+def _starts_code(command: list[Any]) -> bool:
+    """Whether a command begins with the one that unpacks code. Its program may be that of another release."""
+    return len(command) > _START_WORDS and command[:_START_WORDS] == _start_command(command[len(_PYTHON)])
+
+
+def _start_command(program: str) -> list[str]:
+    """The words before a container's own command."""
+    return [*_PYTHON, program, f"{ARCHIVE_DIRECTORY}/{ARCHIVE}", CODE_DIRECTORY]
