@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, readable_size
 
 #: an Airflow connection in a URL, as ObjectStoragePath accepts it. In other schemes, such as abfs, a container is there
 _CONNECTION = re.compile(r"^(s3[an]?|gs|gcs)://[^/@]+@")
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 #: where the file systems of fsspec have the time of the last change
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -36,14 +35,15 @@ def describe_files(files: Mapping[str, Mapping[str, Any]], root: str) -> str:
     if not files:
         return "has no files"
     size = sum(int(details.get("size") or 0) for details in files.values())
-    text = f"has {counted(len(files), 'file')} ({_size(size)})"
+    text = f"has {counted(len(files), 'file')} ({readable_size(size)})"
     times = {path: at for path, details in files.items() if (at := _changed_at(details)) is not None}
     if not times:
         return text
     newest = max(times, key=lambda path: (times[path], path))
     name = newest.strip("/").removeprefix(root.strip("/")).lstrip("/")
     when = times[newest].astimezone(UTC)
-    return f"{text}, the newest is {name} ({_size(int(files[newest].get('size') or 0))}, {when:%Y-%m-%d %H:%M:%S} UTC)"
+    newest_size = readable_size(int(files[newest].get("size") or 0))
+    return f"{text}, the newest is {name} ({newest_size}, {when:%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def _changed_at(details: Mapping[str, Any]) -> datetime | None:
@@ -54,7 +54,3 @@ def _changed_at(details: Mapping[str, Any]) -> datetime | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return datetime.fromtimestamp(value, UTC)
     return None
-
-
-def _size(size: int) -> str:
-    return next((f"{size / unit:.1f} {name}" for unit, name in _UNITS if size >= unit), counted(size, "byte"))

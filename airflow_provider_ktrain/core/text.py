@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
 MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
+SIZE_UNITS = ("bytes", "KB", "MB", "GB")
 SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
@@ -30,6 +31,12 @@ def clean(value: T) -> T:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: `1 GPU`, `2 GPUs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def readable_size(size: int) -> str:
+    """A number of bytes: `34.1 KB`. A KB has 1024 bytes."""
+    power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
+    return f"{size / 1024**power:.1f} {SIZE_UNITS[power]}" if power else counted(size, "byte")
 
 
 def clipped(text: str, size: int = MAX_LINE_CHARS) -> str:

@@ -43,7 +43,7 @@ def test_program_gets_the_directory_without_the_connection(directory: str, progr
 @pytest.mark.parametrize("key", ["LastModified", "mtime", "last_modified", "updated"])
 def test_newest_file_is_named(key: str) -> None:
     files: dict[str, dict[str, Any]] = {
-        "bucket/run/step_2/model.pt": {"size": 2_500_000, key: NOON + timedelta(hours=1)},
+        "bucket/run/step_2/model.pt": {"size": 5 << 19, key: NOON + timedelta(hours=1)},
         "bucket/run/step_1/model.pt": {"size": 1_000, key: NOON},
     }
     newest = "the newest is step_2/model.pt (2.5 MB, 2026-11-22 13:00:00 UTC)"

@@ -30,7 +30,6 @@ from airflow_provider_ktrain.core.manifest.code import (
     Code,
     CodeFile,
     pack,
-    readable_size,
     run_with_code,
 )
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
@@ -98,13 +97,6 @@ def test_code_that_just_fits_is_packed() -> None:
 def test_no_files_are_an_error() -> None:
     with pytest.raises(ManifestError, match="there are no files to send"):
         pack([])
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 bytes"), (1, "1 byte"), (1023, "1,023 bytes"), (1536, "1.5 KB"), (3 << 20, "3.0 MB")]
-)
-def test_sizes_are_readable(size: int, text: str) -> None:
-    assert readable_size(size) == text
 
 
 # ---- in a pod

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean, clipped
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean, clipped, readable_size
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 NESTED = st.recursive(
@@ -58,3 +58,18 @@ def test_head_and_tail_of_a_long_line_are_kept(length: int) -> None:
 def test_a_short_line_is_not_changed() -> None:
     assert clipped("x" * MAX_LINE_CHARS) == "x" * MAX_LINE_CHARS
     assert clipped("x" * 101, 100) != "x" * 101
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1,023 bytes"),
+        (1536, "1.5 KB"),
+        (3 << 20, "3.0 MB"),
+        (5 << 40, "5120.0 GB"),
+    ],
+)
+def test_sizes_are_readable(size: int, text: str) -> None:
+    assert readable_size(size) == text

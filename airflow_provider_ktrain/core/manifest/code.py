@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.kinds import Manifest, kind_of
 from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 from airflow_provider_ktrain.core.manifest.loader import plain
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, readable_size
 
 MAX_BYTES = 700 * 1024  #: of the packed files: Kubernetes takes 1 MiB in a ConfigMap, and etcd 1.5 MiB in base64
 ARCHIVE = "code.tar.gz"  #: key in the ConfigMap
@@ -152,16 +152,6 @@ def too_large(sizes: Iterable[tuple[int, str]], *, packed: int | None = None) ->
         expected="program files only",
         remedy="list other files in .ktrainignore; put data on a volume, and libraries into the image",
     )
-
-
-def readable_size(size: int) -> str:
-    """A number of bytes for messages: `34.1 KB`. A KB has 1024 bytes."""
-    amount = float(size)
-    for unit in ("bytes", "KB", "MB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, {"bytes": "KB", "KB": "MB", "MB": "GB"}[unit]
-    return counted(size, "byte") if unit == "bytes" else f"{amount:.1f} {unit}"
 
 
 def config_map_name(job: str, submission: str) -> str:
