@@ -132,12 +132,14 @@ class Code:
         self.constants: dict[tuple[str, str], ast.expr] = {}
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
         self.errors = set(BUILTIN_ERRORS)
+        self._assigned: dict[Function, list[tuple[ast.expr, ast.expr]]] = {}
         for name, tree in self.modules.items():
             for target, value in _assignments(tree.body):
                 if isinstance(target, ast.Name):
                     self.constants[name, target.id] = value
             for node in ast.walk(tree):
                 self._index(name, node)
+        self.calls = {name: list(_calls(tree)) for name, tree in self.modules.items()}
 
     def _index(self, module: str, node: ast.AST) -> None:
         for block, value in ast.iter_fields(node):
@@ -152,8 +154,8 @@ class Code:
 
     def messages(self) -> Iterator[Message]:
         """All messages, by module and line."""
-        for module, tree in self.modules.items():
-            found = [self._message(scope, call) for scope, call in self._calls(tree, Scope(module))]
+        for module, calls in self.calls.items():
+            found = [self._message(Scope(module, around), call) for around, call in calls]
             returned = [
                 m
                 for (where, name), kind in RETURNED.items()
@@ -161,15 +163,6 @@ class Code:
                 for m in self._returned(where, name, kind)
             ]
             yield from sorted((m for m in (*found, *returned) if m is not None), key=lambda m: m.line)
-
-    def _calls(self, node: ast.AST, scope: Scope) -> Iterator[tuple[Scope, ast.Call]]:
-        for child in ast.iter_child_nodes(node):
-            within = scope
-            if isinstance(child, Function | ast.ClassDef):
-                within = replace(scope, around=(*scope.around, child))
-            elif isinstance(child, ast.Call):
-                yield scope, child
-            yield from self._calls(child, within)
 
     def _message(self, scope: Scope, call: ast.Call) -> Message | None:
         name = _called(call)
@@ -303,7 +296,7 @@ class Code:
         """The values that may be assigned to the name before its use, each with the position in it."""
         assigned = [
             (target, value, position)
-            for target, value in _assignments(ast.walk(function))
+            for target, value in self._assignments_in(function)
             if target.lineno <= use.lineno
             for position in _positions(target, use.id)
         ]
@@ -319,6 +312,12 @@ class Code:
             if there <= here:
                 break  # earlier values never reach the use
         return found
+
+    def _assignments_in(self, function: Function) -> list[tuple[ast.expr, ast.expr]]:
+        """All assignments in a function; they are searched once."""
+        if function not in self._assigned:
+            self._assigned[function] = list(_assignments(ast.walk(function)))
+        return self._assigned[function]
 
     def _is_tested(self, use: ast.Name) -> bool:
         """Whether the use is in an `if` or a conditional expression that tests the name, so that it isn't empty."""
@@ -366,9 +365,10 @@ class Code:
     def _of_parameter(self, name: str, function: Function, scope: Scope) -> Text | None:
         """The texts that callers in the same module pass; None without words."""
         found = []
-        for where, call in self._calls(self.modules[scope.module], Scope(scope.module, depth=scope.depth + 1)):
+        for around, call in self.calls[scope.module]:
             if _called(call) != function.name:
                 continue
+            where = Scope(scope.module, around, scope.depth + 1)
             parameters = _parameters(function)
             is_bound = isinstance(call.func, ast.Attribute) and parameters[0] in ("self", "cls")
             given: dict[str, ast.expr] = dict(zip(parameters[is_bound:], call.args, strict=False))
@@ -433,6 +433,15 @@ class Code:
 
 
 _OTHER = {"body": "orelse", "orelse": "body"}
+Around = tuple[Function | ast.ClassDef, ...]
+
+
+def _calls(node: ast.AST, around: Around = ()) -> Iterator[tuple[Around, ast.Call]]:
+    """Each call below a node, with the classes and functions around it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield around, child
+        yield from _calls(child, (*around, child) if isinstance(child, Function | ast.ClassDef) else around)
 
 
 def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:

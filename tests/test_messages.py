@@ -26,9 +26,8 @@ from airflow_provider_ktrain.engine.release import describe_freed
 from airflow_provider_ktrain.engine.submit import describe_existing
 from airflow_provider_ktrain.exceptions import TrainingJobError
 from scripts.message_texts import Placeholder, Text, has_words, shown, variants
-from scripts.messages import LEVELS, Code, Message
+from scripts.messages import LEVELS, PACKAGE, Code, Message
 
-MESSAGES = list(Code().messages())
 NAMESPACE = "team-" + "n" * 58
 REQUEST = f"GET /apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs/{'j' * 46}"
 #: a short and a long value for each placeholder name. Names of jobs are cut after 46 characters.
@@ -111,16 +110,30 @@ def problems(message: Message) -> Iterator[str]:
                 yield f"contains {found[0]!r}: {text}"
 
 
-@pytest.mark.parametrize("module", sorted({m.module for m in MESSAGES}))
-def test_messages_are_complete_short_and_plain(module: str) -> None:
-    own = [m for m in MESSAGES if m.module == module and has_words(m.text)]
+#: in one process of pytest-xdist, because to find the messages takes seconds
+searches_the_code = pytest.mark.xdist_group("messages")
+PARTS = sorted(path.stem for path in PACKAGE.iterdir() if path.name != "local" and not path.name.startswith("__"))
+
+
+@pytest.fixture(scope="module")
+def messages() -> list[Message]:
+    """All messages of the package."""
+    return list(Code().messages())
+
+
+@searches_the_code
+@pytest.mark.parametrize("part", PARTS)
+def test_messages_are_complete_short_and_plain(messages: list[Message], part: str) -> None:
+    """`part` is a module or a sub-package."""
+    own = [m for m in messages if m.module.partition("/")[0] == part and has_words(m.text)]
     found = [f"{m.module}:{m.line} {shown(m.text)!r}: {problem}" for m in own for problem in problems(m)]
     assert not found, "\n".join(found)
 
 
-def test_no_message_is_hidden_from_the_table() -> None:
+@searches_the_code
+def test_no_message_is_hidden_from_the_table(messages: list[Message]) -> None:
     """A message of placeholders only is the text of another message; otherwise the table would lack it."""
-    hidden = {shown(m.text) for m in MESSAGES if m.text and not has_words(m.text)}
+    hidden = {shown(m.text) for m in messages if m.text and not has_words(m.text)}
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 

@@ -12,6 +12,7 @@ import yaml
 Obj = dict[str, Any]
 
 HERE = Path(__file__).parent
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # each process of pytest-xdist loads all scenarios
 RUNTIME = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
 KINDS = {"pytorchjob": ("PyTorchJob", "pytorchReplicaSpecs"), "mpijob": ("MPIJob", "mpiReplicaSpecs")}
 RUNTIME_KEYS = ("replicatedJobs", "failurePolicy", "successPolicy", "network", "ttlSecondsAfterFinished")
@@ -52,7 +53,7 @@ class Scenario:
 
 def load(path: Path) -> list[Scenario]:
     found = []
-    for name, data in yaml.safe_load(path.read_text()).items():
+    for name, data in yaml.load(path.read_text(), LOADER).items():
         manifest = tuple(expand(doc) for doc in data.pop("manifest", []))
         steps = tuple(expand_bodies(step) for step in data.pop("steps"))
         differs = tuple(data.pop("differs", ()))
