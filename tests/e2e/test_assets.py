@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.airflow import Airflow, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-1")]
 
 
 def events(airflow: Airflow, dag: str, run: str) -> dict[str, dict[str, Any]]:

@@ -72,6 +72,19 @@ def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
 
     watcher = threading.Thread(target=watch_pods, daemon=True)
     watcher.start()
+    try:
+        long = backfill_month(airflow, kube, month)
+    finally:
+        over.set()
+        watcher.join()
+    assert most[0] == 4
+    for run in long:
+        assert "the triggerer now follows" in airflow.log("intervals", run, "train")
+
+
+def backfill_month(airflow: Airflow, kube: Kube, month: str) -> list[str]:
+    """Run eight intervals to their end. Returns the ids of the first two runs, which defer."""
+    pods = selector_of("intervals")
     airflow.backfill("intervals", f"{month}-01", f"{month}-08", max_active_runs=8)
 
     def of_month() -> list[dict[str, Any]]:
@@ -89,10 +102,7 @@ def test_backfill_never_exceeds_its_pool(airflow: Airflow, kube: Kube) -> None:
     assert kube.gpus_held(pods) == 4
     kube.let_go(pods, 2)
     wait_for("eight intervals are trained", lambda: [r["state"] for r in of_month()] == ["success"] * 8)
-    over.set()
-    assert most[0] == 4
-    for run in long:
-        assert "the triggerer now follows" in airflow.log("intervals", run, "train")
+    return long
 
 
 def test_reaper_releases_the_job_of_a_lost_worker(airflow: Airflow, kube: Kube) -> None:

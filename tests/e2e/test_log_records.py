@@ -11,7 +11,7 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 
 from tests.e2e.airflow import Airflow, wait_for
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, selector_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e-2")]
 DAG, TASK = "log_sources", "train"
@@ -32,10 +32,10 @@ def moment(stamp: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp).replace("Z", "+00:00"))
 
 
-def kubelet_times(kube: Kube, role: str) -> dict[str, str]:
+def kubelet_times(kube: Kube, run: str, role: str) -> dict[str, str]:
     """The kubelet's timestamps of the numbered lines of a replica, as long as its pod has a log."""
     found: dict[str, str] = {}
-    for pod in kube.pods(f"training.kubeflow.org/replica-type={role}"):
+    for pod in kube.pods(f"{selector_of(DAG, run)},training.kubeflow.org/replica-type={role}"):
         with contextlib.suppress(ApiException):
             log = kube.core.read_namespaced_pod_log(
                 pod.metadata.name, kube.namespace, container="pytorch", timestamps=True, _preload_content=False
@@ -45,12 +45,19 @@ def kubelet_times(kube: Kube, role: str) -> dict[str, str]:
     return found
 
 
-def test_lines_have_their_replica_as_source_and_the_time_of_the_kubelet(airflow: Airflow, kube: Kube) -> None:
-    run = airflow.trigger(DAG)
+def test_records_have_source_time_and_level(airflow: Airflow, kube: Kube) -> None:
+    """A training that succeeds and one that fails, side by side: each takes a minute."""
+    succeeds, fails = airflow.trigger(DAG), airflow.trigger(DAG, {"code": 3})
+    check_sources_and_times(airflow, kube, succeeds)
+    check_errors(airflow, fails)
+
+
+def check_sources_and_times(airflow: Airflow, kube: Kube, run: str) -> None:
+    """Lines have their replica as source, and the time of the kubelet."""
     written: dict[str, str] = {}
 
     def ended() -> bool:
-        written.update(kubelet_times(kube, "worker"))
+        written.update(kubelet_times(kube, run, "worker"))
         return airflow.task(DAG, run, TASK)["state"] in ("success", "failed")
 
     wait_for("the task has ended", ended)
@@ -85,8 +92,8 @@ def test_lines_have_their_replica_as_source_and_the_time_of_the_kubelet(airflow:
     assert "1 Master x 1 GPU, 1 Worker x 1 GPU" in job
 
 
-def test_a_failure_shows_the_end_of_the_replicas_log_as_an_error(airflow: Airflow) -> None:
-    run = airflow.trigger(DAG, {"code": 3})
+def check_errors(airflow: Airflow, run: str) -> None:
+    """A failure shows the end of the replica's log as an error."""
     airflow.wait_state(DAG, run, TASK, "failed")
     errors = [record for record in airflow.records(DAG, run, TASK) if record["level"] == "error"]
     assert any(text.startswith("Master 0 failed: ValueError: bad shard") for text in texts(of(errors, "job")))
