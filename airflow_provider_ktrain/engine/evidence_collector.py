@@ -30,14 +30,17 @@ TAIL_LINES = 50  # last lines kept of each container: operators delete failed po
 MAX_TAIL_BYTES = 128 * 1024  # kept of the log of a container that was not followed
 READ_TIMEOUT_SECONDS = 10.0  # for all events and logs together: the release of the GPUs waits for them
 MAX_OBJECTS_WITH_EVENTS = 20  # the job and its pods, existing ones first
-TO_SECONDS = len("2026-11-21T10:00:00")  # characters of a timestamp: container states have no fraction
 MAX_TAILS_OF_OTHERS = 100  # containers of forgotten pods whose lines are kept: each Launcher pod has another name
 MAX_UNFOLLOWED_CONTAINERS = 10  # whose logs are read after a failure: those that failed first
 
 
 class TailLine(NamedTuple):
-    """A log line: the number of its container's run, its time in UTC, and its text."""
+    """A log line: the uid of its pod, the number of its container's run, its time in UTC, and its text.
 
+    The uid is empty if the pod was not followed.
+    """
+
+    pod_uid: str
     run: int
     time: str
     text: str
@@ -61,7 +64,10 @@ class EvidenceCollector:
     def recorder(self, source: LogLine) -> Inspect:
         """A function that keeps the last lines of a followed container; the log follower calls it with each line."""
         keep = self._tails.setdefault(log_key(source.pod, source.container), deque(maxlen=TAIL_LINES)).append
-        return lambda text, time, run: keep(TailLine(run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text)))
+        uid = source.pod_uid
+        return lambda text, time, run: keep(
+            TailLine(uid, run, time, text if len(text) <= MAX_LINE_CHARS else clipped(text))
+        )
 
     def forget_all_but(self, pods: Sequence[Pod]) -> None:
         """Forget the lines of other pods than these, except for the latest MAX_TAILS_OF_OTHERS containers."""
@@ -80,20 +86,18 @@ class EvidenceCollector:
                 newest[pod] = tail[-1]
         return {pod: line.text for pod, line in newest.items()}
 
-    def lines_of_run(self, pod: str, container: str, number: int, terminated: Mapping[str, Any]) -> list[str] | None:
+    def lines_of_run(self, pod: str, uid: str, container: str, number: int) -> list[str] | None:
         """The last lines of one run of a container; None if its log is not followed.
 
         :param pod: name of the pod.
+        :param uid: uid of the pod: recreated pods have the same name.
         :param container: name of the container.
         :param number: number of the run within its pod.
-        :param terminated: terminated state of the run. Recreated pods have the same name, so its times decide.
         """
         tail = self._tails.get(log_key(pod, container))
         if tail is None:
             return None
-        began = str(terminated.get("startedAt") or "")[:TO_SECONDS]
-        end = str(terminated.get("finishedAt") or "~")[:TO_SECONDS]
-        return [line.text for line in tail if line.run == number and began <= line.time[:TO_SECONDS] <= end]
+        return [line.text for line in tail if (line.pod_uid, line.run) == (uid, number)]
 
     async def gather(
         self, ref: JobRef, job: Object, pods: Sequence[Pod], uids: Sequence[str]
@@ -185,7 +189,7 @@ class EvidenceCollector:
             return
         lines = [_parted(line) for line in end.decode(errors="replace").split("\n") if line]
         self._tails[log_key(name, container)] = deque(
-            (TailLine(0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
+            (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
         )
         if self._cursor.has(uid, container) or not is_followed(self._kind, job, pod, container):
             return

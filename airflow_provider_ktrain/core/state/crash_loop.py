@@ -49,6 +49,7 @@ class Restart:
     :param container: name of the container; empty if the whole pod was lost.
     :param is_init: whether it is an init container.
     :param pod: name of the pod of the previous run.
+    :param pod_uid: uid of that pod.
     :param number: restarts of this container so far, this one included; None if unknown.
     :param run: number of the previous run within its pod, from 0.
     :param terminated: terminated state of the previous run; empty if the pod was lost.
@@ -60,6 +61,7 @@ class Restart:
     container: str
     is_init: bool
     pod: str
+    pod_uid: str
     number: int | None
     run: int
     terminated: Json
@@ -252,13 +254,13 @@ class RestartHistory:
             if (end := (c.get("state") or {}).get("terminated")) and run_failed(end)
         ]
         if lost or not failed:
-            return Restart(replica, "", False, _name(before), number, 0, {}, lost or POD_DELETED)
+            return Restart(replica, "", False, _name(before), _uid(before), number, 0, {}, lost or POD_DELETED)
         _, run, name, end = max(failed, key=lambda found: found[:3])
         finished = epoch_seconds(end.get("finishedAt")) or 0.0
         self._reported = max(self._reported, finished)
-        return (
-            Restart(replica, name, False, _name(before), number, run, end) if finished > self._reported_before else None
-        )
+        if finished <= self._reported_before:
+            return None
+        return Restart(replica, name, False, _name(before), _uid(before), number, run, end)
 
     def _note_loss(self, pod: Json, *, gone: bool = False) -> None:
         """If a replica lost its pod, its peers fail too: start all counts again when it runs again.
@@ -365,7 +367,9 @@ class RestartHistory:
         back_off_seconds = started - finished if started and finished else None
         number = None if self._partial and key not in self._inherited else container.earlier + count
         replica, _, name = key.partition("/")
-        return Restart(replica, name, is_init, _name(pod), number, count - 1, run, back_off_seconds=back_off_seconds)
+        return Restart(
+            replica, name, is_init, _name(pod), _uid(pod), number, count - 1, run, back_off_seconds=back_off_seconds
+        )
 
     def _count(self, container: _Container, pod: Json, run: Json) -> None:
         """Count a run that failed early. A longer run or a success resets the count."""

@@ -32,7 +32,7 @@ class LogLine:
 
     `time` is the kubelet's, in UTC with nine digits; "" if there is none. `text` has no line end; bytes that aren't
     UTF-8 are replaced. `note` marks a message of the follower about that place in the log: a gap, or dropped lines.
-    `init` marks lines of an init container.
+    `init` marks lines of an init container. `pod_uid` is set where the line stands for its container.
     """
 
     pod: str
@@ -44,6 +44,7 @@ class LogLine:
     text: str
     note: bool = False
     init: bool = False
+    pod_uid: str = ""
 
 
 Inspect = Callable[[str, str, int], None]  #: called with a line's text, its time and the number of its container's run

@@ -1,0 +1,91 @@
+"""A restart is reported with the last log lines of the run that failed, and of no other run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from tests.engine.tasks import Lines
+
+JOB: dict[str, Any] = {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}}}}
+LABELS = {"training.kubeflow.org/replica-type": "master", "training.kubeflow.org/replica-index": "0"}
+
+
+async def nobody() -> Any:
+    raise AssertionError("there must be no request")
+
+
+def run(second: int) -> dict[str, Any]:
+    at = f"2026-11-21T10:00:{second:02}Z"
+    return {"terminated": {"startedAt": at, "finishedAt": at, "exitCode": 1, "reason": "Error"}}
+
+
+def pod(uid: str, second: int, restarts: int, **states: Any) -> dict[str, Any]:
+    """The Master's pod, created at this second."""
+    status = {"name": "pytorch", "restartCount": restarts, **states}
+    meta = {"name": "p-master-0", "uid": uid, "labels": LABELS, "creationTimestamp": f"2026-11-21T10:00:{second:02}Z"}
+    return {"metadata": meta, "spec": {"containers": [{"name": "pytorch"}]}, "status": {"containerStatuses": [status]}}
+
+
+class Followed:
+    """A job whose restarts are reported; a test gives it lines and states of its pods."""
+
+    def __init__(self) -> None:
+        self.log = Lines()
+        self.evidence = EvidenceCollector(Api(nobody), PYTORCHJOB, Cursor(), self.log)
+        self.restarts = RestartReporter(PYTORCHJOB, self.evidence, self.log, None)
+
+    def write(self, uid: str, run: int, text: str, second: int) -> None:
+        source = LogLine("p-master-0", "pytorch", "Master", 0, 0, "", "", pod_uid=uid)
+        self.evidence.recorder(source)(text, f"2026-11-21T10:00:{second:02}.500000000Z", run)
+
+    def observe(self, pod: dict[str, Any]) -> list[str]:
+        self.restarts.update(JOB, {pod["metadata"]["uid"]: pod})
+        self.restarts.report(at_once=True)
+        return self.log.messages
+
+
+@pytest.mark.parametrize("second", [9, 10, 11])
+def test_line_belongs_to_its_run_whatever_its_time(second: int) -> None:
+    """The node may note the start of a container after its first line, and its end before its last one."""
+    job = Followed()
+    job.write("a", 0, "KeyError: 'first'", second)
+    job.observe(pod("a", 0, 0, state=run(10)))
+    job.write("a", 1, "KeyError: 'second'", second)
+    (message,) = job.observe(pod("a", 0, 1, state={"running": {}}, lastState=run(10)))
+    assert message.startswith("Master 0 restarted (1st time) after KeyError: 'first'.")
+
+
+def test_recreated_pod_has_its_own_lines() -> None:
+    """Recreated pods have the same name, and their first run is run 0."""
+    job = Followed()
+    job.write("a", 0, "KeyError: 'first'", 10)
+    job.observe(pod("a", 0, 0, state=run(10)))
+    job.observe(pod("b", 10, 0, state={"waiting": {}}))
+    job.observe(pod("b", 10, 0, state=run(10)))
+    messages = job.observe(pod("c", 11, 0, state={"waiting": {}}))
+    assert [message.partition(" after ")[2] for message in messages] == ["KeyError: 'first'.", "exit code 1."]
+
+
+def test_restart_is_not_reported_before_a_line_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    job = Followed()
+    job.restarts.update(JOB, {"a": pod("a", 0, 1, state={"running": {}}, lastState=run(10))})
+    job.write("a", 1, "of the next run", 11)
+    while not job.log.messages:
+        assert job.restarts.due is not None
+        assert job.restarts.due > clock[0]
+        clock[0] = job.restarts.due
+        if clock[0] > 110:
+            job.write("a", 0, "KeyError: 'late'", 10)
+        job.restarts.report()
+    assert job.log.messages[0].startswith("Master 0 restarted (1st time) after KeyError: 'late'.")
+    assert clock[0] < 115
