@@ -90,6 +90,12 @@ class DefersSoon:
     seconds_in_worker = (0.5, 1.0)
 
 
+class FollowsLong:
+    """Extends an operator: follows a job after a failure of its trigger for longer than any job of a test runs."""
+
+    seconds_in_worker = (600.0,)
+
+
 class Instance:
     """Tries of one task in one run. A context manager that deletes its jobs.
 
@@ -204,9 +210,7 @@ class Instance:
         return self.kind.replica_name(self.kind.primary({}), 0)
 
     def jobs(self) -> list[Object]:
-        found = self._custom.list_namespaced_custom_object(
-            *self._resource, label_selector=f"{PREFIX}/run-id={label_value(self.run_id)}"
-        )
+        found = self._custom.list_namespaced_custom_object(*self._resource, label_selector=self.selector)
         return list(found["items"])
 
     def everything(self) -> set[str]:
@@ -216,10 +220,21 @@ class Instance:
         pods = self._core.list_pod_for_all_namespaces().items
         return {j["metadata"]["uid"] for j in jobs} | {p.metadata.uid for p in pods}
 
+    @property
+    def selector(self) -> str:
+        """The label selector of its jobs and pods."""
+        return f"{PREFIX}/run-id={label_value(self.run_id)}"
+
     def running(self) -> int:
-        selector = f"{PREFIX}/run-id={label_value(self.run_id)}"
-        pods = self._core.list_namespaced_pod(self.cluster.namespace, label_selector=selector).items
+        pods = self._core.list_namespaced_pod(self.cluster.namespace, label_selector=self.selector).items
         return [p.status.phase for p in pods].count("Running")
+
+    def wait_running(self) -> None:
+        """Wait until its only pod runs."""
+        deadline = time.monotonic() + 240
+        while self.running() != 1:
+            assert time.monotonic() < deadline, "the pod does not run"
+            time.sleep(0.1)
 
     def set_finalizers(self, *names: str) -> None:
         """Set finalizers: a job with a finalizer stays while it is being deleted."""

@@ -18,7 +18,8 @@ from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
-from tests.operators.task_instance import DefersSoon, Instance, Object, of_each_kind
+from tests.e2e.kube import Kube
+from tests.operators.task_instance import DefersSoon, FollowsLong, Instance, Object, of_each_kind
 
 FAILED = TriggerFailureReason.TRIGGER_FAILURE.value  # in the format that Airflow's database returns
 TIMED_OUT = TriggerFailureReason.TRIGGER_TIMEOUT.value
@@ -66,7 +67,7 @@ def test_running_job_is_followed_and_deferred_again(
     (job,) = instance.jobs()
     assert job["metadata"]["uid"] == first["job"]["uid"]
     assert "deletionTimestamp" not in job["metadata"]
-    assert instance.running() == 1
+    instance.wait_running()
     output = capsys.readouterr().out
     assert "The trigger failed" in output
     assert output.count("may be repeated: the trigger failed") == 1
@@ -74,14 +75,14 @@ def test_running_job_is_followed_and_deferred_again(
 
 @WAYS
 def test_ended_job_ends_the_task(instance: Instance, way: Any) -> None:
-    instance.execute(operator=DefersSoon, command=["sh", "-c", COUNTS])
+    instance.execute(operator=FollowsLong, command=["sh", "-c", COUNTS])
     instance.wait_ended()
     assert way(instance) == {"loss": 0.5}
     assert not instance.jobs()
 
 
 def test_failed_job_raises_its_cause(instance: Instance) -> None:
-    instance.execute(operator=DefersSoon, command=["sh", "-c", "sleep 5; exit 3"])
+    instance.execute(operator=FollowsLong, command=["sh", "-c", "sleep 5; exit 3"])
     instance.wait_ended()
     with pytest.raises(TrainingUserCodeError, match="exit code 3"):
         fails_to_load(instance)
@@ -89,13 +90,12 @@ def test_failed_job_raises_its_cause(instance: Instance) -> None:
 
 
 def test_worker_follows_to_the_end_after_repeated_failures(instance: Instance) -> None:
-    """The log continues at the last deferral: no line is lost."""
-    counts = ["sh", "-c", COUNTS]
-    numbers = [arguments(instance.execute(operator=DefersSoon, command=counts))["failures"]]
-    while isinstance(resumed := fails_to_load(instance), TaskDeferred):
-        numbers.append(arguments(resumed)["failures"])
-    assert numbers == [0, 1, 2]
-    assert resumed == {"loss": 0.5}
+    program = f"until [ -e /tmp/$HOSTNAME.go ]; do sleep 0.1; done; {COUNTS}"
+    deferrals = [instance.execute(operator=DefersSoon, command=["sh", "-c", program])]
+    deferrals += [fails_to_load(instance), fails_to_load(instance)]
+    assert [arguments(deferred)["failures"] for deferred in deferrals] == [0, 1, 2]
+    Kube(str(instance.cluster.kubeconfig), instance.cluster.namespace).let_go(instance.selector, 1)
+    assert fails_to_load(instance) == {"loss": 0.5}
     assert not instance.jobs()
 
 
@@ -117,7 +117,7 @@ def test_worker_follows_longer_after_each_failure() -> None:
 def test_only_a_deferral_timeout_releases_the_job(instance: Instance) -> None:
     instance.execute(operator=DefersSoon)
     assert isinstance(instance.fail("an error of a later Airflow"), TaskDeferred)
-    assert instance.running() == 1
+    instance.wait_running()
     with pytest.raises(TaskDeferralTimeout):
         instance.fail(TIMED_OUT)
     assert not instance.jobs()
@@ -127,7 +127,7 @@ def test_without_a_stored_deferral_the_job_is_followed(instance: Instance, capsy
     instance.execute(operator=DefersSoon)
     del instance.store["ktrain_deferral"]
     assert isinstance(fails_to_load(instance), TaskDeferred)
-    assert instance.running() == 1
+    instance.wait_running()
     assert "All lines of" in capsys.readouterr().out
 
 
@@ -136,7 +136,7 @@ def test_without_any_state_a_retry_adopts_the_job(instance: Instance) -> None:
     instance.store.clear()
     with pytest.raises(TrainingJobError, match="A retry adopts the job"):
         fails_to_load(instance)
-    assert instance.running() == 1
+    instance.wait_running()
 
 
 def test_deferral_of_another_try_is_not_used(instance: Instance) -> None:
@@ -158,7 +158,7 @@ def test_unavailable_api_server_does_not_release_the_job(instance: Instance) -> 
     finally:
         instance.cluster.admin("clear")
     assert again["job"] == first["job"]
-    assert instance.running() == 1
+    instance.wait_running()
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -171,7 +171,7 @@ def test_failed_connection_does_not_release_the_job(
     extra = {"kube_config": json.dumps(config)}
     monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps({"conn_type": "kubernetes", "extra": extra}))
     assert isinstance(fails_to_load(instance), TaskDeferred)
-    assert instance.running() == 1
+    instance.wait_running()
 
 
 # the trigger
@@ -194,7 +194,7 @@ def test_error_in_the_trigger_is_an_event(instance: Instance) -> None:
     with pytest.raises(TaskDeferred) as again:
         instance.resume(event)
     assert again.value.trigger.failures == 1
-    assert instance.running() == 1
+    instance.wait_running()
 
 
 def test_trigger_without_a_job_is_built_and_ends_with_an_error() -> None:

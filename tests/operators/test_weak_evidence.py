@@ -210,14 +210,14 @@ def test_unusable_log_filename_template_does_not_end_the_training(
 @of_each_kind
 def test_success_of_a_job_that_is_being_deleted_is_not_repeated(instance: Instance) -> None:
     """The worker was lost, and somebody deletes the job when the retry begins."""
-    parameters: dict[str, Any] = {"retries": 1, "on_finish_action": "keep_job", "deferrable": True}
+    parameters: dict[str, Any] = {"retries": 1, "on_finish_action": "keep_job"}
     command = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 1"""]
-    instance.execute(number=1, command=command, **parameters)
+    instance.execute(number=1, command=command, deferrable=True, **parameters)
     instance.wait_ended()
     instance.set_finalizers("ktrain.airflow/test")
     instance.delete()
     try:
-        assert instance.execute(number=2, command=command, **parameters) == {"loss": 0.5}
+        assert instance.execute(number=2, command=command, deferrable=False, **parameters) == {"loss": 0.5}
         assert len(instance.jobs()) == 1
     finally:
         instance.set_finalizers()
