@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 NEEDED = ("aiohttp", "cryptography", "jsonpatch", "kubernetes")
-TIMEOUT = 60.0  # seconds that the server has to get ready, and to end its containers
+TIMEOUT = 240.0  # seconds that the server has to get ready, and to end its containers, on a loaded machine too
 
 
 class ClusterError(RuntimeError):
