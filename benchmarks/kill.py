@@ -20,7 +20,6 @@ import contextlib
 import datetime
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, quantile, table
+from harness.api_server import on_free_port
 from harness.standin import job_name
 from harness.triggerer import Airflow, StandIn, task, triggerer
 from harness.triggerer import wait_for as wait
@@ -118,14 +118,7 @@ def many_kills(args: argparse.Namespace) -> None:
     """Measure kills beside many waiting jobs and print the table."""
     kills = args.kills or 100
     running = kills + args.burst
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    settings = {
-        "AIRFLOW__API__PORT": port, "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__WORKERS": "1",
-        "AIRFLOW__API__BASE_URL": url,
-    }  # fmt: skip
+    url, settings = on_free_port()
     parameters = {"jobs": running + args.waiting, "running": running}
     tasks = [task(number) for number in range(running + args.waiting)]
     tasks[:running] = [{**t, "task_id": f"kill-{n}", "map_index": -1} for n, t in enumerate(tasks[:running])]

@@ -47,20 +47,25 @@ class ApiServer:
             connection.execute(f"UPDATE xcom SET value = ? {where}", (text, *names))
 
 
+def on_free_port() -> tuple[str, dict[str, str]]:
+    """The URL of an API server on a free port, and its settings."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    return url, {
+        "AIRFLOW__API__PORT": port, "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__BASE_URL": url,
+    }  # fmt: skip
+
+
 @contextlib.contextmanager
 def api_server(statuses: Mapping[str, Json]) -> Iterator[ApiServer]:
     """Start an API server. It has one worker, and a deferred task for each status.
 
     :param statuses: by task id.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    settings = {
-        "AIRFLOW__API__PORT": port, "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__WORKERS": "1",
-        "AIRFLOW__API__BASE_URL": url,
-    }  # fmt: skip
+    url, settings = on_free_port()
     with tempfile.TemporaryDirectory(prefix="ktrain-bench-") as folder:
         airflow = Airflow(Path(folder, "airflow"), Path(folder, "none"), **settings)
         task = {"map_index": -1, "classpath": "in_triggerer.Probe", "kwargs": {}}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import pytest
 from aiohttp import web
@@ -12,19 +15,37 @@ from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
+from airflow_provider_ktrain.engine.logs.follower import LogFollower
 
-from .fakekube import FakeKube, stamp, until
+from .fakekube import FakeKube, LogFile, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
 
 
-async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
-    kube, sink = FakeKube(), Sink()
-    pod = kube.pod("p")
-    log = kube.log("p")
-    write(log, 0, 5)
+class Read(NamedTuple):
+    """A pod `p` that runs, and whose first five lines were read."""
+
+    kube: FakeKube
+    log: LogFile
+    sink: Sink
+    follower: LogFollower
+
+
+@contextlib.asynccontextmanager
+async def five_lines_read(kube: FakeKube | None = None) -> AsyncIterator[Read]:
+    """
+    :param kube: the cluster, possibly with other pods.
+    """
+    kube, sink = kube or FakeKube(), Sink()
+    kube.pod("p")
+    write(kube.log("p"), 0, 5)
     async with following(kube, sink) as follower:
         await until(lambda: len(sink.lines) == 5)
-        kube.delete("p")
+        yield Read(kube, kube.log("p"), sink, follower)
+
+
+async def test_pod_deleted_while_followed_is_read_to_the_end() -> None:
+    async with five_lines_read() as (kube, log, sink, follower):
+        pod = kube.delete("p")
         follower.observe(pod, deleted=True)
         write(log, 5, 10)
         log.end()
@@ -100,13 +121,8 @@ async def test_kept_container_is_followed_until_its_pod_is_deleted() -> None:
 
 
 async def test_kept_container_with_an_unended_line_has_caught_up() -> None:
-    kube, sink = FakeKube(), Sink()
-    kube.pod("p")
-    log = kube.log("p")
-    write(log, 0, 5)
-    log.write(stamp(1), "50% ", partial=True)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
+    async with five_lines_read() as (kube, log, sink, follower):
+        log.write(stamp(1), "50% ", partial=True)
         assert (await follower.drain(60, keep_open=True)).unread == []
         log.write(stamp(1), "100%")
         log.end()
@@ -125,16 +141,13 @@ class KubeWithAStuckLog(FakeKube):
 
 
 async def test_kept_container_does_not_prolong_the_drain_of_another() -> None:
-    kube, sink = KubeWithAStuckLog(), Sink()
-    kube.pod("p")
+    kube = KubeWithAStuckLog()
     kube.pod("q", state="terminated", phase="Succeeded")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
+    async with five_lines_read(kube) as (_, log, _, follower):
 
         async def chatter() -> None:
             for number in range(5, 100_000):
-                write(kube.log("p"), number, number + 1)
+                write(log, number, number + 1)
                 await asyncio.sleep(0.05)
 
         writing = asyncio.create_task(chatter())
@@ -144,28 +157,20 @@ async def test_kept_container_does_not_prolong_the_drain_of_another() -> None:
 
 
 async def test_kept_container_that_cannot_catch_up_is_drained() -> None:
-    kube, sink = FakeKube(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
+    async with five_lines_read() as (kube, log, sink, follower):
         kube.away = True
         kube.cut()
         report = await follower.drain(0.2, keep_open=True)
         assert report.unread == [("p", "main")]
         kube.away = False
-        write(kube.log("p"), 5, 6)
+        write(log, 5, 6)
         report = await follower.drain_deleted(60, 60)
     assert len(sink.lines) == 5
     assert report.unread == [("p", "main")]
 
 
 async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> None:
-    kube, sink = FakeKube(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
+    async with five_lines_read() as (kube, _, sink, follower):
         assert (await follower.drain(60, keep_open=True)).unread == []
         kube.delete("p")
         kube.cut()
@@ -175,11 +180,7 @@ async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> Non
 
 
 async def test_drain_ends_in_time_and_reports_unread_containers() -> None:
-    kube, sink = FakeKube(), Sink()
-    kube.pod("p")
-    write(kube.log("p"), 0, 5)
-    async with following(kube, sink) as follower:
-        await until(lambda: len(sink.lines) == 5)
+    async with five_lines_read() as (kube, _, _, follower):
         kube.away = True
         kube.cut()
         report = await follower.drain(0.2)
