@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	@KIND=$(KIND) $(BIN)/python scripts/demo.py
 
 test: $(VENV)/.test lint
-	@$(BIN)/python -m pytest -n 5 --dist loadgroup -q
+	@$(BIN)/python -m pytest -n 6 --dist loadgroup --no-loadscope-reorder -q
 
 lint: $(VENV)/.test
 	@$(BIN)/ruff check .

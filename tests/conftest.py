@@ -1,15 +1,17 @@
-"""Shared by all tests: their order, and the selection of those that a real cluster can run."""
+"""Shared by all tests: their order, their groups, and the selection of those that a real cluster can run."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests import clusters
 from tests.cluster.facts import Facts
-from tests.clusters import REAL
+from tests.clusters import REAL, TestCluster
 from tests.reruns import print_first_failures
 
 # the same examples in each run, even on a slow machine: HYPOTHESIS_PROFILE=explore searches for others
@@ -20,13 +22,47 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 LOCAL = pathlib.Path(__file__).parent / "local"  # tests of the embedded cluster itself
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run long tests first, so that no worker waits for them at the end."""
+    """Run long tests first, so that no worker waits for them at the end.
+
+    Tests that share a cluster of their own, or another fixture of their module, run in one process of pytest-xdist:
+    each process would start another one.
+    """
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    for item in items:
+        if isinstance(item, pytest.Function) and not item.get_closest_marker("xdist_group"):
+            if "older" in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group("older-trainers"))
+            elif _has_fixture_of_its_module(item):
+                item.add_marker(pytest.mark.xdist_group(_module_of(item)))
     if REAL:
         left_out = [i for i in items if i.get_closest_marker("embedded") or LOCAL in i.path.parents]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def _module_of(item: pytest.Function) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _has_fixture_of_its_module(item: pytest.Function) -> bool:
+    """Whether the test uses a fixture that its module defines with the scope of a module."""
+    used = (definitions[-1] for definitions in item._fixtureinfo.name2fixturedefs.values())
+    return any(fixture.scope == "module" and fixture.baseid == _module_of(item) for fixture in used)
+
+
+@pytest.fixture(scope="session", params=["2.0", "2.1"])
+def trainer(request: pytest.FixtureRequest) -> str:
+    """The release of an older Trainer."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def older(trainer: str) -> Iterator[TestCluster]:
+    """A cluster with an older Trainer."""
+    with clusters.cluster(trainer=trainer) as reached:
+        yield reached
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -110,18 +110,15 @@ def problems(message: Message) -> Iterator[str]:
                 yield f"contains {found[0]!r}: {text}"
 
 
-#: in one process of pytest-xdist, because to find the messages takes seconds
-searches_the_code = pytest.mark.xdist_group("messages")
 PARTS = sorted(path.stem for path in PACKAGE.iterdir() if path.name != "local" and not path.name.startswith("__"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # to find them takes seconds
 def messages() -> list[Message]:
     """All messages of the package."""
     return list(Code().messages())
 
 
-@searches_the_code
 @pytest.mark.parametrize("part", PARTS)
 def test_messages_are_complete_short_and_plain(messages: list[Message], part: str) -> None:
     """`part` is a module or a sub-package."""
@@ -130,7 +127,6 @@ def test_messages_are_complete_short_and_plain(messages: list[Message], part: st
     assert not found, "\n".join(found)
 
 
-@searches_the_code
 def test_no_message_is_hidden_from_the_table(messages: list[Message]) -> None:
     """A message of placeholders only is the text of another message; otherwise the table would lack it."""
     hidden = {shown(m.text) for m in messages if m.text and not has_words(m.text)}

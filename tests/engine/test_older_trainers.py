@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import job_pods
-from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, TrainTask, api_of
 
 pytestmark = pytest.mark.embedded
 RESULT = """echo "line of $PET_NODE_RANK"; echo 'KTRAIN_RESULT {"loss": 0.5}'"""
-
-
-@pytest.fixture(scope="module", params=["2.0", "2.1"])
-def trainer(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def older(trainer: str) -> Iterator[TestCluster]:
-    with clusters.cluster(trainer=trainer) as reached:
-        yield reached
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 from airflow_provider_ktrain.core.errors import ClusterError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.runtimes import read_served
-from tests import clusters
 from tests.clusters import TestCluster
 from tests.core.manifests import pytorchjob, trainjob
 from tests.engine.tasks import Lines, api_of
@@ -36,11 +35,10 @@ async def test_schema_and_runtime_are_read(cluster: TestCluster) -> None:
     assert log.messages == []
 
 
-@pytest.mark.parametrize(("trainer", "field"), [("2.0", "podSpecOverrides"), ("2.1", "podTemplateOverrides")])
-async def test_the_schema_of_an_older_trainer_has_other_fields(trainer: str, field: str) -> None:
-    with clusters.cluster(trainer=trainer) as older:
-        async with api_of(older) as api:
-            served = await read_served(api, TRAINJOB, "v1alpha1", trainjob(), "default", log=(log := Lines()))
+async def test_the_schema_of_an_older_trainer_has_other_fields(older: TestCluster, trainer: str) -> None:
+    field = {"2.0": "podSpecOverrides", "2.1": "podTemplateOverrides"}[trainer]
+    async with api_of(older) as api:
+        served = await read_served(api, TRAINJOB, "v1alpha1", trainjob(), "default", log=(log := Lines()))
     assert served is not None
     assert served.fields is not None
     assert field in served.fields

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kubernetes import client, config
 
-from tests import clusters
 from tests.clusters import TestCluster
 from tests.core.manifests import runtime_patch, trainjob
 from tests.job_control.conftest import Check
@@ -16,13 +14,6 @@ from tests.job_control.conftest import Check
 pytestmark = pytest.mark.embedded  # its runtimes
 
 SLOW = ("warning", "slow-failure")  # both runtimes restart programs that fail
-
-
-@pytest.fixture(scope="module", params=["2.0", "2.1"])
-def older(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
-    """A cluster with an older Trainer."""
-    with clusters.cluster(trainer=request.param) as reached:
-        yield reached
 
 
 def codes(problems: list[dict[str, Any]]) -> list[tuple[str, str]]:

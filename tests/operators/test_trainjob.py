@@ -38,18 +38,6 @@ def task(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inst
         yield made
 
 
-@pytest.fixture(scope="module", params=OLDER)
-def trainer(request: pytest.FixtureRequest) -> str:
-    """The release of an older Trainer."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def older(trainer: str) -> Iterator[TestCluster]:
-    with clusters.cluster(trainer=trainer) as reached:
-        yield reached
-
-
 @pytest.fixture
 def older_task(older: TestCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
     set_connection(older, monkeypatch)
