@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, supervisor_connection
+from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, storable_log, supervisor_connection
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
@@ -25,6 +25,7 @@ from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, quest
 if TYPE_CHECKING:
     from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.engine.logs.log_queue import LogQueue
 
 #: seconds after a kill to retry an unreachable API server and to wait for the pods to terminate
 KILL_RELEASE_SECONDS = 300.0
@@ -89,6 +90,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self._cursor: Cursor | None = None  # the log position, for lines written after a kill
         # the client, and what closes it: a release after a kill would read the connection through the supervisor again
         self._opened: tuple[Api, contextlib.AbstractAsyncContextManager[Api]] | None = None
+
+    @property
+    def log(self) -> Any:
+        """Airflow's logger of this trigger. It never blocks the event loop."""
+        from airflow_provider_ktrain.engine.logs.log_queue import QueuedLogger
+
+        return storable_log(QueuedLogger(super(StorableLog, self).log, _log_queue()), self.log_source)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Attributes and parameters have the same names; text is cleaned, because Airflow stores it in a database."""
@@ -156,7 +164,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                     shared=True,
                     began_at=began_at,
                     status_sink=sink,
-                    unread_log=compat.unread_log,
+                    unread_log=_log_queue().unread,
                 ),
                 cursor=self._cursor,
             )
@@ -208,7 +216,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     async def _log_read(self) -> None:
         """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
         end = time.monotonic() + self.log_patience
-        while compat.unread_log() and time.monotonic() < end:  # noqa: ASYNC110
+        while _log_queue().unread() and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(LOG_INTERVAL)
 
     async def _kill_action(self) -> tuple[str, KillAction]:
@@ -310,6 +318,13 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         asking = asyncio.ensure_future(_ask_state(self.task_instance))
         _warming_up.add(asking)
         asking.add_done_callback(_warmed)
+
+
+def _log_queue() -> LogQueue:
+    """The lines of all triggers in this process that wait until Airflow's supervisor has read others."""
+    from airflow_provider_ktrain.engine.logs.log_queue import log_queue
+
+    return log_queue(compat.unread_log)
 
 
 async def _cancel(working: asyncio.Future[Any]) -> None:

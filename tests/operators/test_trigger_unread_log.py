@@ -19,6 +19,7 @@ import structlog
 from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
+from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
 from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
@@ -62,6 +63,14 @@ def supervisor() -> Iterator[socket.socket]:
         output.write(LINE)
         yield end
         structlog.configure(logger_factory=before)
+
+
+def fill() -> None:
+    """Write to the log until its socket is full."""
+    output = structlog.get_config()["logger_factory"].io
+    with socket.socket(fileno=os.dup(output.fileno())) as runner, contextlib.suppress(BlockingIOError):
+        while True:
+            runner.send(LINE.encode(), socket.MSG_DONTWAIT)
 
 
 def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
@@ -110,6 +119,37 @@ def test_unread_lines_do_not_block_the_event_loop(instance: Instance, request: p
         read = asyncio.run(unread_until_many_passes_of_the_loop())
     numbers = [int(number) for number in re.findall(rb"\[(?:Master|node) 0\] line (\d+)", read)]
     assert numbers == list(range(1, MANY_LINES + 1)), read[:500]
+
+
+@of_each_kind
+def test_lines_of_the_trigger_itself_do_not_block_the_event_loop(
+    instance: Instance, request: pytest.FixtureRequest
+) -> None:
+    """Those of some hundred triggers that start together fill the socket."""
+    with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
+        supervisor: socket.socket = request.getfixturevalue("supervisor")
+        supervisor.setblocking(False)
+
+        async def full_until_the_job_has_ended() -> bytes:
+            loop, read = asyncio.get_running_loop(), bytearray()
+            fill()
+            full = unread_log()
+            following = asyncio.ensure_future(anext(aiter(trigger.run())))
+
+            async def ended() -> bool:
+                return following.done() or all(phase_of(job).ended for job in await asyncio.to_thread(instance.jobs))
+
+            await until(ended)  # a write to the full socket would never return
+            assert unread_log() == full
+            while not following.done() or unread_log():
+                with contextlib.suppress(TimeoutError):
+                    read += await asyncio.wait_for(loop.sock_recv(supervisor, 65536), 0.1)
+            assert following.result().payload["outcome"]["succeeded"]
+            return bytes(read)
+
+        read = asyncio.run(full_until_the_job_has_ended())
+    assert read.count(b" is Succeeded") == 1, read[-2000:]
 
 
 def test_kill_ends_although_the_log_is_never_read(instance: Instance, supervisor: socket.socket) -> None:
