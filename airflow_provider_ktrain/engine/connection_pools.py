@@ -10,8 +10,10 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.engine.threads import in_thread
 
 if TYPE_CHECKING:
     import aiohttp
@@ -29,7 +31,11 @@ LOOKUP_TIMEOUT_SECONDS = 10.0  #: limit to look up an object that identifies the
 
 
 class Connection:
-    """One client and its sessions. A rebuild retires it; it is closed when its last stream has ended."""
+    """One client and its sessions. A rebuild retires it; it is closed when its last stream has ended.
+
+    Requests never wait for the event loop's own threads, because the other triggers of a triggerer can occupy all of
+    them. So aiohttp may neither resolve names nor read the environment there, which it does for each request.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
@@ -37,6 +43,7 @@ class Connection:
         self.retired = False
         self._sessions: dict[Pool, aiohttp.ClientSession] = {}
         self._tls: ssl.SSLContext  # for all pools, by `load`
+        self._proxy: str | None = None  # by `load`
 
     @property
     def _configuration(self) -> Any:
@@ -66,17 +73,18 @@ class Connection:
         return hashlib.sha256(authority).hexdigest()[:10]
 
     async def load(self) -> None:
-        """Read the certificate files, in a thread.
+        """Read the certificate files and the environment, in a thread.
 
         :raises AccessError: a file can't be read.
         """
 
         def read() -> None:
             self._tls = self._tls_context()
+            self._proxy = self._configuration.proxy or environment_proxy(self._configuration.host)
             _ = self.cluster
 
         try:
-            await asyncio.to_thread(read)
+            await in_thread(read)
         except (OSError, ValueError) as error:
             files = (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file)
             raise AccessError(
@@ -84,12 +92,15 @@ class Connection:
             ) from None
 
     async def send(self, pool: Pool, method: str, path: str, **arguments: Any) -> aiohttp.ClientResponse:
-        """Send an authenticated request, by the client's proxy. The caller releases the response."""
+        """Send an authenticated request, by the proxy of the client or of the environment.
+
+        The caller releases the response.
+        """
         headers = {"Accept": "application/json", **arguments.pop("headers", {})}
         await self.client.update_params_for_auth(headers, [], ["BearerToken"])
         configuration = self._configuration
-        if configuration.proxy:
-            arguments.update(proxy=configuration.proxy, proxy_headers=configuration.proxy_headers)
+        if self._proxy:
+            arguments.update(proxy=self._proxy, proxy_headers=configuration.proxy_headers)
         if configuration.tls_server_name:
             arguments["server_hostname"] = configuration.tls_server_name
         return await self._session(pool).request(method, configuration.host + path, headers=headers, **arguments)
@@ -97,11 +108,13 @@ class Connection:
     def _session(self, pool: Pool) -> aiohttp.ClientSession:
         import aiohttp
 
+        from airflow_provider_ktrain.engine.name_resolver import NameResolver
+
         if pool not in self._sessions:
-            connector = aiohttp.TCPConnector(limit=POOL_LIMITS[pool], ssl=self._tls)
+            connector = aiohttp.TCPConnector(limit=POOL_LIMITS[pool], ssl=self._tls, resolver=NameResolver())
             agent = {"User-Agent": "airflow-provider-ktrain"}
             self._sessions[pool] = aiohttp.ClientSession(
-                connector=connector, trust_env=True, read_bufsize=READ_BUFFER_BYTES, headers=agent
+                connector=connector, read_bufsize=READ_BUFFER_BYTES, headers=agent
             )
         return self._sessions[pool]
 
@@ -124,6 +137,17 @@ class Connection:
         for session in sessions:
             await session.close()
         await self.client.close()
+
+
+def environment_proxy(url: str) -> str | None:
+    """The proxy for a URL by the environment: HTTPS_PROXY, HTTP_PROXY, NO_PROXY. None: there is none.
+
+    A proxy that is reached by TLS is ignored, as aiohttp does.
+    """
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+    return None if proxy is None or proxy.startswith("https:") else proxy
 
 
 async def serves(connection: Connection, path: str, uid: str) -> bool:

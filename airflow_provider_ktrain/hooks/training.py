@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.hooks import kubeconfig
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ class TrainingHook:
         from kubernetes_asyncio.client import ApiClient
 
         extras = kubeconfig.effective(await self._read())
-        self._files, self._digest = await asyncio.to_thread(_read_files, extras)
+        self._files, self._digest = await in_thread(lambda: _read_files(extras))
         return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras))
 
     async def changed(self) -> bool:
         """Whether the files that the last client was built from have changed since."""
-        return await asyncio.to_thread(kubeconfig.digest, self._files) != self._digest
+        return await in_thread(lambda: kubeconfig.digest(self._files)) != self._digest
 
     async def _read(self) -> Mapping[str, Any]:
         """The connection's extras: what `load` has read, else as they are now.
@@ -94,7 +95,7 @@ class TrainingHook:
 
         if self._extras is not None:
             return self._extras
-        airflow_hook = await asyncio.to_thread(_import_airflow_hook)
+        airflow_hook = await in_thread(_import_airflow_hook)
         try:  # by keyword: the first parameter of AsyncKubernetesHook is another one than KubernetesHook's
             extras: Mapping[str, Any] = await airflow_hook(conn_id=self.conn_id).get_conn_extras()
         except AirflowNotFoundException as e:
@@ -169,5 +170,5 @@ def _read_files(extras: Mapping[str, Any]) -> tuple[list[Path], str]:
 async def _content(extras: Mapping[str, Any]) -> str:
     """A hash of the connection and of its kubeconfig, because a change of either may lead to another cluster."""
     paths = kubeconfig.kubeconfigs(kubeconfig.effective(extras))
-    content = json.dumps(extras, sort_keys=True, default=str) + await asyncio.to_thread(kubeconfig.digest, paths)
+    content = json.dumps(extras, sort_keys=True, default=str) + await in_thread(lambda: kubeconfig.digest(paths))
     return hashlib.sha256(content.encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -19,6 +20,7 @@ from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, action_for_trigger
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 #: seconds after a kill to retry an unreachable API server and to wait for the pods to terminate
 KILL_RELEASE_SECONDS = 300.0
 INTERRUPT_RELEASE_SECONDS = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
-STATE_TIMEOUT = 60.0  #: seconds to wait for the task's state from Airflow
+WARM_UP_TIMEOUT = 60.0  #: seconds in which the request that warms up the supervisor holds back status writes
 STATE_INTERVAL = 5.0  #: seconds between two reads of the task's state
 LOG_INTERVAL = 0.05  #: seconds between two checks whether the supervisor has read the log
 
@@ -55,7 +57,10 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
     """
 
     log_source = compat.JOB_SOURCE
-    state_patience: ClassVar[float] = 300.0  #: seconds to wait for a scheduled or queued task to change its state
+    #: seconds to wait for a scheduled or queued task to change its state, and for Airflow's answers
+    state_patience: ClassVar[float] = 300.0
+    #: seconds after which an answer about the task's state counts as slow, and in which one may always arrive
+    slow_answer: ClassVar[float] = 60.0
     #: seconds from the last line after a kill to the end of the trigger. When it ends, Airflow's supervisor closes the
     #: task's log, and lines that it hasn't read yet go to the triggerer's own log
     seconds_after_last_line: ClassVar[float] = 2.0
@@ -224,7 +229,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         end = time.monotonic() + self.state_patience
         state = ""
         while True:
-            before, state = state, await self._task_state()
+            before, state = state, await self._task_state(end)
             action = action_for_trigger(state)
             if action is not KillAction.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
                 return state, action
@@ -294,15 +299,33 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         cursor = self._cursor or Cursor.from_dict(Handover.from_dict(self.handover).cursor)
         return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)
 
-    async def _task_state(self) -> str:
-        """The state of this trigger's task instance; UNKNOWN if it can't be read."""
+    async def _task_state(self, end: float) -> str:
+        """The state of this trigger's task instance; UNKNOWN if it can't be read.
+
+        A slow answer is waited for until `end`. The supervisor answers the requests of all triggers one after another,
+        so a request that is given up and sent again waits behind all others once more.
+
+        :param end: a time of `time.monotonic`.
+        """
         if self.task_instance is None:
             return UNKNOWN
         try:
-            return await _ask_state(self.task_instance)
+            return await self._answer_of_airflow(self.task_instance, end)
         except Exception as e:
             self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
             return UNKNOWN
+
+    async def _answer_of_airflow(self, ti: Any, end: float) -> str:
+        with question():
+            asking = _ask_state(ti)
+            await asyncio.wait([asking], timeout=self.slow_answer)
+            if not asking.done():
+                self.log.warning(
+                    "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s. Waiting for "
+                    "it: it decides whether the job is released.",
+                    self.slow_answer,
+                )
+            return await asyncio.wait_for(asking, end - time.monotonic())
 
     def _warm_up(self) -> None:
         """Send Airflow one harmless request per process, without waiting for the response.
@@ -315,7 +338,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         if self.task_instance is None or connection is None or connection is _warmed_up:
             return
         _warmed_up = connection
-        asking = asyncio.ensure_future(_ask_state(self.task_instance))
+        asking = asyncio.ensure_future(_warm_up_supervisor(self.task_instance))
         _warming_up.add(asking)
         asking.add_done_callback(_warmed)
 
@@ -335,12 +358,14 @@ async def _cancel(working: asyncio.Future[Any]) -> None:
             await asyncio.wait([working])
 
 
-async def _ask_state(ti: Any) -> str:
-    from airflow_provider_ktrain.compat import task_state
+def _ask_state(ti: Any) -> asyncio.Future[str]:
+    """Ask Airflow for the task's state, in a thread of its own: the loop's threads may all wait for something."""
+    return in_thread(functools.partial(compat.task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
 
-    asking = asyncio.to_thread(task_state, ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+
+async def _warm_up_supervisor(ti: Any) -> str:
     with question():
-        return await asyncio.wait_for(asking, STATE_TIMEOUT)
+        return await asyncio.wait_for(_ask_state(ti), WARM_UP_TIMEOUT)
 
 
 _warmed_up: object | None = None  # the connection to the supervisor that was used for the request

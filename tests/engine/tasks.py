@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -393,3 +395,16 @@ class NamesakeApi(Api):
 
 def soon(seconds: float = 0.0) -> float:
     return time.monotonic() + seconds
+
+
+@contextlib.asynccontextmanager
+async def occupied_threads() -> AsyncIterator[None]:
+    """The only thread of the event loop is busy until the body of the `async with` has ended."""
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+    waiting = loop.run_in_executor(None, over.wait)
+    try:
+        yield
+    finally:
+        over.set()
+        await waiting
