@@ -316,13 +316,14 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             return UNKNOWN
 
     async def _answer_of_airflow(self, ti: Any, end: float) -> str:
+        """Read the task's state from Airflow, after a kill. A triggerer's supervisor may be busy for minutes."""
         with question():
             asking = _ask_state(ti)
             await asyncio.wait([asking], timeout=self.slow_answer)
             if not asking.done():
                 self.log.warning(
-                    "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s. Waiting for "
-                    "it: it decides whether the job is released.",
+                    "The trigger was cancelled, and Airflow has not reported the task's state for %.0f s.\nStill "
+                    "waiting for it, because it decides whether the job is released.",
                     self.slow_answer,
                 )
             return await asyncio.wait_for(asking, end - time.monotonic())
