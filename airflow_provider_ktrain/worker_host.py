@@ -280,11 +280,12 @@ class WorkerHost:
             waiting.cancel()
             if not working.done():  # killed while a request may be in flight
                 await asyncio.wait([working], timeout=1)
-            if working.done():
+            killed_early = self._stop.reason is not None and (not working.done() or working.exception() is not None)
+            if not killed_early:
                 return await working
             working.cancel()
             await asyncio.wait([working])
-        await self._release_unless_kept()
+        await self._release_unless_kept()  # also after an error: it doesn't prove that no job was created
         assert self._decision is not None
         raise TrainingKilledError(self._decision.reason)
 
