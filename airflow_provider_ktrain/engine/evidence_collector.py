@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -100,7 +100,12 @@ class EvidenceCollector:
         return [line.text for line in tail if (line.pod_uid, line.run) == (uid, number)]
 
     async def gather(
-        self, ref: JobRef, job: Object, pods: Sequence[Pod], uids: Sequence[str]
+        self,
+        ref: JobRef,
+        job: Object,
+        pods: Sequence[Pod],
+        uids: Sequence[str],
+        unread: Container[tuple[str, str]] = (),
     ) -> tuple[list[Object], dict[str, list[str]]]:
         """Events, and the last lines of each container by `log_key`; without what can't be read in time.
 
@@ -108,11 +113,14 @@ class EvidenceCollector:
         :param job: the job as last seen.
         :param pods: its pods.
         :param uids: uids of the pods, the most important first.
+        :param unread: pods and containers whose logs were followed, but not read to their end. Default: none.
         """
         events: list[Object] = []
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                await asyncio.gather(self._read_events(ref, job, uids, events), self._read_tails(ref, job, pods))
+                await asyncio.gather(
+                    self._read_events(ref, job, uids, events), self._read_tails(ref, job, pods, unread)
+                )
         except TimeoutError:
             limit = f"{READ_TIMEOUT_SECONDS:.0f} s"
             self._log.warning(
@@ -162,18 +170,24 @@ class EvidenceCollector:
             found += [event for event in answer.get("items") or () if _time_of(event) >= began or selector in by_uid]
         self.has_events = bool(found)
 
-    async def _read_tails(self, ref: JobRef, job: Object, pods: Sequence[Pod]) -> None:
-        """Read the last lines of containers that failed and were not followed."""
-        missing = [
-            (ended_at, pod, status)
-            for pod in pods
-            for status in (pod.get("status") or {}).get("containerStatuses") or ()
-            if (ended_at := _failed_at(status)) and log_key(pod["metadata"]["name"], status["name"]) not in self._tails
-        ]
+    async def _read_tails(
+        self, ref: JobRef, job: Object, pods: Sequence[Pod], unread: Container[tuple[str, str]]
+    ) -> None:
+        """Read the last lines of containers that failed and whose logs were not followed to their end."""
+        missing = []
+        for pod in pods:
+            for status in (pod.get("status") or {}).get("containerStatuses") or ():
+                container = pod["metadata"]["name"], status["name"]
+                if container in unread and not self._tails.get(log_key(*container)):
+                    self._tails.pop(log_key(*container), None)  # that no line was read doesn't mean that there is none
+                if (ended_at := _failed_at(status)) and (container in unread or log_key(*container) not in self._tails):
+                    missing.append((ended_at, pod, status))
         first = sorted(missing, key=itemgetter(0))[:MAX_UNFOLLOWED_CONTAINERS]
-        await asyncio.gather(*(self._read_tail(ref, job, pod, status) for _, pod, status in first))
+        await asyncio.gather(*(self._read_tail(ref, job, pod, status, unread) for _, pod, status in first))
 
-    async def _read_tail(self, ref: JobRef, job: Object, pod: Pod, status: Mapping[str, Any]) -> None:
+    async def _read_tail(
+        self, ref: JobRef, job: Object, pod: Pod, status: Mapping[str, Any], unread: Container[tuple[str, str]]
+    ) -> None:
         """Read the last lines of a container. Log them unless it was followed or is a sidecar."""
         name, uid, container = pod["metadata"]["name"], pod["metadata"]["uid"], status["name"]
         path = f"{api_paths.core(ref.namespace, 'pods', name)}/log"
@@ -191,7 +205,8 @@ class EvidenceCollector:
         self._tails[log_key(name, container)] = deque(
             (TailLine("", 0, "", clipped(text)) for _, text in lines), maxlen=TAIL_LINES
         )
-        if self._cursor.has(uid, container) or not is_followed(self._kind, job, pod, container):
+        followed = self._cursor.has(uid, container) or (name, container) in unread
+        if followed or not is_followed(self._kind, job, pod, container):
             return
         role, index = self._kind.pod_role(pod["metadata"].get("labels") or {})
         for time, text in lines:

@@ -168,7 +168,9 @@ class Finisher:
 
     async def _evidence(self) -> tuple[list[Object], dict[str, list[str]]]:
         pods = self._state.pods
-        return await self._output.evidence.gather(self._state.ref, self._state.known_job, pods.all, pods.uids)
+        return await self._output.evidence.gather(
+            self._state.ref, self._state.known_job, pods.all, pods.uids, self._unread
+        )
 
     # logs
 

@@ -1,0 +1,49 @@
+"""The evidence of a container that failed, and whose log could not be followed to its end, as on a loaded machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
+from airflow_provider_ktrain.engine.logs.emitter import LogLine
+
+from .fakekube import FakeKube, serving, stamp
+from .log_following import write
+from .tasks import Lines
+
+REF = JobRef("PyTorchJob", "v1", "ns", "train", "u")
+JOB: dict[str, Any] = {"kind": "PyTorchJob", "metadata": {"name": "train"}, "spec": {}}
+ERROR = "ValueError: the data set has a damaged file"
+
+
+@pytest.mark.parametrize(
+    ("lines_read", "served", "summary"),
+    [
+        (0, True, f"Worker 0 failed: {ERROR} (exit code 1)"),
+        (3, True, f"Worker 0 failed: {ERROR} (exit code 1)"),
+        (0, False, "Worker 0 failed with exit code 1"),  # whether it wrote something isn't known
+        (3, False, "Worker 0 failed with exit code 1. Last log line: line 2"),
+    ],
+)
+async def test_end_of_an_unread_log_is_read_for_the_diagnosis(lines_read: int, served: bool, summary: str) -> None:
+    kube, log = FakeKube(), Lines()
+    pod = kube.pod("w", state="terminated", phase="Failed")
+    if served:
+        written = kube.log("w")
+        write(written, 0, 500)
+        written.write(stamp(5), ERROR)
+        written.end()
+    async with serving(kube) as api:
+        evidence = EvidenceCollector(api, PYTORCHJOB, Cursor(), log)
+        keep = evidence.recorder(LogLine("w", "main", "Worker", 0, 0, "", ""))
+        for number in range(lines_read):
+            keep(f"line {number}", "2026-11-22T10:00:00Z", 0)
+        found = await evidence.gather(REF, JOB, [pod], [], unread={("w", "main")})
+    assert diagnose(JOB, [pod], *found).summary == summary
+    assert ERROR not in log.messages, "the follower logs the lines"
