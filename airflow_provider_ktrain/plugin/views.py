@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.state.status_document import COLUMNS, FINE, MAX_LINE_CHARS
 from airflow_provider_ktrain.core.success_summary import format_duration
-from airflow_provider_ktrain.core.text import clean, counted
+from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.links.training import page_query
 
 STALE_SECONDS = 180.0  #: after which the data of a training that runs counts as old
@@ -28,8 +28,7 @@ REFRESHED = (Phase.RUNNING, Phase.RESTARTING)  #: in other phases a status is wr
 WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
 STATE_WORDS = {"success": "succeeded", "": "none"}  #: others are shown as Airflow names them
 USAGE = {
-    "held": "Held", "wasted": "Held without training", "queued": "In a queue, or waiting for a node",
-    "requested": "Requested",
+    "held": "Held", "wasted": "Held without training", "queued": "Waiting for GPUs", "requested": "Requested",
 }  # fmt: skip
 LARGEST = 1e15  #: above all times, numbers of steps and GPU-seconds
 ENDED = tuple(phase for phase in Phase if phase.ended)
@@ -94,6 +93,7 @@ class TrainingView:
     limits: Sequence[tuple[str, str]] = ()
     queue: str = ""
     tries: Sequence[Mapping[str, str]] = ()
+    tries_unknown: bool = False
     commands: Sequence[str] = ()
     path: Sequence[tuple[str, str]] = ()
     log_path: str = ""
@@ -168,6 +168,7 @@ def training_view(
         limits=_limits(read, now) if active else (),
         queue=_text(read.get("queue")) if active else "",
         tries=[_try(one) for one in reversed(tries)],
+        tries_unknown=record.try_number > 1 and not tries,
         commands=_commands(job, rows),
         path=[(key.dag_id, _dag_path(key)), (key.run_id, _run_path(key))],
         log_path=_task_path(key),
@@ -264,7 +265,8 @@ def _metrics(read: Mapping[str, Any]) -> list[dict[str, str]]:
     found = []
     for name, value in mapping(read.get("metrics")).items():
         one = mapping(value)
-        shown = {column: _value(one.get(column)) for column in ("last", "step", "best", "best_step")}
+        shown = {column: _value(one.get(column)) for column in ("last", "best")}
+        shown |= {column: _step(one.get(column)) for column in ("step", "best_step")}
         found.append({"name": _text(name), **shown})
     return found
 
@@ -300,7 +302,7 @@ def _repeated(used: Mapping[str, Any]) -> list[tuple[str, str]]:
     if steps is None:
         return []
     time = f" in {format_duration(seconds)}" if steps and seconds is not None else ""
-    return [("Repeated from an earlier try", f"{counted(int(steps), 'step') if steps else 'no steps'}{time}")]
+    return [("Repeated steps", f"{int(steps):,}{time}" if steps else "none")]
 
 
 def _limits(read: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
@@ -362,6 +364,11 @@ def _value(value: Any, digits: int = 6) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return _text(value)
+
+
+def _step(value: Any) -> str:
+    known = isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    return f"{value:,}" if known else _value(value)
 
 
 def minute_of(now: float) -> int:

@@ -171,6 +171,12 @@ class Site:
         self.wait_state(training, "success")
         return training
 
+    def retried(self) -> Training:
+        """A training that succeeded at its second try, which repeated some steps."""
+        training = self.begin("retried_training")
+        self.wait_state(training, "success")
+        return training
+
     def queued(self) -> Training:
         """A training that waits for quota: as Kueue's Workload shows it in recording 70."""
         training = self.begin("queued_training")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.browser.conftest import Open
@@ -34,6 +36,17 @@ def test_page_works_without_its_script(airflow_site: Site, open_page: Open) -> N
     tab = open_page(airflow_site.page(airflow_site.succeeded()), java_script_enabled=False)
     assert tab.locator("#phase .phase").inner_text() == "Succeeded"
     assert tab.get_by_role("row", name="loss").count() == 1
+
+
+def test_retried_training_shows_its_tries_and_what_it_repeated(airflow_site: Site, open_page: Open) -> None:
+    tab = open_page(airflow_site.page(airflow_site.retried()))
+    if importlib.util.find_spec("airflow.models.task_state_store") is None:  # below 3.3
+        tab.get_by_text("Nothing is known about the earlier tries.").wait_for()
+        return
+    results = tab.locator("#tries-section tbody tr").all_inner_texts()
+    assert ["succeeded" in results[0], "damaged file" in results[1], len(results)] == [True, True, 2]
+    tab.get_by_text("Repeated steps", exact=True).wait_for()
+    assert tab.locator(".amounts dd").last.inner_text().startswith("101 in ")
 
 
 def test_metrics_have_curves_and_a_logarithmic_scale(airflow_site: Site, open_page: Open) -> None:

@@ -68,6 +68,12 @@ def test_page_of_a_running_training() -> None:
     assert shown.log_path == "/dags/dag/runs/run%2B1/tasks/train"
 
 
+def test_steps_are_grouped_by_thousands() -> None:
+    metrics = {"loss": {"last": 1, "step": 16580, "best": 0.5, "best_step": "NaN"}}
+    (row,) = view(status() | {"metrics": metrics}).metrics
+    assert row == {"name": "loss", "last": "1", "step": "16,580", "best": "0.5", "best_step": "NaN"}
+
+
 @pytest.mark.parametrize(("state", "changes"), [("deferred", True), ("failed", False)])
 def test_durations_of_a_training_that_runs_are_updated(state: str, changes: bool) -> None:
     """A job in a queue has no new status for hours, and the page polls only what has changed."""
@@ -137,10 +143,10 @@ def test_gpu_time_is_not_shown_before_there_is_any() -> None:
 @pytest.mark.parametrize(
     ("used", "shown"),
     [
-        ({"repeated_steps": 1200, "repeated": 90.0}, "1,200 steps in 1 min 30 s"),
-        ({"repeated_steps": 1, "repeated": 0.0}, "1 step in 0 s"),
-        ({"repeated_steps": 0, "repeated": 0.0}, "no steps"),
-        ({"repeated_steps": 7}, "7 steps"),
+        ({"repeated_steps": 1200, "repeated": 90.0}, "1,200 in 1 min 30 s"),
+        ({"repeated_steps": 1, "repeated": 0.0}, "1 in 0 s"),
+        ({"repeated_steps": 0, "repeated": 0.0}, "none"),
+        ({"repeated_steps": 7}, "7"),
         ({"repeated_steps": float("nan"), "repeated": 1.0}, None),
         ({"repeated_steps": "7"}, None),
         ({}, None),
@@ -148,7 +154,7 @@ def test_gpu_time_is_not_shown_before_there_is_any() -> None:
 )
 def test_what_a_retry_repeats_is_a_part_of_the_gpu_time(used: dict[str, Any], shown: str | None) -> None:
     found = dict(view(status() | {"usage": {"held": 3600.0, **used}}).usage)
-    assert found == {"Held": "1 h"} | ({} if shown is None else {"Repeated from an earlier try": shown})
+    assert found == {"Held": "1 h"} | ({} if shown is None else {"Repeated steps": shown})
 
 
 def test_gpu_time_in_a_queue_grows_while_nothing_is_written() -> None:
@@ -156,9 +162,9 @@ def test_gpu_time_in_a_queue_grows_while_nothing_is_written() -> None:
     shown = view(given, now=160.0)
     assert ("GPUs requested", "24") in shown.facts
     assert dict(shown.usage) == {
-        "Held": "0 s", "In a queue, or waiting for a node": "24 min 30 s", "Requested": "24 min",
+        "Held": "0 s", "Waiting for GPUs": "24 min 30 s", "Requested": "24 min",
     }  # fmt: skip
-    assert dict(view(given, state="failed", now=160.0).usage)["In a queue, or waiting for a node"] == "30 s"
+    assert dict(view(given, state="failed", now=160.0).usage)["Waiting for GPUs"] == "30 s"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +213,25 @@ def test_parts_of_the_page_have_names_that_differ() -> None:
 def test_data_of_an_earlier_try_is_marked() -> None:
     shown = training_view(record(try_number=2), status(), [], with_logs=True, now=110.0)
     assert "of try 1" in shown.notes[0]
+
+
+def test_tries_are_listed_with_their_causes_newest_first() -> None:
+    tries = [
+        {"try_number": 1, "started_at": "2026-11-22T10:00:00Z", "ended_at": "2026-11-22T10:05:00Z", "cause": "OOM"},
+        {"try_number": 2, "started_at": "2026-11-22T10:06:00Z", "ended_at": "2026-11-22T10:09:00Z"},
+    ]
+    shown = training_view(record("success", try_number=2), status(), tries, with_logs=True, now=110.0)
+    assert [(one["number"], one["began"], one["cause"]) for one in shown.tries] == [
+        ("2", "2026-11-22 10:06:00", "succeeded"),
+        ("1", "2026-11-22 10:00:00", "OOM"),
+    ]
+
+
+@pytest.mark.parametrize(("try_number", "known"), [(1, True), (2, False)])
+def test_page_says_that_earlier_tries_are_not_known(try_number: int, known: bool) -> None:
+    """Below Airflow 3.3 they are not stored."""
+    text = page(training_view(record(try_number=try_number), status(), [], with_logs=True, now=110.0))
+    assert ("Nothing is known about the earlier tries" in text) is not known
 
 
 def test_nothing_that_is_shown_is_markup() -> None:

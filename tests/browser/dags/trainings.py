@@ -1,5 +1,6 @@
 """DAGs of the browser tests and of scripts/screenshots.py."""
 
+import datetime
 import os
 from typing import Any
 
@@ -51,6 +52,17 @@ sys.stdout.buffer.write(b"\xff caf\xe9 \x1b[1mbold\x1b[0m " + b"x" * 1_000_000 +
 sys.stdout.flush()
 sys.exit(1)
 """
+# Its first attempt fails at step 300. The second one begins at step 200, as from a checkpoint.
+RETRIED_PROGRAM = r"""
+import json, os, sys, time
+
+first, last = (0, 300) if os.environ["KTRAIN_ATTEMPT"] == "1" else (200, 500)
+for step in range(first, last + 1, 10):
+    print("KTRAIN_METRIC", json.dumps({"step": step, "loss": round(5 / (step + 1) ** 0.5, 4)}), flush=True)
+    time.sleep(0.05)
+if last == 300:
+    sys.exit("ValueError: the data set has a damaged file")
+"""
 JOB: dict[str, Any] = {"image": os.environ.get("TEST_IMAGE", "scratch"), "on_finish_action": "delete_job"}
 LONG = 3600  # seconds: until the cluster is stopped
 START = pendulum.datetime(2026, 1, 1, tz="UTC")
@@ -71,6 +83,12 @@ with DAG("short_training", schedule=None, start_date=START):
 
 with DAG("large_batch", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=command(LONG, failing_step=6000), gpus=2, workers=3)
+
+with DAG("retried_training", schedule=None, start_date=START):
+    PyTorchJobOperator(
+        **JOB, task_id="train", command=["python3", "-u", "-c", RETRIED_PROGRAM], gpus=1,
+        retries=1, retry_delay=datetime.timedelta(seconds=1),
+    )  # fmt: skip
 
 with DAG("odd_values", schedule=None, start_date=START):
     PyTorchJobOperator(**JOB, task_id="train", command=["python3", "-u", "-c", ODD_PROGRAM], gpus=1)
