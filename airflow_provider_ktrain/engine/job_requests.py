@@ -58,12 +58,12 @@ async def served_version(api: Api, kind: Kind, *, patience: float = 0) -> str:
         except ApiUnavailable as e:
             raise unreachable(e) from None
 
-    group = await discover(f"/apis/{kind.group}")
-    offered = [v["version"] for v in group.get("versions") or ()]
-    for version in [v for v in kind.versions if v in offered]:
+    for version in kind.versions:
         served = await discover(f"/apis/{kind.group}/{version}")
         if any(r["name"] == kind.plural for r in served.get("resources") or ()):
             return version
+    group = await discover(f"/apis/{kind.group}")
+    offered = [v["version"] for v in group.get("versions") or ()]
     raise OperatorMissingError(
         f"the cluster doesn't serve {kind.name}. Install {' or '.join(kind.operators)}, or check the connection. "
         f"Expected {' or '.join(kind.api_versions)}, found "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from airflow_provider_ktrain.core.errors import (
     ManifestError,
     ManifestUnreadableError,
     NoRightError,
+    OperatorMissingError,
     UnreachableError,
 )
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_LABEL, Owner, Reattach, TaskKey
@@ -380,6 +382,15 @@ async def test_unreachable_cluster_is_an_error() -> None:
     with pytest.raises(UnreachableError, match=r"cannot be reached\. .*kube_config_path.*kubectl version"):
         await served_version(api, PYTORCHJOB)
     await api.close()
+
+
+@pytest.mark.parametrize(
+    ("group", "found"), [("absent.example", "no version of absent.example"), ("kubeflow.org", "kubeflow.org/v1")]
+)
+async def test_missing_operator_is_an_error_with_the_served_versions(task: Task, group: str, found: str) -> None:
+    kind = dataclasses.replace(PYTORCHJOB, group=group, versions=("v9",))
+    with pytest.raises(OperatorMissingError, match=f"Expected {group}/v9, found .*{found}"):
+        await served_version(task.api, kind)
 
 
 @pytest.mark.parametrize(

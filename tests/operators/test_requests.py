@@ -69,7 +69,7 @@ def test_requests_of_a_short_pytorchjob(cluster: TestCluster, requests: RequestL
     def run(instance: Instance) -> None:
         instance.execute(command=PROGRAM, deferrable=False)
 
-    assert_requests(cluster, requests, PYTORCHJOB, run, {**WATCHES, "discovery": 2}, streams=1)
+    assert_requests(cluster, requests, PYTORCHJOB, run, {**WATCHES, "discovery": 1}, streams=1)
 
 
 def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) -> None:
@@ -85,7 +85,8 @@ def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) 
         manifest = {"apiVersion": f"kubeflow.org/{version}", "kind": "MPIJob", "metadata": {}, "spec": spec}
         instance.execute(manifest=manifest, deferrable=False, operator=MPIJobOperator)
 
-    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": 2}, streams=2)
+    tried = MPIJOB.versions.index(served_version(cluster, MPIJOB)) + 1
+    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": tried}, streams=2)
 
 
 @pytest.mark.embedded  # its runtimes
@@ -98,5 +99,5 @@ def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog
     def run(instance: Instance) -> None:
         instance.execute(command=PROGRAM, gpus=1, deferrable=False, operator=TrainJobOperator)
 
-    reads = {"discovery": 3, "get clustertrainingruntimes": 1, "list pods": 4, "get JOBS": 1, "get jobsets": 1}
+    reads = {"discovery": 2, "get clustertrainingruntimes": 1, "list pods": 4, "get JOBS": 1, "get jobsets": 1}
     assert_requests(cluster, requests, TRAINJOB, run, {**WATCHES, **reads}, streams=1)
