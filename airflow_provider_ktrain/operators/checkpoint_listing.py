@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import threading
+import time
+from typing import Any
 
 from airflow_provider_ktrain.core.checkpoint_files import describe_files, is_url, without_connection
+from airflow_provider_ktrain.core.redaction import redacted
 
-PATIENCE = 10.0  #: seconds from the start of the listing until its result is given up
+PATIENCE = 10.0  #: seconds from the start of the listing until it is given up
+MAX_FILES = 10_000  #: after which a listing that reads one directory after the other ends
 
 
 class CheckpointListing:
     """Lists a directory in a thread of its own: a slow or broken storage neither delays nor fails the training.
 
     :param directory: a path in the pods, or a URL for Airflow's ObjectStoragePath. The URL may contain a connection.
+    :param patience: seconds from now until the listing is given up. Default: 10.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, patience: float = PATIENCE) -> None:
         self._directory = directory
+        self._patience, self._until = patience, time.monotonic() + patience
         self._found = ""
         self._thread = threading.Thread(target=self._list, daemon=True, name="ktrain-checkpoints")
         if is_url(directory):
             self._thread.start()
 
-    def describe(self, patience: float = PATIENCE) -> str:
-        """One line for the log.
-
-        :param patience: how long to wait for the listing, in seconds. Default: 10.
-        """
-        shown = without_connection(self._directory)
+    def describe(self) -> str:
+        """One line for the log. It waits for the listing until that is given up."""
+        shown = redacted(without_connection(self._directory))
         if not is_url(self._directory):
             return f"Checkpoints: {shown} is a path in the pods. The worker can't list it."
-        self._thread.join(patience)
-        return f"Checkpoints: {shown} {self._found or f'was not listed within {patience:.0f} s'}."
+        self._thread.join(max(self._until - time.monotonic(), 0))
+        return f"Checkpoints: {shown} {self._found or f'was not listed within {self._patience:.0f} s'}."
 
     def _list(self) -> None:
         """Only the type of an error is logged: its message may contain a URL with a signature."""
@@ -39,11 +42,34 @@ class CheckpointListing:
             from airflow.sdk import ObjectStoragePath
 
             path = ObjectStoragePath(self._directory)
-            self._found = describe_files(path.fs.find(path.path, detail=True), path.path)
+            self._found = self._listed(path.fs, path.path)
         except FileNotFoundError:
             self._found = "has no files"
+        except TimeoutError:
+            self._found = ""
         except ImportError:
             scheme = self._directory.partition("://")[0]
             self._found = f"can't be listed: the worker lacks the library that Airflow needs for {scheme}://"
         except BaseException as e:
             self._found = f"can't be listed by the worker ({type(e).__name__})"
+
+    def _listed(self, storage: Any, path: str) -> str:
+        """The description of the files; empty if the time doesn't suffice.
+
+        Asynchronous file systems, as those of S3, Google Cloud Storage and Azure, list all levels at once, and cancel
+        the listing at its timeout. `find` of the others walks through the directories and hides errors.
+
+        :param storage: a file system of fsspec.
+        :raises TimeoutError: the time doesn't suffice.
+        """
+        if storage.async_impl:
+            left = max(self._until - time.monotonic(), 0.001)  # 0 is no timeout
+            return describe_files(storage.find(path, detail=True, timeout=left), path)
+        files: dict[str, Any] = {}
+        for _, _, found in storage.walk(path, detail=True, on_error="raise"):
+            files |= {details["name"]: details for details in found.values()}
+            if time.monotonic() > self._until:
+                return ""
+            if len(files) > MAX_FILES:
+                return f"has more than {MAX_FILES:,} files"
+        return describe_files(files, path)

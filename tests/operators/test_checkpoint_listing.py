@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 import uuid
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.io import attach
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
@@ -18,21 +21,57 @@ SECRET = "hunter2"
 
 
 class Storage:
-    """A file system in memory, in the place of S3.
+    """A file system in memory that is walked through, in the place of one on a server.
 
-    :param error: with which each listing fails. Default: None, none does.
+    :param error: with which each listing of a directory fails. Default: None, none does.
     """
+
+    async_impl = False
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.files = MemoryFileSystem()
         self.error, self.waits = error, threading.Event()
         self.waits.set()
+        self.directories = 0  # that were listed
 
-    def find(self, path: str, *args: Any, **options: Any) -> Any:
-        self.waits.wait(600)
-        if self.error is not None:
+    def walk(self, path: str, **options: Any) -> Iterator[Any]:
+        if self.error is not None and options["on_error"] == "raise":
             raise self.error
-        return self.files.find(path, *args, **options)
+        self.waits.wait(600)
+        for found in self.files.walk(path, **options):
+            self.directories += 1
+            yield found
+
+
+class EndlessStorage(Storage):
+    """A file system with any number of directories, each with 1,000 files."""
+
+    def walk(self, path: str, **options: Any) -> Iterator[Any]:
+        for directory in itertools.count():
+            self.directories += 1
+            yield path, {}, {f"{n}": {"name": f"{path}/{directory}/{n}", "size": 1} for n in range(1000)}
+
+
+class AsyncStorage(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A file system that lists all levels with one request, as that of S3.
+
+    :param slow: whether the response never comes. Default: False.
+    """
+
+    cachable = False
+
+    def __init__(self, slow: bool = False) -> None:
+        super().__init__(asynchronous=False)
+        self.slow, self.requests, self.cancelled = slow, 0, threading.Event()
+
+    async def _find(self, path: str, **options: Any) -> dict[str, Any]:
+        self.requests += 1
+        try:
+            await asyncio.sleep(3600 if self.slow else 0)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return {f"{path}/step_{n}/model.pt": {"size": 5} for n in range(3)}
 
 
 @pytest.fixture
@@ -43,6 +82,14 @@ def connection(request: pytest.FixtureRequest) -> Iterator[str]:
     attach("s3", name, fs=storage)
     yield name
     storage.waits.set()
+
+
+@pytest.fixture(params=[False, True])
+def async_storage(request: pytest.FixtureRequest) -> tuple[str, AsyncStorage]:
+    """The id of a connection to a storage, and the storage."""
+    name, storage = f"storage-{uuid.uuid4().hex}", AsyncStorage(request.param)
+    attach("s3", name, fs=storage)
+    return name, storage
 
 
 def storage_of(connection: str) -> Storage:
@@ -72,8 +119,42 @@ def test_error_is_one_line_without_its_message(connection: str) -> None:
 
 def test_slow_storage_is_not_waited_for(connection: str) -> None:
     storage_of(connection).waits.clear()
-    shown = CheckpointListing(f"s3://{connection}@bucket/c").describe(patience=0.01)
+    shown = CheckpointListing(f"s3://{connection}@bucket/c", patience=0.01).describe()
     assert shown == "Checkpoints: s3://bucket/c was not listed within 0 s."
+
+
+def test_listing_of_directories_ends_when_nobody_waits_for_it(connection: str) -> None:
+    storage = storage_of(connection)
+    for number in range(5):
+        storage.files.pipe(f"/{connection}/step_{number}/model.pt", b"1")
+    storage.waits.clear()
+    listing = CheckpointListing(f"s3://{connection}@{connection}", patience=0.01)
+    assert "was not listed within 0 s" in listing.describe()
+    storage.waits.set()
+    listing._thread.join(240)
+    assert storage.directories == 1
+
+
+def test_listing_of_directories_ends_after_many_files() -> None:
+    name, storage = f"storage-{uuid.uuid4().hex}", EndlessStorage()
+    attach("s3", name, fs=storage)
+    shown = CheckpointListing(f"s3://{name}@bucket/c", patience=240).describe()
+    assert shown == "Checkpoints: s3://bucket/c has more than 10,000 files."
+    assert storage.directories == 11
+
+
+def test_asynchronous_storage_gets_one_request_with_a_timeout(async_storage: tuple[str, AsyncStorage]) -> None:
+    name, storage = async_storage
+    listing = CheckpointListing(f"s3://{name}@bucket/c", patience=0.5 if storage.slow else 240)
+    found = "was not listed within 0 s" if storage.slow else "has 3 files (15 bytes)"
+    assert listing.describe() == f"Checkpoints: s3://bucket/c {found}."
+    assert storage.requests == 1
+    assert not storage.slow or storage.cancelled.wait(240)
+
+
+def test_password_in_the_url_is_hidden() -> None:
+    shown = CheckpointListing(f"unknown://me:{SECRET}@host/c").describe()
+    assert shown.startswith("Checkpoints: unknown://me:***@host/c can't be listed")
 
 
 def test_path_in_the_pods_is_not_listed() -> None:
