@@ -46,6 +46,7 @@ NAMED_PODS = 5  #: how many pods an error names
 MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
 COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
 WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, even if watches run
+REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
 
@@ -118,8 +119,9 @@ async def release(
 
     :param ref: the job.
     :param mode: how to release it. Default: delete it.
-    :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then.
-        With `verify`, it is at least the longest terminationGracePeriodSeconds of the pods plus `margin`. Default: 60.
+    :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then, and
+        refused ones (401, 403) for 15 s. With `verify`, it is at least the longest terminationGracePeriodSeconds of the
+        pods plus `margin`. Default: 60.
     :param verify: wait until the pods are gone. False: return when the API server has accepted. Default: True.
     :param margin: time beyond their grace period that pods may take to end, in seconds. Default: 30.
     :param before: the pods as they were before, if the deletion was already requested. Default: read them.
@@ -140,7 +142,7 @@ async def release(
 
     try:
         async with job_view(api, ref) as view, asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
-            asked = await retry_transient(count_and_ask, end)
+            asked = await retry_transient(count_and_ask, end, refused_until=began + REFUSED_SECONDS)
             if asked is None:
                 return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
             done, what = asked

@@ -31,18 +31,22 @@ def is_transient(error: ApiUnavailable | ApiStatusError) -> bool:
     return isinstance(error, ApiUnavailable) or error.transient
 
 
-async def retry_transient(ask: Callable[[], Awaitable[T]], end: float) -> T:
+async def retry_transient(ask: Callable[[], Awaitable[T]], end: float, *, refused_until: float = 0) -> T:
     """Repeat `ask` while the API server is unreachable or overloaded.
 
     :param ask: makes the request.
     :param end: value of `time.monotonic()` from which the error is raised instead.
+    :param refused_until: value of `time.monotonic()` until which a refused request (401, 403) is repeated as well: an
+        API server that has just started refuses everything until it has read the rights. Default: it isn't repeated.
     """
     delay = 0.2
     while True:
         try:
             return await ask()
         except (ApiUnavailable, ApiStatusError) as e:
-            if not is_transient(e) or time.monotonic() + delay > end:
+            refused = isinstance(e, ApiStatusError) and e.status in (401, 403)
+            last = min(end, refused_until) if refused else end
+            if not (refused or is_transient(e)) or time.monotonic() + delay > last:
                 raise
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5)

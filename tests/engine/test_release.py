@@ -273,6 +273,19 @@ async def test_release_retries_while_the_api_server_is_unreachable(task: Task, c
     assert await task.job() is None
 
 
+@of_each_kind
+@pytest.mark.embedded
+@pytest.mark.parametrize("status", [401, 403])
+async def test_release_retries_while_a_new_api_server_refuses_requests(
+    task: Task, cluster: TestCluster, status: int
+) -> None:
+    """An API server that has just started hasn't read the rights yet."""
+    ref = (await task.submit()).ref
+    cluster.admin("status", status=status, path=task.kind.plural, count=3)
+    assert (await release(task.api, ref)).done
+    assert await task.job() is None
+
+
 @pytest.mark.embedded
 @pytest.mark.parametrize("fault", ["drop", "refuse"])
 async def test_release_fails_at_the_timeout_if_the_api_server_stays_unreachable(
