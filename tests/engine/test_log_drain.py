@@ -16,6 +16,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
+from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
 
 from .fakekube import FakeKube, LogFile, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
@@ -177,6 +178,23 @@ async def test_kept_container_whose_stream_was_cut_at_the_end_has_a_gap() -> Non
         report = await follower.drain_deleted(60, 60)
     assert sink.notes == list(report.gaps["p", "main"])
     assert "the pod was deleted before its log was read to the end" in sink.notes[0]
+
+
+async def test_drain_continues_after_lines_were_held_back() -> None:
+    """A triggerer's supervisor may read nothing for a minute, and lines are held back meanwhile."""
+    async with five_lines_read() as (kube, log, sink, follower):
+        unread = MAX_UNREAD_BYTES + 1
+        follower.budget.unread_log = lambda: unread
+        write(log, 5, 10)
+        log.end()
+        follower.observe(kube.delete("p"), deleted=True)
+        began = time.monotonic()
+        draining = asyncio.ensure_future(follower.drain(0.2, 60))
+        await until(lambda: draining.done() or time.monotonic() > began + 2)
+        unread = 0
+        report = await draining
+    assert sink.texts == numbered(0, 10)
+    assert report.unread == []
 
 
 async def test_drain_ends_in_time_and_reports_unread_containers() -> None:

@@ -128,7 +128,7 @@ class LogFollower:
         Containers that still run are read up to now. In the last seconds (LATE_LINES_SECONDS, at most a quarter of the
         time), lines are only inspected and counted, because inspecting is much faster than logging.
 
-        :param timeout: seconds without progress after which this ends.
+        :param timeout: seconds without progress after which this ends, except those in which lines are held back.
         :param longest: seconds after which it ends in any case. Default: `timeout`.
         :param keep_open: go on following containers that still run, until `drain_deleted` or `close`. If other streams
             of this process wait for their turn, none is kept. Default: False.
@@ -169,14 +169,17 @@ class LogFollower:
         return await self.drain(timeout, longest)
 
     async def _wait_while_lines_come(self, tasks: list[asyncio.Task[None]], timeout: float, longest: float) -> bool:
-        """Wait for the tasks; returns whether lines were still coming when the longest time was over."""
+        """Wait for the tasks; returns whether lines were still coming when the longest time was over.
+
+        While the process holds lines back, none comes, although there may be more: that time doesn't count.
+        """
         loop = asyncio.get_running_loop()
         progress, last = self._lines_read(), loop.time()
         end = last + longest
         pending = set(tasks)
         while pending:
             now = loop.time()
-            if (read := self._lines_read()) != progress:
+            if (read := self._lines_read()) != progress or self.budget.holds_lines_back:
                 progress, last = read, now
             if now >= end:
                 return now - last < timeout

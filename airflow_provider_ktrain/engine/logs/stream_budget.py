@@ -79,6 +79,11 @@ class StreamBudget:
         """Whether streams wait for their turn."""
         return bool(self._waiting)
 
+    @property
+    def holds_lines_back(self) -> bool:
+        """Whether no line may be logged at present: after a stall, or while many lines are unread."""
+        return self._settled > asyncio.get_running_loop().time() or self.unread_log() > MAX_UNREAD_BYTES
+
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
         """Wait for a slot, first come first served, and hold it."""
