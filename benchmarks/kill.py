@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -167,13 +168,17 @@ def _timed(airflow: Airflow, stand_in: StandIn, url: str, token: str, numbers: l
 
 
 def _send(url: str, method: str, token: str = "", body: Any = None) -> Any:
-    """The JSON of a response; None while the server doesn't answer."""
+    """The JSON of a response, also if the task already has the state (409); None while the server doesn't answer."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
     with contextlib.suppress(OSError):
         request = urllib.request.Request(url, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:  # an OSError
+            if error.code == 409:  # an earlier request was carried out, although its response was an error
+                return json.load(error)
     return None
 
 
@@ -184,7 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="number of new triggerers")
     parser.add_argument("--kills", type=int, help="kills per triggerer; default: 2, and 100 with `many`")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 4], help="numbers of processes that use a CPU each")
-    parser.add_argument("--burst", type=int, default=50, help="kills at once, with `many`")
+    parser.add_argument("--burst", type=int, default=10, help="kills at once, with `many`; SQLite can't carry 20")
     parser.add_argument("--waiting", type=int, default=1000, help="jobs that wait in the same triggerer")
     args = parser.parse_args()
     print(f"{datetime.date.today()}; {machine()}\n", flush=True)

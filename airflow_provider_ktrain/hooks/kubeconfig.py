@@ -120,7 +120,7 @@ async def configuration(
     :raises AccessError: no configuration can be built in time, or the connection has no address of a cluster.
     """
     try:
-        return await in_thread(lambda: _build(conn_id, cluster_context, extras), timeout)
+        return await in_thread_with_loop(lambda: _build(conn_id, cluster_context, extras), timeout)
     except AccessError:
         raise
     except TimeoutError as error:
@@ -185,7 +185,7 @@ class _PluginLoop(asyncio.SelectorEventLoop):
             plugin.close()
 
 
-async def in_thread(work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
+async def in_thread_with_loop(work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
     """Run a coroutine in its own event loop and thread, and kill the subprocesses that it has started.
 
     It is a daemon thread, so that no process has to wait for it, in particular not a worker that is being killed.
