@@ -209,13 +209,14 @@ class Observer:
         """Whether the job has ended and the watch of the pods doesn't yet show why.
 
         True if no known pod explains the end, and the API server knows other pods or pod phases than the watch, or
-        can't be asked; for POD_WATCH_LAG_SECONDS at most. It is asked after USUAL_WATCH_LAG_SECONDS.
+        can't be asked; for POD_WATCH_LAG_SECONDS at most. It is asked after USUAL_WATCH_LAG_SECONDS, or at once if no
+        pod is known.
         """
         state = self._state
         waited = time.monotonic() - state.phase_since
         if waited >= POD_WATCH_LAG_SECONDS or state.pods_explain_the_end():
             return False
-        usual = waited < USUAL_WATCH_LAG_SECONDS
+        usual = waited < USUAL_WATCH_LAG_SECONDS and bool(state.pods.live)
         self.pods_due = state.phase_since + (USUAL_WATCH_LAG_SECONDS if usual else POD_WATCH_LAG_SECONDS)
         if usual:
             return True
