@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.manifest.overlay import CHECKPOINT_DIR
 from airflow_provider_ktrain.core.redaction import redacted
 
 MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
+MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets
 MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON, in UTF-8
 LEFT_OUT = "left_out"  #: key of the extra that names the fields that were too large
 _DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: fields, in the order in which they are left out
@@ -31,6 +32,8 @@ def model_uri(result: Any) -> str:
     uri = result[MODEL_URI]
     if not isinstance(uri, str):
         raise ValueError(f"{MODEL_URI} is of type {type(uri).__name__}, expected text")
+    if len(uri) > MAX_URI_CHARS:  # before the check for secrets, which cuts long texts
+        raise ValueError(f"{MODEL_URI} has {len(uri):,} characters, at most {MAX_URI_CHARS:,}")
     if redacted(uri) != uri:
         raise ValueError(f"{MODEL_URI} contains a password, a key or a token")
     return uri
