@@ -26,6 +26,17 @@ MAX_UNPACKED_BYTES = 32 * 1024 * 1024  #: beyond this, the files are not even re
 Ignores = Callable[[str], bool]
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there is no file or directory; False if that can't be known. Then `read_code` raises the reason."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError:  # such as a folder without the right to search it
+        return False
+    return False
+
+
 def read_code(path: Path) -> Code:
     """Pack a directory without the files that its `.ktrainignore` names, or a single file.
 

@@ -190,13 +190,13 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
 
         :raises ManifestError: they can't be read, or are too large.
         """
-        from airflow_provider_ktrain.engine.code_directory import read_code
+        from airflow_provider_ktrain.engine.code_directory import is_missing, read_code
 
         if self.code is None:
             return None
         given = os.fspath(self.code)
         searched = getattr(self.get_template_env().loader, "searchpath", None) or ["."]
-        found = [path for folder in searched if (path := Path(folder, given)).exists()]
+        found = [path for folder in searched if not is_missing(path := Path(folder, given))]
         if not found:
             raise ManifestUnreadableError(
                 f"the code {given!r} does not exist",

@@ -159,6 +159,12 @@ def test_missing_directory_fails_the_task_and_not_the_dag(instance: Instance, fo
     assert not isinstance(error.value, TrainingConfigurationError), "the bundle may be late"
 
 
+def test_directory_that_cannot_be_looked_up_is_worth_a_retry(instance: Instance, folder: Path) -> None:
+    with pytest.raises(TrainingJobError, match="code: the code can't be read: File name too long") as error:
+        train(instance, folder, code="x" * 300)
+    assert not isinstance(error.value, TrainingConfigurationError)
+
+
 def test_dry_run_creates_neither_job_nor_config_map(instance: Instance, folder: Path) -> None:
     assert train(instance, folder, dry_run=True) is None
     assert not instance.jobs()
