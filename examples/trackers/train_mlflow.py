@@ -1,7 +1,7 @@
 """Fit a line by gradient descent and report it to MLflow: a run that is named after the Airflow task and links to it.
 
-Rank 0 reports. MLFLOW_TRACKING_URI is the tracking server, AIRFLOW_TASK_URL the task in Airflow's UI. Without Airflow's
-variables, for example with `ktrain run`, the run has MLflow's own name.
+Rank 0 reports. MLFLOW_TRACKING_URI is the tracking server, AIRFLOW_TASK_URL the task in Airflow's UI. Without the
+provider's variables, for example on your own machine, the run has MLflow's own name.
 """
 
 import argparse

@@ -26,7 +26,11 @@ from tests.cli.test_run import job
 from tests.clusters import TestCluster
 from tests.engine.tasks import Lines, MeddledApi, api_of
 
-PROGRAM = "import os, sys; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:])\n"
+PROGRAM = """\
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:])
+print("task", os.environ["KTRAIN_DAG_ID"], os.environ["KTRAIN_TASK_ID"])
+"""
 
 
 @pytest.fixture
@@ -45,6 +49,7 @@ def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> 
     assert "PyTorchJob default/training-" in command.output
     assert "Code: 1 file, " in command.output
     assert "[Master 0] rank 0 of 2 ['--epochs', '3']" in command.output  # and there was a Worker
+    assert "[Master 0] task ktrain-run training" in command.output
 
 
 @pytest.mark.embedded
