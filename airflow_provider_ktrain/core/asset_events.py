@@ -33,7 +33,7 @@ def model_uri(result: Any) -> str:
     if not isinstance(uri, str):
         raise ValueError(f"{MODEL_URI} is of type {type(uri).__name__}, expected text")
     if len(uri) > MAX_URI_CHARS:  # before the check for secrets, which cuts long texts
-        raise ValueError(f"{MODEL_URI} has {len(uri):,} characters, at most {MAX_URI_CHARS:,}")
+        raise ValueError(f"{MODEL_URI} has more than {MAX_URI_CHARS:,} characters")
     if redacted(uri) != uri:
         raise ValueError(f"{MODEL_URI} contains a password, a key or a token")
     return uri
