@@ -27,7 +27,7 @@ Ignores = Callable[[str], bool]
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is no file or directory; False if that can't be known. Then `read_code` raises the reason."""
+    """Whether no file or directory has this path. False if the path can't be checked: `read_code` raises the reason."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -63,7 +63,7 @@ class CheckpointListing:
         :raises TimeoutError: the time doesn't suffice.
         """
         if storage.async_impl:
-            left = max(self._until - time.monotonic(), 0.001)  # 0 is no timeout
+            left = max(self._until - time.monotonic(), 0.001)  # fsspec waits without limit if it is 0
             return describe_files(storage.find(path, detail=True, timeout=left), path)
         files: dict[str, Any] = {}
         for _, _, found in storage.walk(path, detail=True, on_error="raise"):

@@ -264,23 +264,25 @@ async def test_pods_left_by_an_orphaning_deletion_are_deleted(task: Task) -> Non
     assert not await task.pods(ref)
 
 
+async def release_after_failures(task: Task, cluster: TestCluster, *, status: int) -> None:
+    """Release a job while the API server answers three requests for it with `status`."""
+    ref = (await task.submit()).ref
+    cluster.admin("status", status=status, path=task.kind.plural, count=3)
+    assert (await release(task.api, ref)).done
+    assert await task.job() is None
+
+
 @of_each_kind
 @pytest.mark.embedded
 async def test_release_retries_while_the_api_server_is_unreachable(task: Task, cluster: TestCluster) -> None:
-    ref = (await task.submit()).ref
-    cluster.admin("status", status=503, path=task.kind.plural, count=3)
-    assert (await release(task.api, ref)).done
-    assert await task.job() is None
+    await release_after_failures(task, cluster, status=503)
 
 
 @of_each_kind
 @pytest.mark.embedded
 async def test_release_retries_while_a_new_api_server_refuses_requests(task: Task, cluster: TestCluster) -> None:
     """An API server that has just started hasn't read the rights yet."""
-    ref = (await task.submit()).ref
-    cluster.admin("status", status=403, path=task.kind.plural, count=3)
-    assert (await release(task.api, ref)).done
-    assert await task.job() is None
+    await release_after_failures(task, cluster, status=403)
 
 
 @pytest.mark.embedded
