@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
-from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
 
 from .fakekube import FakeKube, LogFile, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
@@ -184,7 +184,7 @@ async def test_drain_continues_after_lines_were_held_back() -> None:
     """A triggerer's supervisor may read nothing for a minute, and lines are held back meanwhile."""
     async with five_lines_read() as (kube, log, sink, follower):
         unread = MAX_UNREAD_BYTES + 1
-        follower.budget.unread_log = lambda: unread
+        follower.budget.gate.unread_log = lambda: unread
         write(log, 5, 10)
         log.end()
         follower.observe(kube.delete("p"), deleted=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
-from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES, StreamBudget
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES, LogGate
+from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
 from .fakekube import FakeKube, Record, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
@@ -120,11 +121,11 @@ async def test_no_line_is_logged_right_after_a_stall(kind: Kind) -> None:
     kube.pod("p")
     log = kube.log("p")
     write(log, 0, 5)
-    budget = StreamBudget(stall=3600, settle=3600)
-    async with following(kube, sink, kind=kind, budget=budget) as follower:
+    gate = LogGate(stall=3600, settle=3600)
+    async with following(kube, sink, kind=kind, budget=StreamBudget(gate=gate)) as follower:
         await until(lambda: len(sink.lines) == 5)
         saved = follower.cursor.to_dict()
-        budget.stall = 0.2  # set only now, because the process may stall on a loaded machine
+        gate.stall = 0.2  # set only now, because the process may stall on a loaded machine
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(log, 5, 10)
         sent = kube.sent
@@ -140,7 +141,7 @@ async def test_lines_continue_after_a_stall_without_a_takeover() -> None:
     kube, sink = FakeKube(), Sink()
     kube.pod("p")
     write(kube.log("p"), 0, 5)
-    async with following(kube, sink, budget=StreamBudget(stall=0.2, settle=0.2)) as follower:
+    async with following(kube, sink, budget=StreamBudget(gate=LogGate(stall=0.2, settle=0.2))) as follower:
         await until(lambda: len(sink.lines) == 5)
         time.sleep(0.3)  # noqa: ASYNC251 - the stall
         write(kube.log("p"), 5, 10)
@@ -160,9 +161,7 @@ async def test_lines_are_held_back_while_many_are_unread() -> None:
         counted += 1
         return unread[0]
 
-    budget = StreamBudget()
-    budget.unread_log = count
-    async with following(kube, sink, budget=budget) as follower:
+    async with following(kube, sink, budget=StreamBudget(gate=LogGate(count))) as follower:
         await until(lambda: counted > 10)
         assert sink.lines == []
         unread[0] = MAX_UNREAD_BYTES

@@ -7,8 +7,8 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
 from airflow_provider_ktrain.engine.logs.log_queue import LINE_BYTES, LogQueue, QueuedLogger, log_queue
-from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
 from tests.engine.fakekube import until
 
 TASK: ContextVar[str] = ContextVar("TASK", default="")

@@ -20,7 +20,7 @@ from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
 from airflow_provider_ktrain.core.state.status import phase_of
-from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
 from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised

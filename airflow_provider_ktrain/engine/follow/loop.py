@@ -74,7 +74,7 @@ async def follow(
     state = JobState(ref, handover)
     output = JobOutput(api, state, options.logs, cursor, handover, log)
     if host.unread_log is not None:
-        output.follower.budget.unread_log = host.unread_log
+        output.follower.budget.gate.unread_log = host.unread_log
     stop_notices = api.on_notice(log.warning)
     try:
         output.warn_about_repeated_lines(host)
@@ -188,7 +188,7 @@ class _Loop:
         while True:
             if self._host.shared:
                 # a triggerer that stalled lost its triggers to another one, which logs the same lines
-                await self._output.follower.budget.awake()
+                await self._output.follower.budget.gate.awake()
             if await self._observer.update():
                 self._startup.phase_changed()
             self._report()

@@ -97,7 +97,7 @@ class ContainerFollower:
         self._path = api_paths.core(meta["namespace"], "pods", self.pod)
         role, index = job.kind.pod_role(meta.get("labels") or {})
         source = LogLine(self.pod, name, role, index, 0, "", "", init=is_init_container(pod, name), pod_uid=self.uid)
-        self._emitter = RateLimitedEmitter(job.sink, job.budget, job.rate_limit, source, job.inspector(source))
+        self._emitter = RateLimitedEmitter(job.sink, job.budget.gate, job.rate_limit, source, job.inspector(source))
         self._reader = LogReader(job.api, job.budget, self._path, name, self._emitter, self._observed, job.forbidden)
         self._failures = 0
         self._finished = False  # the log is read as far as it goes

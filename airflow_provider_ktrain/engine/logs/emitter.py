@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.logs.repeats import Repeated, Repeats
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
+from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
 MAX_LINE_BYTES = 256 * 1024  #: bytes of a line; Airflow loses messages of megabytes
@@ -102,7 +102,7 @@ class RateLimitedEmitter:
     """Calls the sink with the new lines of one container, within its rate limit and in short slices of time.
 
     :param sink: called for each line.
-    :param budget: its gate is held during a slice, so that only one stream of the process logs at a time.
+    :param gate: through which the lines of all streams of the process are logged.
     :param source: a line with the pod, container, role and index of all lines.
     :param inspect: called with text, time and run of each new line before the rate limit drops any.
     """
@@ -110,7 +110,7 @@ class RateLimitedEmitter:
     def __init__(
         self,
         sink: Callable[[LogLine], None],
-        budget: StreamBudget,
+        gate: LogGate,
         rate_limit: RateLimit,
         source: LogLine,
         inspect: Inspect = ignore,
@@ -125,7 +125,7 @@ class RateLimitedEmitter:
         self.gaps: list[str] = []
         self.gap_until = ""  #: time of the first line after the last gap that a rotation left
         self._sink = sink
-        self._budget = budget
+        self._gate = gate
         self._inspect = inspect
         self._limit = rate_limit
         self._source = source
@@ -145,14 +145,15 @@ class RateLimitedEmitter:
         """
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0
-        while done < len(lines):
-            async with self._budget.gate:
-                await self._budget.ready_to_log()
-                until, new = self._slice(lines, done, replay)
-            self.read += until - done
-            done, fresh = until, fresh + new
-            if done < len(lines):
-                await asyncio.sleep(0)
+        async with self._gate.burst():
+            while done < len(lines):
+                async with self._gate.turn():
+                    until, new = self._slice(lines, done, replay)
+                    self._gate.count(until - done)
+                self.read += until - done
+                done, fresh = until, fresh + new
+                if done < len(lines):
+                    await asyncio.sleep(0)
         return fresh
 
     def _slice(self, lines: list[str], start: int, replay: Replay) -> tuple[int, int]:

@@ -55,7 +55,7 @@ class LogFollower:
     ) -> None:
         self.cursor = Cursor() if cursor is None else cursor
         self.budget = budget or process_budget()
-        self.budget.watch_for_stalls()
+        self.budget.gate.watch_for_stalls()
         self._job = JobLogs(
             api,
             sink,
@@ -179,7 +179,7 @@ class LogFollower:
         pending = set(tasks)
         while pending:
             now = loop.time()
-            if (read := self._lines_read()) != progress or self.budget.holds_lines_back:
+            if (read := self._lines_read()) != progress or self.budget.gate.holds_lines_back:
                 progress, last = read, now
             if now >= end:
                 return now - last < timeout

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from airflow_provider_ktrain.engine.logs.stream_budget import MAX_UNREAD_BYTES, UNREAD_INTERVAL
+from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES, UNREAD_INTERVAL
 
 LINE_BYTES = 1280  #: that a line takes in the socket, as Linux counts them
 

@@ -1,16 +1,7 @@
-"""Limits what following logs may use of a process: a number of streams, and short slices of the event loop.
+"""Limits how many log streams a process opens.
 
 A triggerer may follow the containers of a thousand jobs in one event loop. If there are more containers than the budget
-has streams, they take turns. No stream occupies the loop for longer than a slice, even if its container writes fast or
-the logger is slow.
-
-Stalls: a triggerer whose process is stalled (suspended, or without CPU) misses heartbeats, and Airflow assigns its
-triggers to another triggerer, which logs the same lines. When the process resumes, it can't detect this. So after a
-stall, `awake` holds back all lines for some seconds, in which Airflow cancels the triggers that were reassigned.
-
-Unread lines: a triggerer's supervisor reads the lines of all its triggers from a socket, and it is slower than several
-hundred containers may be. A write to a full socket would block the loop, and with it all events and kills. So lines are
-held back while much is unread; meanwhile, they stay on the node.
+has streams, they take turns. When their lines are logged is decided by the `LogGate`.
 """
 
 from __future__ import annotations
@@ -23,8 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from weakref import WeakKeyDictionary
 
-MAX_UNREAD_BYTES = 100_000  #: in the socket to the supervisor; Linux makes it full at about twice that
-UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
+from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 
 class Slot:
@@ -55,21 +45,13 @@ class StreamBudget:
 
     :param streams: connections for logs; each is a load on a kubelet and on the API server. Default: 300.
     :param turn: seconds that a stream may last while others wait. Default: 5.
-    :param stall: seconds without a turn of the event loop that count as a stall. Default: 5.
-    :param settle: seconds after a stall in which no line is logged. A trigger can't find out whether it was reassigned:
-        its task is `deferred` in both cases. But about once a second, a triggerer compares its running triggers with
-        the assigned ones, and cancels the others. Default: 10.
+    :param gate: through which all lines are logged. Default: one that holds lines back after stalls only.
     """
 
-    def __init__(self, streams: int = 300, turn: float = 5.0, stall: float = 5.0, settle: float = 10.0) -> None:
+    def __init__(self, streams: int = 300, turn: float = 5.0, gate: LogGate | None = None) -> None:
         self.streams = streams
         self.turn = turn
-        self.stall = stall
-        self.settle = settle
-        self.unread_log: Callable[[], int] = lambda: 0  #: bytes that this process has logged and nobody has read yet
-        self._ticked: float | None = None  # when the loop last ran
-        self._settled = 0.0  # when lines may be logged again
-        self.gate = asyncio.Lock()  #: held during a slice by the one stream that logs lines
+        self.gate = gate or LogGate()
         self._held: dict[Slot, None] = {}  # first granted first
         self._waiting: deque[asyncio.Future[Slot]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -78,11 +60,6 @@ class StreamBudget:
     def is_crowded(self) -> bool:
         """Whether streams wait for their turn."""
         return bool(self._waiting)
-
-    @property
-    def holds_lines_back(self) -> bool:
-        """Whether no line may be logged at present: after a stall, or while many lines are unread."""
-        return self._settled > asyncio.get_running_loop().time() or self.unread_log() > MAX_UNREAD_BYTES
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
@@ -93,34 +70,6 @@ class StreamBudget:
         finally:
             self._held.pop(slot)
             self._grant()
-
-    def watch_for_stalls(self) -> None:
-        """Start to record when the event loop runs."""
-        if self._ticked is None:
-            self._ticked = asyncio.get_running_loop().time()
-            self._tick()
-
-    def _tick(self) -> None:
-        self._note_stall()
-        asyncio.get_running_loop().call_later(min(1.0, self.stall / 4), self._tick, context=Context())
-
-    def _note_stall(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._ticked is not None and now - self._ticked > self.stall:
-            self._settled = now + self.settle
-        self._ticked = now
-
-    async def awake(self) -> None:
-        """Return at once; after a stall, only when Airflow has had time to cancel reassigned triggers."""
-        self._note_stall()
-        if (wait := self._settled - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(wait)
-
-    async def ready_to_log(self) -> None:
-        """Return when lines may be logged: not right after a stall, and not while many lines are unread."""
-        await self.awake()
-        while self.unread_log() > MAX_UNREAD_BYTES:  # noqa: ASYNC110
-            await asyncio.sleep(UNREAD_INTERVAL)
 
     async def _acquire(self) -> Slot:
         if not self._waiting and len(self._held) < self.streams:

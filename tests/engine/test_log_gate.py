@@ -1,0 +1,79 @@
+"""Lines go to a triggerer's supervisor in bursts: each of its reads costs queries to Airflow's database."""
+
+from __future__ import annotations
+
+import asyncio
+
+from airflow_provider_ktrain.engine.logs.log_gate import MIN_BURST_LINES, LogGate
+
+LONG = 3600.0  # seconds: no test waits for it
+
+
+class Streams:
+    """Streams that log single lines through a gate."""
+
+    def __init__(self, gate: LogGate) -> None:
+        self.gate = gate
+        self.logged: list[tuple[str, float]] = []
+
+    async def log(self, stream: str, lines: int = 1) -> None:
+        async with self.gate.burst(), self.gate.turn():
+            self.logged.append((stream, asyncio.get_running_loop().time()))
+            self.gate.count(lines)
+
+    async def is_held_back(self, lines: int = 1) -> bool:
+        """Whether a line isn't logged although nothing else happens in the loop."""
+        before = len(self.logged)
+        logging = asyncio.ensure_future(self.log("next", lines))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        logging.cancel()
+        return len(self.logged) == before
+
+
+async def test_line_after_a_small_burst_waits() -> None:
+    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    await streams.log("first")
+    assert await streams.is_held_back()
+
+
+async def test_line_after_a_large_burst_is_logged_at_once() -> None:
+    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    await streams.log("first", MIN_BURST_LINES)
+    assert not await streams.is_held_back()
+
+
+async def test_waiting_streams_log_in_one_burst() -> None:
+    """Three hundred streams of a line each cause two bursts: the first line, and all others."""
+    streams = Streams(LogGate(lambda: 0, interval=0.2))
+    await asyncio.gather(streams.log("first"))
+    await asyncio.gather(*(streams.log(f"stream {n}") for n in range(299)))
+    times = [at for _, at in streams.logged]
+    assert len(times) == 300
+    assert times[1] - times[0] >= 0.2
+    assert {stream for stream, _ in streams.logged[1:]} == {f"stream {n}" for n in range(299)}
+    assert not await streams.is_held_back()  # the burst was a large one
+
+
+async def test_repeated_lines_do_not_delay_a_burst() -> None:
+    """A stream that has nothing to log takes part in no burst."""
+    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    await streams.log("first", lines=0)
+    assert not await streams.is_held_back()
+
+
+async def test_worker_logs_each_line_at_once() -> None:
+    """A task's supervisor serves one task and sends no queries."""
+    streams = Streams(LogGate(interval=LONG))
+    await streams.log("first")
+    assert not await streams.is_held_back()
+
+
+async def test_cancelled_stream_does_not_block_the_others() -> None:
+    streams = Streams(LogGate(lambda: 0, interval=0.1))
+    await streams.log("first")
+    cancelled = asyncio.ensure_future(streams.log("cancelled"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await streams.log("second")
+    assert [stream for stream, _ in streams.logged] == ["first", "second"]
