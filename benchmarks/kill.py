@@ -10,7 +10,7 @@ first   the first kills of new triggerers. Each round starts one. `--busy` is th
         use all the CPU time they get
 many    kills in a triggerer that also follows `--waiting` suspended jobs, one after the other, then `--burst` at once,
         and where the time goes. Instead of the embedded cluster, a stand-in for the Kubernetes API runs, whose pods end
-        half a second after the deletion
+        half a second after the deletion. KTRAIN_TEST_DATABASE=postgresql runs it on a PostgreSQL server of its own
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from harness.triggerer import wait_for as wait
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import clusters
+from tests.e2e import database as databases
 from tests.e2e.airflow import running, wait_for
 from tests.e2e.chaos import CHAOS_DAGS
 from tests.e2e.scenario import Begin, beginning
@@ -115,6 +116,16 @@ STEPS = {
 }
 
 
+@contextlib.contextmanager
+def database() -> Iterator[str]:
+    """The URL of a new database on the selected server; empty for SQLite."""
+    if databases.selected() == databases.SQLITE:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory() as folder, databases.database(Path(folder)) as sql:
+        yield sql
+
+
 def many_kills(args: argparse.Namespace) -> None:
     """Measure kills beside many waiting jobs and print the table."""
     kills = args.kills or 100
@@ -123,7 +134,7 @@ def many_kills(args: argparse.Namespace) -> None:
     parameters = {"jobs": running + args.waiting, "running": running}
     tasks = [task(number) for number in range(running + args.waiting)]
     tasks[:running] = [{**t, "task_id": f"kill-{n}", "map_index": -1} for n, t in enumerate(tasks[:running])]
-    with triggerer(parameters, tasks, **settings) as (airflow, _, stand_in, _probe):
+    with database() as sql, triggerer(parameters, tasks, sql, **settings) as (airflow, _, stand_in, _probe):
         airflow.run("api-server")
         token = wait("the API server answers", lambda: _send(f"{url}/auth/token", "GET"))["access_token"]
         rows: list[dict[str, float]] = []
@@ -133,7 +144,7 @@ def many_kills(args: argparse.Namespace) -> None:
             print(json.dumps({"load": rows[-1]["load"], **times}), file=sys.stderr, flush=True)
         burst = _timed(airflow, stand_in, url, token, list(range(kills, running)))
     loads = [row["load"] for row in rows + burst]
-    print(f"{args.waiting} jobs wait, load {min(loads):.0f} to {max(loads):.0f}\n")
+    print(f"{databases.version()}; {args.waiting} jobs wait, load {min(loads):.0f} to {max(loads):.0f}\n")
     for name, found in ((f"{kills} kills, one by one, s", rows), (f"{args.burst} kills at once, s", burst)):
         shown: list[list[Any]] = []
         for step, (began, ended) in STEPS.items():

@@ -28,6 +28,10 @@ PATIENCE = 1800.0  # seconds; a loaded machine needs minutes to start a triggere
 TRAINING = "in_triggerer.Training"
 _template: bytes | None = None  # a new database
 SQLITE = 'WAIT = {"timeout": 30}\n'  # seconds that a writer waits for another one
+SQLITE_SETTINGS = {
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "sqlite_of_bench.WAIT",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "sqlite_of_bench.WAIT",
+}
 
 
 def wait_for(what: str, look: Callable[[], Any], timeout: float = PATIENCE, tick: float = 0.2) -> Any:
@@ -106,8 +110,12 @@ def probe(file: Path, url: str) -> Json:
 class Airflow:
     """An Airflow that consists of a database and triggerers, without a scheduler and workers."""
 
-    def __init__(self, home: Path, kubeconfig: Path, **settings: str) -> None:
+    def __init__(self, home: Path, kubeconfig: Path, sql: str = "", **settings: str) -> None:
+        """
+        :param sql: URL of an empty database. Default: SQLite in `home`.
+        """
         self.home = home
+        self.sql = sql
         self.database = home / "airflow.db"
         self.kills = home / "kills.jsonl"
         (home / "config").mkdir(parents=True)
@@ -122,9 +130,8 @@ class Airflow:
             "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
             "AIRFLOW__API_AUTH__JWT_SECRET": "of-a-benchmark-that-runs-on-loopback-only-and-ends-soon",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.database}",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS": "sqlite_of_bench.WAIT",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": "sqlite_of_bench.WAIT",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sql or f"sqlite:///{self.database}",
+            **({} if sql else SQLITE_SETTINGS),
             "AIRFLOW__TRIGGERER__CAPACITY": "2000",
             "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(connection),
             "BENCH_KILLS": str(self.kills),
@@ -135,15 +142,16 @@ class Airflow:
         self._migrate()
 
     def _migrate(self) -> None:
-        """Create the database, or copy the one that this process has created before."""
+        """Create the tables. An SQLite database is copied from the one that this process has created before."""
         global _template
-        if _template is None:
-            subprocess.run(
-                [sys.executable, "-m", "airflow", "db", "migrate"], env=self.env, check=True, capture_output=True
-            )
-            _template = self.database.read_bytes()
-        else:
+        if _template is not None and not self.sql:
             self.database.write_bytes(_template)
+            return
+        subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"], env=self.env, check=True, capture_output=True
+        )
+        if not self.sql:
+            _template = self.database.read_bytes()
 
     def defer(self, tasks: Sequence[Json]) -> None:
         """Write deferred tasks into the database."""
@@ -247,13 +255,13 @@ class ProbeFile:
 
 @contextlib.contextmanager
 def triggerer(
-    parameters: Mapping[str, Any], tasks: Sequence[Json], **settings: str
+    parameters: Mapping[str, Any], tasks: Sequence[Json], sql: str = "", **settings: str
 ) -> Iterator[tuple[Airflow, Component, StandIn, ProbeFile]]:
-    """A running triggerer with these tasks and a probe, when it has created all triggers."""
+    """A running triggerer with these tasks and a probe, when it has created all triggers. `sql` as for `Airflow`."""
     stand_in = StandIn(parameters)
     with tempfile.TemporaryDirectory(prefix="ktrain-bench-") as folder:
         home = Path(folder)
-        airflow = Airflow(home / "airflow", stand_in.kubeconfig(home / "kubeconfig"), **settings)
+        airflow = Airflow(home / "airflow", stand_in.kubeconfig(home / "kubeconfig"), sql, **settings)
         file = ProbeFile(home / "probe.jsonl")
         try:
             airflow.defer([*tasks, probe(file.path, stand_in.url)])
