@@ -327,15 +327,20 @@ async def _shows_end(view: JobView, done: Mode, pods: list[Object], end: float) 
 
 
 async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:
-    """Wait until the pods that must go are gone and, with Mode.DELETE, the job. Returns the pods left at `end`."""
+    """Wait until the pods that must go are gone and, with Mode.DELETE, the job. Returns the pods left at `end`.
+
+    The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created later.
+    """
     delay = 0.05
+    deleted = mode is not Mode.DELETE
     while True:
-        pods = await retry_transient(lambda: job_pods(api, ref), end)
-        left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
-        if not left and (mode is not Mode.DELETE or await retry_transient(lambda: _is_deleted(api, ref), end)):
-            return []
-        if time.monotonic() + delay > end:
-            return left
+        deleted = deleted or await retry_transient(lambda: _is_deleted(api, ref), end)
+        last = time.monotonic() + delay > end
+        if deleted or last:
+            pods = await retry_transient(lambda: job_pods(api, ref), end)
+            left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
+            if last or not left:
+                return left
         await asyncio.sleep(delay)
         delay = min(delay * 2, MAX_POLL_SECONDS)
 

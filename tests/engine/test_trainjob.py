@@ -222,6 +222,30 @@ async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
     assert not await list_pods(task.api, ref.namespace, ref.pod_selector)
 
 
+class RequestOrder(MeddledApi):
+    """Records its requests.
+
+    :ivar made: the last parts of their paths.
+    """
+
+    made: list[str]
+
+    async def before(self, method: str, path: str) -> None:
+        if method == "GET":
+            self.made.append(path.split("/")[-2] if "jobsets" in path else path.split("/")[-1])
+
+
+async def test_pods_are_listed_after_the_jobset_is_gone(task: TrainTask, cluster: TestCluster) -> None:
+    """An earlier list may miss pods: those of a JobSet that was created right before the TrainJob was deleted."""
+    ref = (await task.submit(1, STUBBORN, grace=1)).ref
+    await task.running(ref)
+    async with api_of(cluster, RequestOrder) as api:
+        api.made = []
+        await release(api, ref)
+    assert "jobsets" in api.made
+    assert api.made[-1] == "pods"
+
+
 async def test_job_is_created_after_earlier_pods_are_gone(task: TrainTask) -> None:
     """The name is free before the pods are deleted (recording 58), whoever deleted the job."""
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
