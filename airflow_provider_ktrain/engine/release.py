@@ -44,6 +44,8 @@ Object = dict[str, Any]
 T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
 MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
+CONFLICT_PAUSE_SECONDS = 0.05  #: pause after the second conflict of a write with other writers, doubled after each
+MAX_CONFLICT_PAUSE_SECONDS = 0.5
 COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
 WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, even if watches run
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
@@ -138,7 +140,7 @@ async def release(
             before = (view.pods if view else None) or await pods_before(api, ref)
         if view and verify and spare_ended and mode is Mode.DELETE and await _needs_no_request(view, ref):
             return Mode.DELETE_PODS, "has ended"
-        return await _request_release(api, ref, mode, before or [], spare_ended, view.job if view else None)
+        return await _request_release(api, ref, mode, before or [], spare_ended, view.job if view else None, end)
 
     try:
         async with job_view(api, ref) as view, asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
@@ -218,13 +220,16 @@ def _grace(pod: Mapping[str, Any]) -> float:
 
 
 async def _request_release(
-    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool, watched: Object | None
+    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool, watched: Object | None, end: float
 ) -> tuple[Mode, str] | None:
     """Send the request that fits the job as it is, until it is accepted.
 
     :param watched: the job as a watch shows it; used once, and only for a write that its resourceVersion fences.
+    :param end: value of `time.monotonic()` from which a conflict is raised instead of trying again.
     :return: the mode that was used, and its description. None: another try owns the job.
+    :raises ApiStatusError: the API server rejects a request, or the job changed before each write until `end`.
     """
+    pause = 0.0  # usually one write of the operator lies between read and write
     while True:
         fresh = watched is None
         job, watched = watched or await read_job(api, ref), None
@@ -255,9 +260,11 @@ async def _request_release(
                 await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not has_ended(p)])
             return fitting, what
         except ApiStatusError as e:
-            if e.status not in (404, 409):
+            if e.status not in (404, 409) or time.monotonic() + pause > end:
                 raise
             # The job has changed since it was read; operators often write its status. Read and decide again.
+            await asyncio.sleep(pause)
+            pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
 
 async def _needs_no_request(view: JobView, ref: JobRef) -> bool:

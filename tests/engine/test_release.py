@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION, JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.state.status import wants_suspension
-from airflow_provider_ktrain.engine.api import ApiUnavailable
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import job_pods
 from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from tests.clusters import TestCluster
@@ -331,6 +331,27 @@ async def test_error_of_a_release_without_any_response_has_its_reason() -> None:
     silent, first = SilentApi(), r"within 0 s: the API server cannot be reached\."
     with pytest.raises(ReleaseError, match=rf"{first}\nIt did not respond\.\nIts pods"):
         await release(silent, silent.ref, timeout=0.1)
+
+
+class ContendedApi(EvictedApi):
+    """Its operator writes to the job before each of our writes."""
+
+    writes = 0
+
+    async def request(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if method in ("DELETE", "PATCH"):
+            self.writes += 1
+            raise ApiStatusError(409, "Conflict", "the object has been modified")
+        return await super().request(method, path, **how)
+
+
+@pytest.mark.parametrize("mode", [Mode.DELETE, Mode.SUSPEND])
+async def test_release_pauses_between_conflicts_and_ends_with_an_error(mode: Mode) -> None:
+    api = ContendedApi()
+    with pytest.raises(ReleaseError, match=r"could not be released\.\n409 Conflict.*: the object has been modified"):
+        await release(api, api.ref, mode, timeout=2)
+    assert 1 < api.writes < 10, "pauses of 0, 0.05, 0.1, 0.2, 0.4, and then 0.5 seconds"
 
 
 async def test_missing_right_is_an_error(task: Task, cluster: TestCluster) -> None:
