@@ -14,18 +14,24 @@ from airflow_provider_ktrain.core.manifest.program import PROGRAM_VARIABLE
 
 MASK = "***"
 MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
-_SECRET = (  # but not tokenizers, numbers of tokens and authors
-    r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!ors?\b)|cookie|signature|api_?key|(?:_|\b)key\b|"
+_SECRET = (  # but not tokenizers, numbers of tokens, authors and authenticity
+    r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!ors?\b|enticity)|cookie|signature|api_?key|(?:_|\b)key\b|"
     r"dsn\b|conn_str"
 )
 _NAME = re.compile(_SECRET, re.IGNORECASE)
+_TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: keys; their numbers are counts
 _WORD = rf"[\w-]{{0,60}}(?:{_SECRET})[\w-]{{0,60}}"  # bounded, so that no text takes long
 _ASSIGNED = re.compile(rf"(?i)({_WORD}=)(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
 #: `"api_key": "..."` of JSON, `password: ...`, `Authorization: Bearer ...`
 _FIELD = re.compile(rf"(?i)({_WORD}[\"']?\s*:\s*(?:(?:bearer|basic)\s+)?)(?!//)(\"[^\"]*\"|'[^']*'|[^\s\"',}}]+)")
 _FLAG = re.compile(rf"(?i)(--?{_WORD}\s+)(\"[^\"]*\"|'[^']*'|[^\s\"'-][^\s\"']*)")
 _FLAG_ALONE = re.compile(rf"(?i)--?{_WORD}")
-_REFERENCES = ("secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken")
+#: keys of a manifest under which there is no secret, like all that end with `Ref`
+_REFERENCES = (
+    "secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken", "imagePullSecrets",
+    "sshAuthMountPath",
+)  # fmt: skip
+_SECRET_VOLUME = {"secretName", "name", "items", "defaultMode", "optional"}  #: keys of the volume source `secret`
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)")
 
 
@@ -39,7 +45,10 @@ def redacted(value: Any, *, hides: Callable[[str], bool] = lambda name: False) -
         if isinstance(value.get("name"), str) and isinstance(value.get("value"), str):
             others = redacted({key: item for key, item in value.items() if key != "value"}, hides=hides)
             return {**value, **others, "value": _variable(value["name"], value["value"], hides)}
-        return {key: MASK if _is_secret(key, item) else redacted(item, hides=hides) for key, item in value.items()}
+        return {
+            key: _masked(item, str(key)) if _is_secret(str(key), item) else redacted(item, hides=hides)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         items = [redacted(item, hides=hides) for item in value]
         return [MASK if n and _is_flag(value[n - 1]) and _is_operand(items[n]) else items[n] for n in range(len(items))]
@@ -63,10 +72,30 @@ def _text(text: str) -> str:
     return text
 
 
-def _is_secret(key: object, item: object) -> bool:
-    """Whether the key says that the text is a secret. In a manifest, such names are annotations or references."""
-    name = str(key)
-    return isinstance(item, str) and bool(item) and _NAME.search(name) is not None and name not in _REFERENCES
+def _is_secret(key: str, item: object) -> bool:
+    """Whether a value is a secret according to its key, and not a reference to a Kubernetes Secret."""
+    if key in _REFERENCES or (isinstance(item, Mapping) and _is_reference(key, item)):
+        return False
+    return _NAME.search(key) is not None or _TOKENS.fullmatch(key) is not None
+
+
+def _is_reference(key: str, item: Mapping[str, Any]) -> bool:
+    return key.endswith("Ref") or (key == "secret" and item.keys() <= _SECRET_VOLUME)
+
+
+def _masked(value: Any, key: str) -> Any:
+    """A copy of a secret with `***` for each text and number.
+
+    Shown are empty texts, booleans, None, and numbers under a key of tokens, which are counts.
+    """
+    if isinstance(value, Mapping):
+        return {name: _masked(item, key) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(item, key) for item in value]
+    if isinstance(value, str):
+        return value and MASK
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return MASK if is_number and "token" not in key.lower() else value
 
 
 def _is_flag(word: object) -> bool:

@@ -32,11 +32,21 @@ def test_variables_that_airflow_hides_are_hidden() -> None:
 
 
 def test_references_to_secrets_are_shown() -> None:
+    items = [{"key": "id", "path": "id_rsa", "mode": 256}]
+    token = {"audience": "vault", "expirationSeconds": 3600, "path": "token"}
     reference: dict[str, Any] = {
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}],
-        "volumes": [{"name": "keys", "secret": {"secretName": "ssh-keys"}}],
+        "envFrom": [{"secretRef": {"name": "hub"}}],
+        "volumes": [
+            {"name": "keys", "secret": {"secretName": "ssh-keys", "defaultMode": 256, "items": items}},
+            {"name": "all", "projected": {"sources": [
+                {"secret": {"name": "ssh", "items": items, "optional": True}}, {"serviceAccountToken": token},
+            ]}},
+        ],
         "imagePullSecrets": [{"name": "registry"}],
-    }
+        "automountServiceAccountToken": False,
+        "sshAuthMountPath": "/root/.ssh",
+    }  # fmt: skip
     assert redacted(reference) == reference
 
 
@@ -93,3 +103,34 @@ def test_annotations_with_a_secret_name_are_hidden() -> None:
     assert redacted({"annotations": {"my/db-password": "abc123", "owner": "me"}}) == {
         "annotations": {"my/db-password": "***", "owner": "me"}
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"password": ["a", "b"]}, {"password": ["***", "***"]}),
+        ({"tokens": ["x"]}, {"tokens": ["***"]}),
+        ({"access_tokens": {"hub": "x"}}, {"access_tokens": {"hub": "***"}}),
+        ({"credentials": {"hub": {"user": "me", "pins": [12, 3.5]}}},
+         {"credentials": {"hub": {"user": "***", "pins": ["***", "***"]}}}),
+        ({"secret": {"name": "me", "word": "x"}}, {"secret": {"name": "***", "word": "***"}}),
+        ({"auth": [{"name": "HOME", "value": "x"}]}, {"auth": [{"name": "***", "value": "***"}]}),
+        ({"password": 1234}, {"password": "***"}),
+        ({"result": [{"api_key": ("a",)}]}, {"result": [{"api_key": ["***"]}]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_everything_under_a_secret_key_is_hidden(given: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert redacted(given) == shown
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tokens": 512}, {"token_count": {"train": 512}}, {"mean_token_accuracy": 0.93}, {"stop_tokens": ["</s>"]},
+        {"auth": {"enabled": True, "user": None, "word": ""}}, {"authenticity": 0.5}, {"key": ["a"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_are_not_secrets_are_shown(given: dict[str, Any]) -> None:
+    assert redacted(given) == given
