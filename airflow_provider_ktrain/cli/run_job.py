@@ -45,4 +45,10 @@ def _code(path: Path) -> Code:
     try:
         return read_code(path)
     except ManifestUnreadableError as e:  # of a task it may appear later
-        raise ManifestError(str(e)) from None
+        raise ManifestError(
+            e.message,
+            where="--code",
+            found=e.found,
+            expected=f"a readable file or directory, absolute or relative to {Path.cwd()}",
+            remedy="correct the path or the permissions",
+        ) from None
