@@ -120,7 +120,7 @@ class Recorder:
 
 async def ours(parameters: Json) -> Json:
     """LogFollower, which gets changes of pods from an informer, as in `follow`."""
-    from airflow_provider_ktrain.engine.object_keys import by_name
+    from airflow_provider_ktrain.engine.watch.object_keys import by_name
 
     texts: list[str] = []
     notes: list[str] = []
@@ -149,7 +149,7 @@ async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator
     """A LogFollower and the informer of the namespace's pods, both on one Api, and this Api, as in a triggerer."""
     from airflow_provider_ktrain.core.kinds import PYTORCHJOB
     from airflow_provider_ktrain.engine.logs.follower import LogFollower
-    from airflow_provider_ktrain.engine.watch import shared_informer
+    from airflow_provider_ktrain.engine.watch.informer import shared_informer
     from airflow_provider_ktrain.hooks.training import TrainingHook
 
     async with TrainingHook().api() as api:
@@ -299,7 +299,7 @@ IMPORTED = (
     "kubernetes_asyncio",
     "structlog",
     "airflow_provider_ktrain.engine.logs.follower",
-    "airflow_provider_ktrain.engine.watch",
+    "airflow_provider_ktrain.engine.watch.informer",
 )  # imported by every contender before the measurement
 
 

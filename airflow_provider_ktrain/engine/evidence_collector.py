@@ -21,8 +21,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine
 from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
-from airflow_provider_ktrain.engine.object_keys import by_involved_name, by_involved_uid
 from airflow_provider_ktrain.engine.warning_events import WarningEvents
+from airflow_provider_ktrain.engine.watch.object_keys import by_involved_name, by_involved_uid
 
 Object = dict[str, Any]
 Pod = Mapping[str, Any]

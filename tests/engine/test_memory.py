@@ -14,7 +14,7 @@ from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import TAIL_LINES, EvidenceCollector
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
-from airflow_provider_ktrain.engine.stripping import stripped, with_shared_names
+from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
 
 from .tasks import Lines
 from .waiting_jobs import job as a_job

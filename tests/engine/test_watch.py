@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from kubernetes_asyncio.client import ApiClient
 
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL
-from airflow_provider_ktrain.engine import watch
 from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.object_keys import by_label, by_name, by_owner, by_uid
-from airflow_provider_ktrain.engine.watch import (
+from airflow_provider_ktrain.engine.watch import informer
+from airflow_provider_ktrain.engine.watch.informer import (
     BACKOFF_SECONDS,
     PAGE_SIZE,
     RELIST_AFTER_FAILURES,
@@ -28,6 +27,7 @@ from airflow_provider_ktrain.engine.watch import (
     WatchEvent,
     shared_informer,
 )
+from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until
@@ -411,12 +411,12 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
 
 
 def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == watch.__name__]
+    return [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name == informer.__name__]
 
 
 @pytest.mark.parametrize("how", ["no connection", "503"])
 async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", watch.__name__)
+    caplog.set_level("INFO", informer.__name__)
     kube = FakeKube()
     async with serving(kube) as api:
         pods = shared_informer(api, PODS)
@@ -438,7 +438,7 @@ async def test_outage_and_recovery_are_logged_once(how: str, caplog: pytest.LogC
 
 
 async def test_cut_stream_that_reopens_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", watch.__name__)
+    caplog.set_level("INFO", informer.__name__)
     kube = FakeKube()
     async with serving(kube) as api, shared_informer(api, PODS).subscribe() as subscription:
         await subscription.changed()

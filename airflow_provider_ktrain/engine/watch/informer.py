@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Literal, Self
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.object_keys import Key, by_uid, keys_of, uid_of
-from airflow_provider_ktrain.engine.stripping import share_parts, stripped, with_shared_names
 from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid, keys_of, uid_of
+from airflow_provider_ktrain.engine.watch.stripping import share_parts, stripped, with_shared_names
 
 log = logging.getLogger(__name__)
 
