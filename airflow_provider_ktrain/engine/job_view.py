@@ -23,8 +23,9 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import belongs, has_ended, is_terminating, read_job, shown_owner
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription, shared_informer
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer, shared_informer
 from airflow_provider_ktrain.engine.watch.object_keys import Key, by_label, by_name, by_uid
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)

@@ -17,7 +17,8 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.request_errors import retry_transient
-from airflow_provider_ktrain.engine.watch.informer import Subscription, shared_informer
+from airflow_provider_ktrain.engine.watch.informer import shared_informer
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 from tests import clusters
 from tests.clusters import TestCluster
 from tests.engine.tasks import api_of

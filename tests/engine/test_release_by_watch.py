@@ -17,7 +17,8 @@ from airflow_provider_ktrain.engine.follow.observer import subscriptions
 from airflow_provider_ktrain.engine.job_view import JobView, current_phase, job_view
 from airflow_provider_ktrain.engine.release import Mode, release
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.informer import SharedInformer, Subscription
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 from tests.clusters import TestCluster
 from tests.core.trainjobs import pod, trainjob
 from tests.engine.tasks import MeddledApi, Task, TrainTask, api_of, soon, until

@@ -23,11 +23,10 @@ from airflow_provider_ktrain.engine.watch.informer import (
     PAGE_SIZE,
     RELIST_AFTER_FAILURES,
     SharedInformer,
-    Subscription,
-    WatchEvent,
     shared_informer,
 )
 from airflow_provider_ktrain.engine.watch.object_keys import by_label, by_name, by_owner, by_uid
+from airflow_provider_ktrain.engine.watch.subscription import Subscription, WatchEvent
 from airflow_provider_ktrain.hooks.training import TrainingHook
 
 from .fakekube import PODS, FakeKube, clients, cutter, serving, until

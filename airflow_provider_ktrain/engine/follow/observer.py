@@ -24,7 +24,7 @@ from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owner
 from airflow_provider_ktrain.engine.job_view import watch_keys, watches_of
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.informer import Subscription
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_ktrain.engine.follow.state import JobState, created_at
 from airflow_provider_ktrain.engine.job_requests import owner_of
-from airflow_provider_ktrain.engine.watch.informer import Subscription
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 SLICE_PODS = 50  #: whose changes are processed before the event loop may do something else

@@ -22,16 +22,17 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any
 
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
 from airflow_provider_ktrain.engine.wakeup import Wakeup
-from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid, keys_of, uid_of
-from airflow_provider_ktrain.engine.watch.stripping import share_parts, stripped, with_shared_names
+from airflow_provider_ktrain.engine.watch.object_index import ObjectIndex
+from airflow_provider_ktrain.engine.watch.object_keys import Key, by_uid
+from airflow_provider_ktrain.engine.watch.stripping import stripped, with_shared_names
+from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -45,135 +46,6 @@ BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
 STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
 RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
 MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
-
-
-@dataclass(frozen=True)
-class WatchEvent:
-    """A change of one object. Changes that are read together are merged into one event.
-
-    :param type: ADDED, MODIFIED or DELETED.
-    :param object: the object after the change; with DELETED, its last known state.
-    """
-
-    type: Literal["ADDED", "MODIFIED", "DELETED"]
-    object: Object
-
-
-class Subscription:
-    """The objects and events of an informer for one subscriber; a context manager that ends the subscription.
-
-    `objects` has the matching objects by uid, as last seen. If an object is missing from it, that doesn't prove that it
-    doesn't exist: it may be newer than the last event. An event DELETED is such a proof.
-
-    :param informer: see `SharedInformer.subscribe`.
-    :param match: see there.
-    :param key: see there.
-    :param news: see there.
-    """
-
-    __slots__ = ("_changed", "_error", "_informer", "_key", "_match", "_new", "_news", "_pending", "objects", "synced")
-
-    def __init__(
-        self,
-        informer: SharedInformer | None = None,
-        match: Callable[[Object], bool] | None = None,
-        key: Key | None = None,
-        news: Wakeup | None = None,
-    ) -> None:
-        self.objects: dict[str, Object] = {}
-        self.synced = False  #: whether the first list is complete
-        self._informer, self._match, self._key = informer, match, key
-        self._pending: dict[str, WatchEvent] = {}
-        self._changed: dict[str, None] = {}  # an empty dict is smaller than an empty set
-        self._error: Exception | None = None
-        self._news = news or Wakeup()
-        self._new = False  # whether `take` has something to return
-
-    async def __aenter__(self) -> Self:
-        if self._informer is not None:
-            self._informer._add(self, self._key)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._informer is not None:
-            self._informer._discard(self, self._key)
-
-    async def changed(self) -> list[WatchEvent]:
-        """Wait for changes since the last call. Returns one event per object; [] if the first list has no match.
-
-        :raises ApiStatusError: the API server rejects the list or watch. The informer continues to try, so the caller
-            may call this again.
-        :raises ApiUnavailable: the informer was closed.
-        """
-        while (taken := self.take()) is None:
-            await self._news.wait()
-        return taken
-
-    def take(self) -> list[WatchEvent] | None:
-        """What `changed` would return at once. None: it would wait.
-
-        :raises ApiStatusError, ApiUnavailable: as `changed`.
-        """
-        if not self._new:
-            return None
-        self._new = False
-        self._raise()
-        seen = list(self._pending.values())
-        self._pending.clear()
-        return seen
-
-    @property
-    def deleted(self) -> list[Object]:
-        """Objects whose DELETED event the next `changed` returns. `objects` no longer has them."""
-        return [seen.object for seen in self._pending.values() if seen.type == "DELETED"]
-
-    def take_changed(self) -> Collection[str]:
-        """The uids of objects that were added, changed or removed since the last call, independent of `changed`."""
-        taken, self._changed = self._changed, {}
-        return taken
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> WatchEvent:
-        while not self._pending:
-            await self._news.wait()
-            self._raise()
-        return self._pending.pop(next(iter(self._pending)))
-
-    def _raise(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _notify(self) -> None:
-        self._new = True
-        self._news.set()
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self._notify()
-
-    def _sync(self) -> None:
-        if not self.synced:
-            self.synced = True
-            self._notify()
-
-    def _deliver(self, obj: Object, *, deleted: bool = False) -> None:
-        uid = obj["metadata"]["uid"]
-        held = uid in self.objects
-        if not deleted and (self._match is None or self._match(obj)):
-            self.objects[uid] = obj
-            undelivered = uid in self._pending and self._pending[uid].type == "ADDED"
-            self._pending[uid] = WatchEvent("MODIFIED" if held and not undelivered else "ADDED", obj)
-        elif held:
-            del self.objects[uid]
-            self._pending[uid] = WatchEvent("DELETED", obj)
-        else:
-            return
-        self._changed[uid] = None
-        if self.synced:  # the first list is delivered as a whole
-            self._notify()
 
 
 class SharedInformer:
@@ -198,10 +70,7 @@ class SharedInformer:
         self._path = path
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selectors = {name: value for name, value in selectors.items() if value}
-        self._objects: dict[str, Object] = {}
-        self._last: Object = {}  # the object that was added or changed last
-        self._keys: dict[str, tuple[Key, ...]] = {}
-        self._uids: dict[Key, set[str]] = {}
+        self._objects = ObjectIndex()
         self._subscriptions: dict[Key | None, tuple[Subscription, ...]] = {}  # mostly one for each key
         self._synced = False
         self._version = ""  # "": list next
@@ -225,15 +94,7 @@ class SharedInformer:
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
-        uids = dict.fromkeys(uid for key in keys for uid in self._uids_of(key))
-        return [self._objects[uid] for uid in uids]
-
-    def _uids_of(self, key: Key) -> Collection[str]:
-        """The uids of the objects that have this key."""
-        uid = uid_of(key)
-        if uid is None:
-            return self._uids.get(key, ())
-        return (uid,) if uid in self._objects else ()
+        return self._objects.having(keys)
 
     def subscribe(
         self, match: Callable[[Object], bool] | None = None, *, key: Key | None = None, news: Wakeup | None = None
@@ -249,17 +110,19 @@ class SharedInformer:
         """
         return Subscription(self, match, key, news)
 
-    def _add(self, subscription: Subscription, key: Key | None) -> None:
+    def add(self, subscription: Subscription, key: Key | None) -> None:
+        """Begin a subscription: deliver what is known, and then all changes."""
         self._start()
         self._subscriptions[key] = (*self._subscriptions.get(key, ()), subscription)
-        for uid in self._objects if key is None else self._uids_of(key):
-            subscription._deliver(self._objects[uid])
+        for obj in self._objects.having((key,)):
+            subscription.deliver(obj)
         if self._synced:
-            subscription._sync()
+            subscription.sync()
         if self.failure is not None:
-            subscription._fail(self.failure)
+            subscription.fail(self.failure)
 
-    def _discard(self, subscription: Subscription, key: Key | None) -> None:
+    def discard(self, subscription: Subscription, key: Key | None) -> None:
+        """End a subscription."""
         others = tuple(other for other in self._subscriptions.pop(key, ()) if other is not subscription)
         if others:
             self._subscriptions[key] = others
@@ -295,12 +158,8 @@ class SharedInformer:
             self._lingering.cancel()
         self._synced = False
         self._version = ""
-        self._last = {}
-        for held in (self._objects, self._keys, self._uids):
-            held.clear()
-        self._broadcast(
-            lambda subscription: subscription._fail(ApiUnavailable(f"the watch of {self._path} was closed"))
-        )
+        self._objects.clear()
+        self._broadcast(lambda subscription: subscription.fail(ApiUnavailable(f"the watch of {self._path} was closed")))
 
     async def _run(self) -> None:
         while True:
@@ -357,7 +216,7 @@ class SharedInformer:
         if self.failure is None:
             log.log(self._refusal_level, "Watch of %s was rejected. Trying again.\n%s", self._path, error)
         self.failure = error
-        self._broadcast(lambda subscription: subscription._fail(error))
+        self._broadcast(lambda subscription: subscription.fail(error))
 
     def _note_reached(self) -> None:
         """Log the end of an outage that was logged."""
@@ -378,23 +237,20 @@ class SharedInformer:
             except ApiStatusError as error:
                 if not error.gone or "continue" not in query:
                     raise
-                uids, changed, query = (
-                    set(),
-                    [],
-                    dict(self._selectors),
-                )  # the continue token has expired: list all at once
+                uids, changed = set(), []
+                query = dict(self._selectors)  # the continue token has expired: list all at once
                 continue
             kind = {"apiVersion": page.get("apiVersion"), "kind": str(page.get("kind", "")).removesuffix("List")}
             for item in page.pop("items", None) or ():
                 uids.add(item["metadata"]["uid"])
-                if not self._is_current(item):
+                if not self._objects.is_current(item):
                     changed.append({**kind, **stripped(item)})
             more = page["metadata"].get("continue")
             if not more:
                 break
             query["continue"] = more
-        for uid in self._objects.keys() - uids:
-            self._remove(self._objects[uid])
+        for obj in self._objects.outside(uids):
+            self._remove(obj)
         for number, obj in enumerate(changed, 1):
             self._upsert(obj)
             if not number % PAGE_SIZE:
@@ -403,7 +259,7 @@ class SharedInformer:
         self._resync_at = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
         self._synced = True
         self._note_reached()
-        self._broadcast(Subscription._sync)
+        self._broadcast(Subscription.sync)
 
     async def _watch(self) -> None:
         """Follow changes until the stream ends, at the latest when the next list is due."""
@@ -437,46 +293,22 @@ class SharedInformer:
         elif event["type"] != "BOOKMARK":
             self._upsert(with_shared_names(stripped(obj)))
 
-    def _is_current(self, obj: Object) -> bool:
-        """Whether the object is known in this version."""
-        known = self._objects.get(obj["metadata"]["uid"])
-        return known is not None and known["metadata"]["resourceVersion"] == obj["metadata"]["resourceVersion"]
-
     def _upsert(self, obj: Object) -> None:
-        if self._is_current(obj):
+        if self._objects.is_current(obj):
             return
-        uid = obj["metadata"]["uid"]
-        share_parts(obj, self._objects.get(uid) or self._last)
-        self._last = obj
-        before, keys = self._keys.get(uid, ()), keys_of(obj)
-        self._objects[uid] = obj
-        if keys != before:
-            self._index(uid, before, keys)
-        for subscription in self._subscribed((None, by_uid(uid), *keys)):
-            subscription._deliver(obj)
+        before, keys = self._objects.put(obj)
+        for subscription in self._subscribed((None, by_uid(obj["metadata"]["uid"]), *keys)):
+            subscription.deliver(obj)
         for subscription in self._subscribed(key for key in before if key not in keys):
-            subscription._deliver(obj, deleted=True)
+            subscription.deliver(obj, deleted=True)
 
     def _remove(self, obj: Object) -> None:
         uid = obj["metadata"]["uid"]
-        if self._objects.pop(uid, None) is None:
+        before = self._objects.remove(uid)
+        if before is None:
             return
-        before = self._keys.get(uid, ())
-        self._index(uid, before, ())
         for subscription in self._subscribed((None, by_uid(uid), *before)):
-            subscription._deliver(obj, deleted=True)
-
-    def _index(self, uid: str, before: tuple[Key, ...], keys: tuple[Key, ...]) -> None:
-        for key in set(before).difference(keys):
-            self._uids[key].discard(uid)
-            if not self._uids[key]:
-                del self._uids[key]
-        for key in set(keys).difference(before):
-            self._uids.setdefault(key, set()).add(uid)
-        if keys:
-            self._keys[uid] = keys
-        else:
-            self._keys.pop(uid, None)
+            subscription.deliver(obj, deleted=True)
 
     def _subscribed(self, keys: Iterable[Key | None]) -> Iterator[Subscription]:
         for key in keys:
