@@ -22,7 +22,7 @@ from airflow_provider_ktrain.core.identity import (
     Reattach,
 )
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
-from airflow_provider_ktrain.core.kinds.base import mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import mapping_at
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.manifest import transform
 from airflow_provider_ktrain.core.manifest.avoidance import avoid_nodes

@@ -18,7 +18,7 @@ from airflow_provider_ktrain.core.checks import parameters
 from airflow_provider_ktrain.core.errors import ManifestError, ManifestUnreadableError
 from airflow_provider_ktrain.core.identity import OnFinishAction, Owner, Reattach, TaskKey
 from airflow_provider_ktrain.core.kinds import Kind, Manifest
-from airflow_provider_ktrain.core.kinds.base import POD_OVERRIDE
+from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
 from airflow_provider_ktrain.core.manifest.volumes import Volume
 from airflow_provider_ktrain.parse_checks import ParseChecks

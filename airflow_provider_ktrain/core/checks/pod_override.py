@@ -12,7 +12,7 @@ from airflow_provider_ktrain.core.checks.problem import Level, Problem, raise_er
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.identity import PREFIX
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
-from airflow_provider_ktrain.core.kinds.base import POD_OVERRIDE, POD_TEMPLATE_FIELDS, pod_patches
+from airflow_provider_ktrain.core.kinds.pod_override import POD_OVERRIDE, POD_TEMPLATE_FIELDS, pod_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE, PATCHES
 from airflow_provider_ktrain.core.kinds.trainjob_manifest import TRAINER_FIELDS
 from airflow_provider_ktrain.core.manifest import schema as schemas

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_ktrain.core.errors import UnknownKindError
-from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind, Manifest
+from airflow_provider_ktrain.core.kinds.base import JOB_NAME_LABEL, OPERATOR_LABEL, Kind
+from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest
 from airflow_provider_ktrain.core.kinds.mpijob import MPIJOB
 from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
 from airflow_provider_ktrain.core.kinds.trainjob import TRAINJOB

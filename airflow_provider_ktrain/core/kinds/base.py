@@ -14,19 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError
+from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.pod_override import pod_patches
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
-from airflow_provider_ktrain.core.strategic_merge import member, merged
+from airflow_provider_ktrain.core.strategic_merge import merged
 
 if TYPE_CHECKING:  # only a task with code needs it
     from airflow_provider_ktrain.core.kinds.pod_code import PodCode
 
-Manifest = dict[str, Any]
-
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
-POD_OVERRIDE = "pod_override"  #: the parameter, with which paths in it begin
-POD_TEMPLATE_FIELDS = {"metadata", "spec"}  #: other keys of a `pod_override` are roles
-MAX_DEADLINE_SECONDS = 2**31 - 1  #: activeDeadlineSeconds of a batch Job is an int32
 
 
 @dataclass(frozen=True)
@@ -481,31 +478,3 @@ class Kind:
     def worker_bounds(self, job: Mapping[str, Any]) -> tuple[int, int | None]:
         """The least and the greatest number of Workers that the job may be scaled to; None: no upper bound."""
         return 1, None
-
-
-def pod_patches(override: Mapping[str, Any], role: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Path and content of what a `pod_override` has for a role: one template or none."""
-    if override.keys() <= POD_TEMPLATE_FIELDS:
-        yield POD_OVERRIDE, override
-    elif isinstance(patch := override.get(role), Mapping):
-        yield member(POD_OVERRIDE, role), patch
-
-
-def mapping_at(holder: dict[str, Any], key: str) -> dict[str, Any]:
-    """The mapping at a key, added if the key is missing.
-
-    :raises ManifestError: if another type of value is there.
-    """
-    if holder.get(key) is None:
-        holder[key] = {}
-    value = holder[key]
-    if not isinstance(value, dict):
-        raise ManifestError(f"{key} must be a mapping", found=repr(value)[:80], expected="a mapping")
-    return value
-
-
-def lower_deadline(holder: dict[str, Any], seconds: float) -> None:
-    """Set activeDeadlineSeconds unless a shorter one is set."""
-    ours = max(1, min(int(seconds), MAX_DEADLINE_SECONDS))
-    theirs = holder.get("activeDeadlineSeconds")
-    holder["activeDeadlineSeconds"] = min(theirs, ours) if isinstance(theirs, int) else ours

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.errors import RuntimeMismatchError
-from airflow_provider_ktrain.core.kinds.base import Manifest, mapping_at
+from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, mapping_at
 from airflow_provider_ktrain.core.kinds.runtime_policy import node_count
 from airflow_provider_ktrain.core.kinds.served import Served
 

@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ktrain.core.errors import ManifestError, RuntimeMismatchError
 from airflow_provider_ktrain.core.kinds import runtime_patches, runtime_policy
-from airflow_provider_ktrain.core.kinds.base import (
-    POD_TEMPLATE_FIELDS,
-    Kind,
-    Manifest,
-    lower_deadline,
-    mapping_at,
-    pod_patches,
-)
+from airflow_provider_ktrain.core.kinds.base import Kind
+from airflow_provider_ktrain.core.kinds.manifest_fields import Manifest, lower_deadline, mapping_at
+from airflow_provider_ktrain.core.kinds.pod_override import POD_TEMPLATE_FIELDS, pod_patches
 from airflow_provider_ktrain.core.kinds.runtime_patches import ANY_JOB, NODE
 from airflow_provider_ktrain.core.kinds.served import RuntimeRef, Served
 from airflow_provider_ktrain.core.strategic_merge import merged, removals
