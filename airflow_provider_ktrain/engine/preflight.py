@@ -44,8 +44,8 @@ async def preflight(api: Api, manifest: Mapping[str, Any], namespace: str, *, re
     """All problems of a job: by our own checks, by the schema that the server publishes, and by its responses.
 
     This requests the API version that the server serves, the namespace, the rights of `ktrain rbac`, the queues and the
-    priority class of Kueue, and the runtime of a TrainJob. If there is no error so far, it sends a dry run of the
-    create, which also runs the operator's webhook. Nothing is created.
+    priority class of Kueue, and the runtime of a TrainJob. Unless these checks find an error, it requests a dry run of
+    the creation, which also runs the operator's webhook. Nothing is created.
 
     :param manifest: of the job.
     :param namespace: where it would be created.
