@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 MAX_LINE_CHARS = 2048  #: of a log line or a summary
 MAX_FIRST_LINE_CHARS = 200  #: of a message to the user
-SIZE_UNITS = ("bytes", "KB", "MB", "GB")
+SIZE_UNITS = ("bytes", "KiB", "MiB", "GiB")
 SUGGESTION = "did you mean "  #: a remedy that begins so comes first in a message
 
 #: NUL, which PostgreSQL rejects in JSON, and lone surrogates, which UTF-8 can't encode
@@ -34,7 +34,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def readable_size(size: int) -> str:
-    """A number of bytes: `34.1 KB`. A KB has 1024 bytes."""
+    """A number of bytes: `34.1 KiB`."""
     power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
     return f"{size / 1024**power:.1f} {SIZE_UNITS[power]}" if power else counted(size, "byte")
 

@@ -35,7 +35,7 @@ def add_training(context: Context, outlets: Iterable[Any], outcome: Outcome, log
     extra = _extra(context, outcome, log)
     if left_out := extra.get(asset_events.LEFT_OUT):
         limit = asset_events.MAX_EXTRA_BYTES // 1024
-        log.warning(f"The asset events do not contain {', '.join(left_out)}: their extra has at most {limit} KB.")
+        log.warning(f"The asset events do not contain {', '.join(left_out)}: their extra has at most {limit} KiB.")
     for outlet in outlets:
         try:
             if isinstance(outlet, AssetAlias):

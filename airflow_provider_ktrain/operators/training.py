@@ -86,7 +86,7 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param image: image of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param command: command of the container `pytorch` in every role. Templated. Default: the manifest's.
     :param args: arguments of the container `pytorch` in every role. Templated. Default: the manifest's.
-    :param code: a directory or file that is sent to the pods, at most 700 KB packed. Files that match a pattern in its
+    :param code: a directory or file that is sent to the pods, at most 700 KiB packed. Files that match a pattern in its
         `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, and `python3` in the
         image. A relative path is below the DAG file's folder or a `template_searchpath`. Templated. Default: None, the
         program uses the files of the image.
@@ -195,7 +195,7 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         Default: the manifest's.
     :param command: command of the Launcher's main container. Templated. Default: the manifest's.
     :param args: arguments of the Launcher's main container. Templated. Default: the manifest's.
-    :param code: a directory or file that is sent to the Launcher and the Workers, at most 700 KB packed. Files that
+    :param code: a directory or file that is sent to the Launcher and the Workers, at most 700 KiB packed. Files that
         match a pattern in its `.ktrainignore` are left out. The program and its ranks run in the directory. Requires a
         `command`, and `python3` in the image. A relative path is below the DAG file's folder or a
         `template_searchpath`. Templated. Default: None, the program uses the files of the image.
@@ -309,7 +309,7 @@ class TrainJobOperator(TrainingJobOperator):
         the Trainer sets no RANK or WORLD_SIZE. Templated. Default: the manifest's, else the runtime's.
     :param args: arguments of the container `node`; the launcher's on an MPI runtime. Templated. Default: the
         manifest's, else the runtime's.
-    :param code: a directory or file that is sent to the container `node`, at most 700 KB packed. Files that match a
+    :param code: a directory or file that is sent to the container `node`, at most 700 KiB packed. Files that match a
         pattern in its `.ktrainignore` are left out. The program runs in the directory. Requires a `command`, `python3`
         in the image, Trainer 2.2 or newer, and a runtime that isn't for MPI. A relative path is below the DAG file's
         folder or a `template_searchpath`. Templated. Default: None, the program uses the files of the image.

@@ -46,8 +46,8 @@ def test_newest_file_is_named(key: str) -> None:
         "bucket/run/step_2/model.pt": {"size": 5 << 19, key: NOON + timedelta(hours=1)},
         "bucket/run/step_1/model.pt": {"size": 1_000, key: NOON},
     }
-    newest = "the newest is step_2/model.pt (2.5 MB, 2026-11-22 13:00:00 UTC)"
-    assert describe_files(files, "bucket/run/") == f"has 2 files (2.5 MB), {newest}"
+    newest = "the newest is step_2/model.pt (2.5 MiB, 2026-11-22 13:00:00 UTC)"
+    assert describe_files(files, "bucket/run/") == f"has 2 files (2.5 MiB), {newest}"
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_too_large_code_names_the_largest_files() -> None:
     with pytest.raises(ManifestError) as error:
         pack(files)
     assert str(error.value).startswith("code: the code is too large: 901.")
-    assert "at most 700.0 KB packed" in str(error.value)
-    assert "data/500.bin (500.0 KB), data/400.bin (400.0 KB), data/1.bin (1.0 KB)" in str(error.value)
+    assert "at most 700.0 KiB packed" in str(error.value)
+    assert "data/500.bin (500.0 KiB), data/400.bin (400.0 KiB), data/1.bin (1.0 KiB)" in str(error.value)
     assert ".ktrainignore" in error.value.remedy
     assert error.value.final
 

@@ -66,9 +66,9 @@ def test_a_short_line_is_not_changed() -> None:
         (0, "0 bytes"),
         (1, "1 byte"),
         (1023, "1,023 bytes"),
-        (1536, "1.5 KB"),
-        (3 << 20, "3.0 MB"),
-        (5 << 40, "5120.0 GB"),
+        (1536, "1.5 KiB"),
+        (3 << 20, "3.0 MiB"),
+        (5 << 40, "5120.0 GiB"),
     ],
 )
 def test_sizes_are_readable(size: int, text: str) -> None:

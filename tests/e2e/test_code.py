@@ -76,5 +76,5 @@ def test_code_that_is_too_large_fails_the_task_at_once(airflow: Airflow, tmp_pat
     run = airflow.trigger("sends_given_code", {"code": str(tmp_path)})
     ended = airflow.wait_state("sends_given_code", run, "train", "failed")
     assert ended["try_number"] == 1
-    reason = r"the code is too large: .*weights\.bin \(800\.0 KB\)"
+    reason = r"the code is too large: .*weights\.bin \(800\.0 KiB\)"
     wait_for("the reason", lambda: re.search(reason, airflow.log("sends_given_code", run, "train"), re.DOTALL))

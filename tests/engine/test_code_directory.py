@@ -105,9 +105,9 @@ def test_large_files_are_refused_without_reading_them(tmp_path: Path) -> None:
     write(tmp_path, "train.py")
     with open(tmp_path / "data.bin", "wb") as file:
         file.truncate(100 * MAX_UNPACKED_BYTES)
-    with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GB in 2 files") as error:
+    with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GiB in 2 files") as error:
         read_code(tmp_path)
-    assert "data.bin (3.1 GB), train.py (8 bytes)" in str(error.value)
+    assert "data.bin (3.1 GiB), train.py (8 bytes)" in str(error.value)
 
 
 def test_large_tree_is_not_listed_to_its_end(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_large_tree_is_not_listed_to_its_end(tmp_path: Path) -> None:
 def test_large_file_is_refused_without_reading_it(tmp_path: Path) -> None:
     with open(tmp_path / "model.bin", "wb") as file:
         file.truncate(100 * MAX_UNPACKED_BYTES)
-    with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GB in 1 file"):
+    with pytest.raises(ManifestError, match=r"the code is too large: 3\.1 GiB in 1 file"):
         read_code(tmp_path / "model.bin")

@@ -33,7 +33,8 @@ async def test_rate_limit_drops_and_counts_a_flood_and_spares_other_containers()
     flood = report.containers["flood", "main"]
     assert 90 < flood.lines < 200
     assert flood.lines + flood.dropped == 5000
-    assert any(f"{flood.dropped:,} lines" in note for note in sink.notes)
+    note = next(note for note in sink.notes if f"{flood.dropped:,} lines" in note)
+    assert " MiB) here: over the limit of 1,000 bytes/s" in note
     assert report.unread == []
 
 

@@ -148,7 +148,7 @@ def test_large_result_is_left_out_of_the_event(instance: Instance, capfd: pytest
     assert extra["left_out"] == ["result"]
     assert "result" not in extra
     assert alias_events(instance)[0][0] == "s3://models/7"
-    assert "The asset events do not contain result: their extra has at most 16 KB." in capfd.readouterr().out
+    assert "The asset events do not contain result: their extra has at most 16 KiB." in capfd.readouterr().out
 
 
 def test_outlet_that_cannot_be_resolved_fails_no_training(

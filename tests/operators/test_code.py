@@ -146,9 +146,9 @@ def test_function_imports_modules_of_the_code(instance: Instance, folder: Path) 
 
 def test_too_large_code_is_final_and_names_the_largest_file(instance: Instance, folder: Path) -> None:
     (folder / "training/weights.bin").write_bytes(os.urandom(800 * 1024))
-    with pytest.raises(TrainingConfigurationError, match=r"too large: 80\d\.\d KB packed, at most 700\.0 KB") as error:
+    with pytest.raises(TrainingConfigurationError, match=r"80\d\.\d KiB packed, at most 700\.0 KiB") as error:
         train(instance, folder)
-    assert "weights.bin (800.0 KB)" in str(error.value)
+    assert "weights.bin (800.0 KiB)" in str(error.value)
     assert not instance.jobs()
 
 

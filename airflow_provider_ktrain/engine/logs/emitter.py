@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_ktrain.core.logs.cursor import Position, Replay, normal_time
 from airflow_provider_ktrain.core.logs.repeats import Repeated, Repeats
-from airflow_provider_ktrain.core.text import counted
+from airflow_provider_ktrain.core.text import counted, readable_size
 from airflow_provider_ktrain.engine.logs.log_gate import LogGate
 
 SLICE_SECONDS = 0.004  #: for which one stream may log lines before other tasks run
@@ -266,9 +266,8 @@ class RateLimitedEmitter:
         self._unreported = self._unreported_bytes = 0
         self.dropped += count
         self.dropped_bytes += size
-        rate = f"{self._limit.bytes_per_second / 1e6:.3g} MB/s"
-        lines = counted(count, "line")
-        self.note(f"dropped {lines} ({size / 1e6:.1f} MB) here: over the limit of {rate}", position)
+        dropped = f"dropped {counted(count, 'line')} ({readable_size(size)}) here"
+        self.note(f"{dropped}: over the limit of {readable_size(self._limit.bytes_per_second)}/s", position)
 
     def gap(self, text: str, position: Position) -> None:
         """Note that lines may be missing here, and keep it for the report."""
