@@ -11,16 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol, TextIO
 
 import pytest
 import structlog
 from airflow.sdk import TaskInstanceState
+from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.compat import EARLIEST_EVENT, unread_log
 from airflow_provider_ktrain.core.state.status import phase_of
 from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
+from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.engine.fakekube import until as true
 from tests.engine.tasks import until
 from tests.operators.task_instance import Instance, Supervisor, of_each_kind, supervised
@@ -41,6 +43,16 @@ supervisor.recv(65536)
 os._exit(unread_log())
 """
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what is unread")
+
+
+#: what happens until a trigger's log is read, while the trigger runs
+Unread = Callable[[asyncio.Future[TriggerEvent]], Awaitable[None]]
+
+
+class ReadLate(Protocol):
+    """The result of the fixture `read_late`."""
+
+    def __call__(self, script: str, unread: Unread, *, full: bool = False) -> bytes: ...
 
 
 class LoggerFactory:
@@ -97,58 +109,62 @@ def test_event_waits_until_the_supervisor_has_read_the_log(instance: Instance, s
         assert asyncio.run(unread_until_after_the_earliest_event())
 
 
-@of_each_kind
-def test_unread_lines_do_not_block_the_event_loop(instance: Instance, request: pytest.FixtureRequest) -> None:
-    with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-        command = ["sh", "-c", f"sleep 5; seq -f 'line %.0f' {MANY_LINES}"]  # after the worker has deferred
-        trigger = trigger_of(instance.execute(command=command), instance)
-        supervisor: socket.socket = request.getfixturevalue("supervisor")
+@pytest.fixture
+def read_late(instance: Instance, request: pytest.FixtureRequest) -> ReadLate:
+    """Run a job whose trigger's log is read only after `unread` has returned; returns what the trigger has logged.
+
+    If `full`, the log's socket is full from the start.
+    """
+
+    async def follow(trigger: TrainingJobTrigger, unread: Unread, full: bool) -> bytes:
+        supervisor: socket.socket = request.getfixturevalue("supervisor")  # the worker has not written to it
         supervisor.setblocking(False)
+        loop, read = asyncio.get_running_loop(), bytearray()
+        if full:
+            fill()
+        following = asyncio.ensure_future(anext(aiter(trigger.run())))
+        await unread(following)
+        while not following.done() or unread_log():
+            with contextlib.suppress(TimeoutError):
+                read += await asyncio.wait_for(loop.sock_recv(supervisor, 65536), 0.1)
+        assert following.result().payload["outcome"]["succeeded"]
+        return bytes(read)
 
-        async def unread_until_many_passes_of_the_loop() -> bytes:
-            loop, passes, read = asyncio.get_running_loop(), itertools.count(), bytearray()
-            following = asyncio.ensure_future(anext(aiter(trigger.run())))
-            await true(lambda: unread_log() > MAX_UNREAD_BYTES)
-            await true(lambda: next(passes) > 300)  # a write to the full socket would never return
-            while not following.done() or unread_log():
-                with contextlib.suppress(TimeoutError):
-                    read += await asyncio.wait_for(loop.sock_recv(supervisor, 65536), 0.1)
-            assert following.result().payload["outcome"]["succeeded"]
-            return bytes(read)
+    def run(script: str, unread: Unread, *, full: bool = False) -> bytes:
+        with supervised(Supervisor(TaskInstanceState.DEFERRED)):
+            trigger = trigger_of(instance.execute(command=["sh", "-c", script]), instance)
+            return asyncio.run(follow(trigger, unread, full))
 
-        read = asyncio.run(unread_until_many_passes_of_the_loop())
+    return run
+
+
+@of_each_kind
+def test_unread_lines_do_not_block_the_event_loop(read_late: ReadLate) -> None:
+    async def many_passes_of_the_loop(_: asyncio.Future[TriggerEvent]) -> None:
+        passes = itertools.count()
+        await true(lambda: unread_log() > MAX_UNREAD_BYTES)
+        await true(lambda: next(passes) > 300)  # a write to the full socket would never return
+
+    script = f"sleep 5; seq -f 'line %.0f' {MANY_LINES}"  # after the worker has deferred
+    read = read_late(script, many_passes_of_the_loop)
     numbers = [int(number) for number in re.findall(rb"\[(?:Master|node) 0\] line (\d+)", read)]
     assert numbers == list(range(1, MANY_LINES + 1)), read[:500]
 
 
 @of_each_kind
-def test_lines_of_the_trigger_itself_do_not_block_the_event_loop(
-    instance: Instance, request: pytest.FixtureRequest
-) -> None:
+def test_lines_of_the_trigger_itself_do_not_block_the_event_loop(instance: Instance, read_late: ReadLate) -> None:
     """Those of some hundred triggers that start together fill the socket."""
-    with supervised(Supervisor(TaskInstanceState.DEFERRED)):
-        trigger = trigger_of(instance.execute(command=["sh", "-c", "sleep 5"]), instance)
-        supervisor: socket.socket = request.getfixturevalue("supervisor")
-        supervisor.setblocking(False)
 
-        async def full_until_the_job_has_ended() -> bytes:
-            loop, read = asyncio.get_running_loop(), bytearray()
-            fill()
-            full = unread_log()
-            following = asyncio.ensure_future(anext(aiter(trigger.run())))
+    async def until_the_job_has_ended(following: asyncio.Future[TriggerEvent]) -> None:
+        full = unread_log()
 
-            async def ended() -> bool:
-                return following.done() or all(phase_of(job).ended for job in await asyncio.to_thread(instance.jobs))
+        async def ended() -> bool:
+            return following.done() or all(phase_of(job).ended for job in await asyncio.to_thread(instance.jobs))
 
-            await until(ended)  # a write to the full socket would never return
-            assert unread_log() == full
-            while not following.done() or unread_log():
-                with contextlib.suppress(TimeoutError):
-                    read += await asyncio.wait_for(loop.sock_recv(supervisor, 65536), 0.1)
-            assert following.result().payload["outcome"]["succeeded"]
-            return bytes(read)
+        await until(ended)  # a write to the full socket would never return
+        assert unread_log() == full
 
-        read = asyncio.run(full_until_the_job_has_ended())
+    read = read_late("sleep 5", until_the_job_has_ended, full=True)
     assert read.count(b" is Succeeded") == 1, read[-2000:]
 
 
