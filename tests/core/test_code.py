@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_code_is_importable_and_unpacked_again_after_a_restart(tmp_path: Path) -
         with start(tmp_path, *program, env=environment) as run:
             assert run.communicate()[0] == "1\nok\n"
     assert (tmp_path / "code/lib/model.py").read_text() == "x = 1y = 2"
+
+
+def test_unpacked_files_have_the_current_time(tmp_path: Path) -> None:
+    """If all had one time, Python would run the bytecode of other files of the same size in a PYTHONPYCACHEPREFIX."""
+    began = int(time.time())
+    with start(tmp_path, "true") as run:
+        assert run.wait() == 0
+    assert all((tmp_path / "code" / name).stat().st_mtime >= began for name in ("train.py", "lib/model.py"))
 
 
 def test_restart_writes_no_file_to_where_a_link_leads(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ _START_WORDS = len(_PYTHON) + 3  #: and the program and its two directories
 #: Runs with Python 3.6 and newer. Python ignores SIGPIPE and SIGXFSZ, which the program would inherit. The filter keeps
 #: Python 3.12 and 3.13 from warning about its default. Names are UTF-8 even if the locale is C (Python 3.6). After a
 #: restart of the container, a file must not be written to where a link leads, and Python below 3.8.8 replaces no links.
+#: Files get the current time, because Python and build tools recognize by it that what they have compiled is old.
 _START = """\
-import os, signal, sys, tarfile
+import os, signal, sys, tarfile, time
 archive, directory, *command = sys.argv[1:]
 tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)
 with tarfile.open(archive) as packed:
@@ -43,6 +44,7 @@ with tarfile.open(archive) as packed:
         member.name, member.linkname = (
             os.fsdecode(name.encode("utf-8", "surrogateescape")) for name in (member.name, member.linkname)
         )
+        member.mtime = time.time()
         path = os.path.join(directory, member.name)
         if os.path.islink(path):
             os.unlink(path)
