@@ -1,4 +1,4 @@
-"""The import paths for users: short paths that work, and the paths of the first release, which raise warnings."""
+"""The import paths for users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 import airflow_provider_ktrain
 from airflow_provider_ktrain import manifests, volumes
-from airflow_provider_ktrain.core import manifest
 
 LISTED = re.findall(
     r"^- `(airflow_provider_ktrain\.[\w.]+)`: (.*)$", airflow_provider_ktrain.__doc__ or "", re.MULTILINE
@@ -43,17 +42,3 @@ def test_public_helpers_import_no_airflow(module: str) -> None:
 @pytest.mark.parametrize("module", [volumes, manifests])
 def test_everything_in_all_exists(module: ModuleType) -> None:
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
-
-
-@pytest.mark.parametrize("name", ["ClaimVolume", "HostPath", "SharedMemory", "Volume", "gpus_of", "load"])
-def test_import_paths_of_the_first_release_work_and_warn(name: str) -> None:
-    home = volumes if name in volumes.__all__ else manifests
-    with pytest.warns(DeprecationWarning, match=rf"^Import {name} from {home.__name__}; ") as caught:
-        found = getattr(manifest, name)
-    assert found is getattr(home, name)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_core_manifest_has_no_other_names() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'stamps'"):
-        manifest.stamps  # noqa: B018
