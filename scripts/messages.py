@@ -28,7 +28,7 @@ NOTES = ("note", "gap")  #: methods that add a warning to the lines of a contain
 MAX_DEPTH = 7  #: of variables and functions that are replaced one within another
 #: functions that return their argument's text
 PASS_THROUGH = ("first_line", "with_short_first_line", "clipped", "clean", "str", "_sentence")
-VALUES = ("counted", "format_duration", "clipped")  #: functions whose result is shown as a placeholder
+VALUES = ("counted", "format_duration", "clipped", "readable_size")  #: functions whose result is shown as a placeholder
 BUILTIN_ERRORS = ("ValueError", "AirflowSensorTimeout", "AirflowSkipException")
 ERROR_DETAILS = ("where", "found", "expected", "remedy")
 
