@@ -96,7 +96,10 @@ def rights() -> str:
 
 ROOMS = {  # the headings of the messages, with the beginnings of the modules under them; the longest one decides
     "Operators": ("",),
-    "Submission": ("core/adoption", "core/identity", "engine/submit", "engine/deletion_waiter", "operators/submission"),
+    "Submission": (
+        "core/adoption", "core/existing_job", "core/identity", "engine/submit", "engine/deletion_waiter",
+        "operators/submission",
+    ),
     "Following a job": (
         "core/state/crash_loop", "engine/follow", "engine/evidence_collector", "triggers", "worker_host",
     ),

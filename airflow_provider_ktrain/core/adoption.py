@@ -6,7 +6,7 @@ Pure: `engine/submit.py` reads the cluster and carries out what is decided here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,29 +114,3 @@ def _may_have_started(pod: Mapping[str, Any]) -> bool:
     states = (c for key in ("initContainerStatuses", "containerStatuses") for c in status.get(key) or ())
     started = any((c.get("state") or {}).keys() & {"running", "terminated"} or c.get("restartCount") for c in states)
     return started or status.get("phase", "Pending") != "Pending"
-
-
-def differences(sent: Any, found: Any, path: str = "$.spec") -> Iterator[str]:
-    """JSON paths at which `found` lacks or contradicts a value of `sent`. Values that only `found` has are ignored.
-
-    Lists whose items have a `manager` (runtimePatches of a TrainJob) are compared by it: Kueue adds an entry.
-    """
-    if _by_manager(sent) and _by_manager(found):
-        theirs = {entry["manager"]: entry for entry in found}
-        for i, entry in enumerate(sent):
-            yield from differences(entry, theirs.get(entry["manager"]), f"{path}[{i}]")
-    elif isinstance(sent, Mapping) and isinstance(found, Mapping):
-        for key, value in sent.items():
-            if key in found:
-                yield from differences(value, found[key], f"{path}.{key}")
-            elif value not in (None, {}, []):
-                yield f"{path}.{key}"
-    elif isinstance(sent, list) and isinstance(found, list) and len(sent) == len(found):
-        for i, (a, b) in enumerate(zip(sent, found, strict=True)):
-            yield from differences(a, b, f"{path}[{i}]")
-    elif sent != found:
-        yield path
-
-
-def _by_manager(items: Any) -> bool:
-    return isinstance(items, list) and all(isinstance(i, Mapping) and isinstance(i.get("manager"), str) for i in items)

@@ -23,14 +23,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_provider_ktrain.core.adoption import Action, Decision, decide, differences, may_have_begun
+from airflow_provider_ktrain.core.adoption import Action, Decision, decide, may_have_begun
 from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
+from airflow_provider_ktrain.core.existing_job import describe_existing, what_differs
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
     FINISH_ANNOTATION,
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
-    PREFIX,
     SUBMISSION_LABEL,
     SUSPENDED_ANNOTATION,
     JobRef,
@@ -40,8 +40,6 @@ from airflow_provider_ktrain.core.identity import (
 )
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.manifest.code import Code
-from airflow_provider_ktrain.core.manifest.overlay import PRIORITY_LABEL, QUEUE_LABEL
-from airflow_provider_ktrain.core.manifest.task_variables import without_variables
 from airflow_provider_ktrain.engine import api_paths, code_delivery, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
@@ -59,14 +57,6 @@ from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
-_NEXT_STEPS = {
-    Action.REFUSE: "This try can't use it.",
-    Action.WAIT: "Waiting for the previous job's pods to stop.",
-    Action.REPLACE: "Replacing it.",
-    Action.TAKE_RESULT: "Using its result.",
-    Action.ADOPT: "Adopting it.",
-}
-_CONFIG_MAP_NAME = ".configMap.name"  # end of the path of a volume's source; that of the code is new for each job
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
 
 
@@ -310,7 +300,7 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
         case Action.TAKE_RESULT | Action.ADOPT:
             adopted = decision.action is Action.ADOPT
             if adopted and (changed or claim.invalid):
-                log.warning(_what_differs(claim, found))
+                log.warning(what_differs(str(claim), claim.manifest, found, invalid=claim.invalid))
             suspended = adopted and bool(_annotation(found, SUSPENDED_ANNOTATION))
             if suspended:
                 await waiter.wait_for_pods(api, await _ref(api, claim.kind, claim.version, found, claim.me))
@@ -369,16 +359,6 @@ async def _is_useless(api: Api, claim: _Claim, found: Object) -> bool:
         return False
     ref = await _ref(api, claim.kind, claim.version, found, claim.me)
     return not may_have_begun(found, await job_pods(api, ref))
-
-
-def describe_existing(job: str, decision: Decision) -> str:
-    """The message about a job that has our name: why it exists, and what this try does with it.
-
-    :param job: kind, namespace and name.
-    :param decision: what this try does.
-    """
-    detail = f"\n{decision.detail}" if decision.detail else ""
-    return f"{job} exists: {decision.reason}. {_NEXT_STEPS[decision.action]}{detail}"
 
 
 async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
@@ -445,29 +425,6 @@ async def _own_paused(api: Api, claim: _Claim, found: Object) -> Submitted | Non
             return None
         raise
     return replace(taken, job=job)
-
-
-def _what_differs(claim: _Claim, found: Object) -> str:
-    """The warning about a job that is adopted although the manifest of this try is different or invalid."""
-    if claim.invalid:
-        return (
-            f"The manifest is invalid now. {claim} continues with the earlier one.\n"
-            f"A new submission would fail: {claim.invalid}"
-        )
-    differing = [
-        p
-        for p in differences(without_variables(claim.manifest["spec"]), without_variables(found.get("spec")))
-        if PREFIX not in p and not p.endswith(_CONFIG_MAP_NAME)
-    ]
-    labels = [name for name in (QUEUE_LABEL, PRIORITY_LABEL) if _label(claim.manifest, name) != _label(found, name)]
-    differing = [*(f"$.metadata.labels['{name}']" for name in labels), *differing]
-    theirs, ours = (code_hash(job) for job in (found, claim.manifest))
-    if theirs != ours:
-        differing = [f"code (hash {theirs or 'none'}, now {ours or 'none'})", *differing]
-    return (
-        f"The manifest has changed, but {claim} keeps the old one.\nChanged: "
-        f"{', '.join(differing[:20]) or 'metadata'}. Set reattach='if_unchanged' to replace such a job."
-    )
 
 
 def _annotation(job: Mapping[str, Any], name: str) -> str | None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.adoption import Action, cleared, decide, differences, first_try_since_clear
+from airflow_provider_ktrain.core.adoption import Action, cleared, decide, first_try_since_clear
 from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note, true_conditions
+from airflow_provider_ktrain.core.existing_job import differences
 from airflow_provider_ktrain.core.identity import (
     DEPLOYMENT_LABEL,
     OWNER_ANNOTATION,
