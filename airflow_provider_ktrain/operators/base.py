@@ -13,7 +13,6 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
@@ -277,7 +276,7 @@ class TrainingJobOperator(JobParameters):
 
     def _finish(self, outcome: Outcome, context: Context) -> Any:
         """Store the outcome, so that no later try repeats the training; then conclude."""
-        from airflow_provider_ktrain.operators import task_state
+        from airflow_provider_ktrain.operators import outcome_metrics, task_state
 
         stored = False
         try:
@@ -285,24 +284,11 @@ class TrainingJobOperator(JobParameters):
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The outcome could not be stored in the task's state.\n%s", e)
         self._note_failed_nodes(outcome, context)
-        self._count_end(outcome, context)
-        return self._conclude(outcome, context, stored=stored)
-
-    def _count_end(self, outcome: Outcome, context: Context) -> None:
-        """Add this try to the counters of Airflow's metrics; the result of an earlier try doesn't count again."""
-        from airflow_provider_ktrain.core.task_metrics import PREFIX, counts
-        from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
-
-        if outcome.superseded:
-            return
-        ti = context["ti"]
         try:
-            for name, value, tags in counts(
-                outcome.usage, None if outcome.succeeded else outcome.cause or UNKNOWN_CAUSE
-            ):
-                compat.count(f"{PREFIX}{name}", int(value), dag_id=ti.dag_id, task_id=ti.task_id, **tags)
+            outcome_metrics.count(context, outcome)
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The end of the training could not be counted in Airflow's metrics.\n%s", e)
+        return self._conclude(outcome, context, stored=stored)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
@@ -324,6 +310,7 @@ class TrainingJobOperator(JobParameters):
         """
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
+        from airflow_provider_ktrain.operators import outcome_metrics
 
         self._outcome = outcome
         if outcome.superseded:
@@ -332,7 +319,7 @@ class TrainingJobOperator(JobParameters):
         late = bool(outcome.release_error)
         unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
         try:
-            self._report_usage(outcome, context)
+            outcome_metrics.push(context, outcome, xcoms=self.do_xcom_push)
         except Exception as e:  # must not hide how the training ended
             self.log.warning("Usage, metrics or the last status could not be pushed to Airflow.\n%s", e)
         if outcome.succeeded:
@@ -362,24 +349,6 @@ class TrainingJobOperator(JobParameters):
         """Whether the task is skipped because of the exit code with which its job failed."""
         codes = self.skip_on_exit_code
         return outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ())
-
-    def _report_usage(self, outcome: Outcome, context: Context) -> None:
-        """Set the gauges of Airflow's metrics, and push the usage unless `do_xcom_push` is False."""
-        from airflow_provider_ktrain.core.task_metrics import PREFIX, gauges
-
-        ti = context["ti"]
-        if outcome.usage and self.do_xcom_push:
-            compat.push(context, "usage", outcome.usage)
-        for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
-            compat.gauge(f"{PREFIX}{name}", value, dag_id=ti.dag_id, task_id=ti.task_id, **tags)
-        self._push_training_metrics(outcome, context)
-
-    def _push_training_metrics(self, outcome: Outcome, context: Context) -> None:
-        """Push what the program reported, and the last status for the training page."""
-        if outcome.training_metrics and self.do_xcom_push:
-            compat.push(context, "metrics", outcome.training_metrics)
-        if outcome.status:
-            compat.push(context, STATUS_XCOM, compat.masked_values(outcome.status))
 
     def _delete_ended_job(self, outcome: Outcome, context: Context, *, stored: bool) -> None:
         """Delete the job, unless its status is the only proof of its success.
