@@ -45,7 +45,7 @@ class ParseChecks(metaclass=compat.ChecksAfterInit):
 def literals(operator: BaseOperator) -> dict[str, Any]:
     """The attributes of an operator whose values are known when the DAG is parsed, by name.
 
-    Only template fields are rendered: a template in another attribute stays the text that it is.
+    Only template fields are rendered: in another attribute, a template is a literal text.
     """
     return {
         name: value

@@ -88,7 +88,7 @@ class Try:
 
     :param retry_left: whether Airflow retries the task if this try fails.
     :param ask_state: returns the task's state, as `compat.task_state` does; it may block for a long time.
-    :param status_sink: takes the training's status. Default: None, nobody does.
+    :param status_sink: takes the training's status. Default: None, the status isn't written.
     """
 
     retry_left: bool

@@ -1,1 +1,1 @@
-"""`@task.pytorchjob`: a Python function as a training job."""
+"""`@task.pytorchjob`, `@task.mpijob` and `@task.trainjob`: a Python function as a training job."""

@@ -49,12 +49,12 @@ def mpijob_task(
     Only the function's source is sent to the pods, so it imports what it needs inside. Its arguments and its return
     value are JSON. The Launcher runs mpirun, which starts one process per slot (`nproc_per_node`) of each Worker. The
     function finds its rank in OMPI_COMM_WORLD_RANK (Open MPI) or PMI_RANK (MPICH, Intel MPI); mpi4py is not needed.
-    Open MPI passes the variables of `env` on to all ranks. A name of the surrounding module or of Airflow's context is
+    Open MPI passes the variables of `env` to all ranks. A name of the surrounding module or of Airflow's context is
     an error when the DAG is parsed. Decorators above this one, such as `@setup` and `@task.run_if`, are applied by
     Airflow; decorators below it are errors.
 
     :param python_callable: the function.
-    :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
+    :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of MPIJobOperator: `image`, `workers`, `nproc_per_node`, `gpus`, `manifest`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
         this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out the Launcher.

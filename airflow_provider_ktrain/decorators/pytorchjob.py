@@ -37,7 +37,7 @@ def pytorchjob_task(
     as `@setup` and `@task.run_if`, are applied by Airflow; decorators below it are errors.
 
     :param python_callable: the function.
-    :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
+    :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of PyTorchJobOperator: `image`, `workers`, `gpus`, `manifest`, `namespace`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
         this one; `command` or `args` is set; `image` and `manifest` are missing; `logs` leaves out replica 0.

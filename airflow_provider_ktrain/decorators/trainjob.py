@@ -45,7 +45,7 @@ def trainjob_task(
     such as `@setup` and `@task.run_if`, are applied by Airflow; decorators below it are errors.
 
     :param python_callable: the function.
-    :param multiple_outputs: push each key of a returned dict as an XCom. Default: as the return annotation says.
+    :param multiple_outputs: push each key of a returned dict as an XCom. Default: if the return annotation is a dict.
     :param kwargs: parameters of TrainJobOperator: `runtime`, `image`, `nodes`, `nproc_per_node`, `gpus`, ...
     :raises ValueError: when the DAG is parsed: the function uses something that isn't sent; it has decorators below
         this one; `command` or `args` is set; `logs` leaves out replica 0.

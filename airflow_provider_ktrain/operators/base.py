@@ -244,7 +244,7 @@ class TrainingJobOperator(JobParameters):
         )
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
-        """The host, to which `on_kill` passes a kill from now on, also one that has come before."""
+        """Let `on_kill` pass kills to this host, also a kill that has come before. Returns the host."""
         self._host = host
         if self._killed:
             host.kill(KILLED)

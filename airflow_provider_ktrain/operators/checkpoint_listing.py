@@ -29,7 +29,7 @@ class CheckpointListing:
             self._thread.start()
 
     def describe(self) -> str:
-        """One line for the log. It waits for the listing until that is given up."""
+        """One line for the log. This waits for the listing, at most until its time is over."""
         shown = redacted(without_connection(self._directory))
         if not is_url(self._directory):
             return f"Checkpoints: {shown} is a path in the pods. The worker can't list it."
@@ -54,7 +54,7 @@ class CheckpointListing:
             self._found = f"can't be listed by the worker ({type(e).__name__})"
 
     def _listed(self, storage: Any, path: str) -> str:
-        """The description of the files; empty if the time doesn't suffice.
+        """The description of the files.
 
         Asynchronous file systems, as those of S3, Google Cloud Storage and Azure, list all levels at once, and cancel
         the listing at its timeout. `find` of the others walks through the directories and hides errors.
@@ -69,7 +69,7 @@ class CheckpointListing:
         for _, _, found in storage.walk(path, detail=True, on_error="raise"):
             files |= {details["name"]: details for details in found.values()}
             if time.monotonic() > self._until:
-                return ""
+                raise TimeoutError
             if len(files) > MAX_FILES:
                 return f"has more than {MAX_FILES:,} files"
         return describe_files(files, path)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
     """Base of the operators that find a job by kind and name, change it and wait for the effect.
 
-    Each operator documents its parameters. `train.job_name` of a task `train` is known before its job exists, and a
-    task with it doesn't become a successor of `train`.
+    Each operator documents its parameters. With `job_name=train.job_name`, a task can run before or while `train` runs:
+    the name is known before the job exists, and the parameter doesn't make the task a successor of `train`.
     """
 
     template_fields: Sequence[str] = ("job_name", "kind", "namespace", "kubernetes_conn_id", "cluster_context")
@@ -94,18 +94,19 @@ class _JobControlOperator(ParseChecks, StorableLog, BaseOperator):
 
 
 class ScaleTrainingJobOperator(_JobControlOperator):
-    """Patch the number of Workers of a running job within its elastic bounds, and wait until exactly these run.
+    """Change the number of Workers of a running job, within its elastic bounds, and wait until that many Workers run.
 
     :param workers: new number of Workers. Templated.
     :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
-    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or the Workers don't run in time.
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     template_fields: Sequence[str] = (*_JobControlOperator.template_fields, "workers")
@@ -115,7 +116,7 @@ class ScaleTrainingJobOperator(_JobControlOperator):
         self.workers: Any = workers  # a rendered template is text until `execute` converts it
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
-        """Returns when exactly `workers` Workers run."""
+        """Return when exactly `workers` Workers run."""
         from airflow_provider_ktrain.engine.operations import scale
 
         return await scale(api, ref, self.workers, timeout=timeout)
@@ -125,18 +126,19 @@ class SuspendTrainingJobOperator(_JobControlOperator):
     """Suspend a running job and wait until its pods are gone. Its GPUs are then free; the job remains.
 
     :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
-    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or its pods aren't gone in time.
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
-        """Returns when the job's pods are gone."""
+        """Return when the job's pods are gone."""
         from airflow_provider_ktrain.engine.operations import suspend
 
         return await suspend(api, ref, timeout=timeout)
@@ -146,18 +148,19 @@ class ResumeTrainingJobOperator(_JobControlOperator):
     """Resume a suspended job and wait until its pods appear.
 
     :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
-    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist or has ended, or no pod appears in time.
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
-        """Returns when the operator has created pods again."""
+        """Return when the operator has created pods again."""
         from airflow_provider_ktrain.engine.operations import resume
 
         return await resume(api, ref, timeout=timeout)
@@ -169,15 +172,16 @@ class DeleteTrainingJobOperator(_JobControlOperator):
     :param missing_ok: succeed if the job doesn't exist. Default: True.
     :param force: delete also an unfinished job that a task owns. That task then fails. Default: False.
     :param job_name: name of the job; `train.job_name` for the job of a task `train` of the same DAG. Templated.
-    :param kind: PyTorchJob, MPIJob or TrainJob. Default: PyTorchJob. Templated.
-    :param namespace: namespace of the job. Default: the namespace of the connection, otherwise `default`. Templated.
+    :param kind: PyTorchJob, MPIJob or TrainJob. Templated. Default: PyTorchJob.
+    :param namespace: namespace of the job. Templated. Default: the connection's, else `default`.
     :param timeout: limit for the effect, in seconds or as a timedelta. Default: 300 seconds.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
     :raises TrainingJobError: the job doesn't exist and `missing_ok` is False, a task owns it and `force` is False, or
         its pods aren't gone in time.
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
-    :raises TrainingConfigurationError: a parameter is wrong; never retried.
+    :raises TrainingConfigurationError: a parameter is invalid; never retried.
     """
 
     def __init__(self, *, missing_ok: bool = True, force: bool = False, **kwargs: Any) -> None:
@@ -186,7 +190,7 @@ class DeleteTrainingJobOperator(_JobControlOperator):
         self.force = force
 
     async def act(self, api: Api, ref: JobRef, timeout: float) -> str:
-        """Returns when the job and its pods are gone; with `force`, also deletes a job that a task owns."""
+        """Return when the job and its pods are gone; with `force`, also delete a job that a task owns."""
         from airflow_provider_ktrain.engine.operations import delete
 
         return (await delete(api, ref, force=self.force, timeout=timeout)).text

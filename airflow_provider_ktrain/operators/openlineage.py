@@ -1,6 +1,6 @@
 """Lineage of a training for Airflow's OpenLineage provider.
 
-Only that provider calls this, so that its packages are imported inside the functions: without it, nothing is.
+Only that provider calls these functions. They import its packages themselves, because it may not be installed.
 """
 
 from __future__ import annotations

@@ -34,20 +34,21 @@ Object = dict[str, Any]
 class ReapTrainingJobsOperator(ParseChecks, compat.StorableLog, BaseOperator):
     """Release jobs of this deployment whose task is over: success, failed, skipped, removed or deleted.
 
-    A task releases its job itself, however it ends. The reaper is for the rest, for example if a worker and its node
-    were lost together. It releases a job only if two checks, `confirm_after` apart, find that its task is over and that
-    its owner hasn't changed. It never changes jobs of tasks that are running, deferred, queued, scheduled, restarting,
-    up for retry or cleared. A job that has ended is deleted or kept as the `on_finish_action` of its task requires.
-    Releases are fenced, so two reapers may run at once. The task's XCom is the list of the released jobs; with
-    `dry_run`, of the jobs that would be released.
+    A task releases its job itself, however it ends. The reaper releases the jobs of tasks that could not, for example
+    because a worker and its node were lost together. It releases a job only if two checks, `confirm_after` apart, find
+    that its task is over and that its owner hasn't changed. It never changes jobs of tasks that are running, deferred,
+    queued, scheduled, restarting, up for retry or cleared. A job that has ended is deleted or kept as the
+    `on_finish_action` of its task requires. Releases are fenced, so two reapers may run at once. The task's XCom is the
+    list of the released jobs; with `dry_run`, of the jobs that would be released.
 
-    :param namespaces: one or several namespaces to check; each must exist. Default: the namespace of the connection,
-        otherwise `default`. Templated.
+    :param namespaces: one or several namespaces to check; each must exist. Templated. Default: the connection's,
+        else `default`.
     :param dry_run: only log what would be released. Default: True.
     :param max_jobs: how many jobs one run may release. Default: 20.
     :param confirm_after: time between the two checks, in seconds or as a timedelta. Default: 5 minutes.
-    :param kubernetes_conn_id: connection of type `kubernetes`. Default: `kubernetes_default`. Templated.
-    :param cluster_context: context of the kubeconfig. Default: its current context. Templated.
+    :param kubernetes_conn_id: connection of type `kubernetes`. Templated. Default: `kubernetes_default`.
+    :param cluster_context: context of the connection's kubeconfig. Templated. Default: its current context.
+    :param kwargs: parameters of `BaseOperator`.
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: a namespace is an empty string, or `[ktrain] deployment_id` is not set: another
         Airflow can have the same default, and its jobs would look left over.

@@ -345,7 +345,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
 
 def _log_queue() -> LogQueue:
-    """The lines of all triggers in this process that wait until Airflow's supervisor has read others."""
+    """The lines of all triggers in this process that wait until Airflow's supervisor has read earlier ones."""
     from airflow_provider_ktrain.engine.logs.log_queue import log_queue
 
     return log_queue(compat.unread_log)
