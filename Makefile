@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint test-browser chaos soak test-matrix bench docs test-kind test-gpu clean
+.PHONY: demo test lint test-browser chaos soak test-matrix bench plots docs test-kind test-gpu clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -41,7 +41,11 @@ test-matrix:
 	@$(PYTHON) scripts/matrix.py $(if $(QUICK),--quick) $(ONLY)
 
 bench: $(VENV)/.test
-	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@for b in $(filter-out benchmarks/plot.py,$(sort $(wildcard benchmarks/*.py))); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+# benchmarks/plots/*.svg, from the tables in benchmarks/README.md
+plots: $(VENV)/.bench
+	@$(BIN)/python benchmarks/plot.py
 
 docs: $(VENV)/.docs
 	@$(BIN)/mkdocs build --strict

@@ -1,4 +1,7 @@
-"""A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with tables and help texts made from the code."""
+"""A hook of MkDocs that replaces comments `<!-- generated: NAME -->` with tables and help texts made from the code.
+
+It also adds the plots of the benchmarks, which are outside of docs/.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ COMMANDS = ("run", "check", "rbac", "cluster start", "cluster status", "cluster 
 
 
 PAGES = ("guarantees.md", "fidelity.md")  #: generated pages, at the end of the navigation
+PLOTS = "../benchmarks/plots/"  #: as pages refer to it, so that their links work on GitHub too
 
 
 def on_config(config: Any, **kwargs: Any) -> Any:
@@ -21,7 +25,16 @@ def on_config(config: Any, **kwargs: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for plot in (pathlib.Path(config.docs_dir) / PLOTS).glob("*.svg"):
+        files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot.resolve())))
+    return files
+
+
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    markdown = markdown.replace(f"]({PLOTS}", "](plots/")
     return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: GENERATED[found[1]](), markdown)
 
 

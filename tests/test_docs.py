@@ -267,3 +267,8 @@ def test_generated_parts_match_the_code() -> None:
         ("messages", "| `Deferred: the triggerer now follows {job}.` | info |"),
     ):
         assert part in hook.on_page_markdown(f"<!-- generated: {name} -->")
+
+
+def test_plots_of_the_benchmarks_are_shown_from_the_site() -> None:
+    """MkDocs finds only files in docs/, and those that the hook adds."""
+    assert _hook().on_page_markdown("![Growth](../benchmarks/plots/waiting.svg)") == "![Growth](plots/waiting.svg)"
