@@ -33,13 +33,13 @@ from typing import Any
 
 from harness import machine, quantile, table
 from harness.api_server import on_free_port
+from harness.database import database, version
 from harness.standin import job_name
 from harness.triggerer import Airflow, StandIn, task, triggerer
 from harness.triggerer import wait_for as wait
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import clusters
-from tests.e2e import database as databases
 from tests.e2e.airflow import running, wait_for
 from tests.e2e.chaos import CHAOS_DAGS
 from tests.e2e.scenario import Begin, beginning
@@ -116,16 +116,6 @@ STEPS = {
 }
 
 
-@contextlib.contextmanager
-def database() -> Iterator[str]:
-    """The URL of a new database on the selected server; empty for SQLite."""
-    if databases.selected() == databases.SQLITE:
-        yield ""
-        return
-    with tempfile.TemporaryDirectory() as folder, databases.database(Path(folder)) as sql:
-        yield sql
-
-
 def many_kills(args: argparse.Namespace) -> None:
     """Measure kills beside many waiting jobs and print the table."""
     kills = args.kills or 100
@@ -144,7 +134,7 @@ def many_kills(args: argparse.Namespace) -> None:
             print(json.dumps({"load": rows[-1]["load"], **times}), file=sys.stderr, flush=True)
         burst = _timed(airflow, stand_in, url, token, list(range(kills, running)))
     loads = [row["load"] for row in rows + burst]
-    print(f"{databases.version()}; {args.waiting} jobs wait, load {min(loads):.0f} to {max(loads):.0f}\n")
+    print(f"{version()}; {args.waiting} jobs wait, load {min(loads):.0f} to {max(loads):.0f}\n")
     for name, found in ((f"{kills} kills, one by one, s", rows), (f"{args.burst} kills at once, s", burst)):
         shown: list[list[Any]] = []
         for step, (began, ended) in STEPS.items():

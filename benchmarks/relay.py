@@ -7,7 +7,8 @@ many   300 jobs of 16 replicas: 4,800 logs take turns of five seconds over the s
 
 Each runs in a new triggerer of Airflow, in front of a stand-in for the Kubernetes API; a triggerer without trainings
 runs at the same time for comparison of the loop lag. This process reads the log files every quarter of a second: the
-delay of a line is from when its container wrote it until it is in the file. Prints a Markdown table.
+delay of a line is from when its container wrote it until it is in the file. With KTRAIN_TEST_DATABASE=postgresql, the
+triggerer uses a PostgreSQL server, and its transactions are counted. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, quantile, table
+from harness.database import database, transactions, version
 from harness.triggerer import Airflow, Component, ProbeFile, StandIn, task, triggerer
 
 JOBS = 300
@@ -33,7 +35,8 @@ LINE = re.compile(rb"\[(\w+ \d+)\] line (\d{8}) (\d+\.\d+)")
 HEAD = [
     "streams", "lines/s", "load", "lines", "lost", "repeated", "delay p50 s", "p99 s", "max s",
     "runner CPU s/s", "supervisor CPU s/s", "runner CPU ms per 1,000 lines", "supervisor, same", "runner MiB",
-    "supervisor MiB", "log requests/s", "CPU ms of the loop in 5 ms, p99", "loop lag p99 ms", "idle loop p99 ms",
+    "supervisor MiB", "log requests/s", "transactions/s", "CPU ms of the loop in 5 ms, p99", "loop lag p99 ms",
+    "idle loop p99 ms",
 ]  # fmt: skip
 
 
@@ -72,6 +75,7 @@ def relay(
     time.sleep(10)
     files, load = Files(airflow), [os.getloadavg()[0]]
     requests, used = stand_in.ask("/stats")["requests"].get("log", 0), component.cpu()
+    queried = transactions(airflow.sql)
     began = time.monotonic()
     stand_in.ask(f"/begin?lines={per_stream}")
     grew = began
@@ -86,6 +90,7 @@ def relay(
         raise RuntimeError(f"no line arrived within {args.patience} s")
     seconds = grew - began
     now, stats, memory = component.cpu(), stand_in.ask("/stats"), component.memory()
+    queries = transactions(airflow.sql)
     time.sleep(10)  # repeated lines may follow
     files.look()
     lag, other = probe.between(began, grew), idle.between(began, grew)
@@ -98,6 +103,7 @@ def relay(
         *(took[key] * 1e6 / max(len(files.counted), 1) for key in ("runner", "supervisor")),
         memory["runner"], memory["supervisor"],
         (stats["requests"].get("log", 0) - requests) / seconds,
+        None if queried is None or queries is None else (queries - queried) / seconds,
         lag["busy p99"], lag["lag p99"], other["lag p99"],
     ]  # fmt: skip
 
@@ -110,14 +116,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(REPLICAS), default=list(REPLICAS))
     args = parser.parse_args()
     durations = args.seconds
-    print(f"{datetime.date.today()}; {machine()}\n", flush=True)
+    print(f"{datetime.date.today()}; {machine()}; {version()}\n", flush=True)
     rows: list[list[Any]] = []
     with triggerer({"jobs": 0}, []) as (_, _, _, idle):
         for number, name in enumerate(args.only):
             args.seconds = durations[min(number, len(durations) - 1)]
             rate = args.lines / (JOBS * REPLICAS[name])
             parameters = {"jobs": JOBS, "replicas": REPLICAS[name], "running": JOBS, "rate": rate}
-            with triggerer(parameters, [task(n) for n in range(JOBS)]) as running:
+            with database() as sql, triggerer(parameters, [task(n) for n in range(JOBS)], sql) as running:
                 rows.append(relay(*running, idle, args, name))
             print(json.dumps(dict(zip(HEAD, rows[-1], strict=False))), file=sys.stderr, flush=True)
     print(table(HEAD, rows))
