@@ -7,8 +7,8 @@ the release ends without any change. Then the release waits until the job and al
 the foreground the job is gone last, after one in the background (TrainJob) its pods are.
 
 If this process watches the job, it uses what the watches show instead of reads (`job_view`): a write is fenced by the
-resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. A job that is
-kept is always read, because nothing would remove a pod that the watch hasn't shown yet.
+resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. The
+pods of a job that is kept are always listed, because nothing would remove a pod that the watch hasn't shown yet.
 """
 
 from __future__ import annotations
@@ -138,25 +138,29 @@ async def release(
         nonlocal before
         if before is None:
             before = (view.pods if view else None) or await pods_before(api, ref)
-        if view and verify and spare_ended and mode is Mode.DELETE and await _needs_no_request(view, ref):
+        if view and verify and spare_ended and mode is Mode.DELETE and await _needs_no_deletion(view, ref):
             return Mode.DELETE_PODS, "has ended"
         return await _request_release(api, ref, mode, before or [], spare_ended, view.job if view else None, end)
 
     try:
         async with job_view(api, ref) as view, asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
-            asked = await retry_transient(count_and_ask, end, refused_until=began + REFUSED_SECONDS)
-            if asked is None:
+            while asked := await retry_transient(count_and_ask, end, refused_until=began + REFUSED_SECONDS):
+                done, what = asked
+                if verify and before:
+                    timeout = max(timeout, max(map(_grace, before)) + margin)
+                    end = began + timeout
+                    limit.reschedule(
+                        asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
+                    )
+                shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
+                proven = shown and done is Mode.DELETE and not kind_of(ref.kind).pods_outlive_job
+                left = await _wait_gone(api, ref, done, end) if verify and not proven else []
+                if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or time.monotonic() >= end:
+                    break
+                before = view = None  # nobody deletes these pods: the watch hasn't shown them yet
+                await asyncio.sleep(MAX_POLL_SECONDS)
+            else:
                 return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
-            done, what = asked
-            if verify and before:
-                timeout = max(timeout, max(map(_grace, before)) + margin)
-                end = began + timeout
-                limit.reschedule(
-                    asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
-                )
-            shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
-            proven = shown and not (done is Mode.DELETE and kind_of(ref.kind).pods_outlive_job)
-            left = await _wait_gone(api, ref, done, end) if verify and not proven else []
     except ApiStatusError as e:
         raise ReleaseError(f"{ref} could not be released.\n{e}") from None
     except (ApiUnavailable, TimeoutError) as e:
@@ -214,6 +218,11 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
 
 
+def _runs(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has not finished and isn't being deleted."""
+    return not has_ended(pod) and not is_terminating(pod)
+
+
 def _grace(pod: Mapping[str, Any]) -> float:
     """Grace period of a pod, in seconds. 0: it has finished."""
     return 0 if has_ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
@@ -267,8 +276,11 @@ async def _request_release(
             pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
 
 
-async def _needs_no_request(view: JobView, ref: JobRef) -> bool:
-    """Whether the job has ended, is this owner's, and its pods have ended or are being deleted by the operator."""
+async def _needs_no_deletion(view: JobView, ref: JobRef) -> bool:
+    """Whether the job has ended, is this owner's, and its pods have ended or are being deleted by the operator.
+
+    The watch of the pods may be behind that of the job, so the pods are listed afterwards.
+    """
     job = view.job
     if job is None or not phase_of(job).ended or _fitting_mode(ref, job, Mode.DELETE_PODS)[0] is not Mode.DELETE_PODS:
         return False
@@ -334,9 +346,11 @@ async def _shows_end(view: JobView, done: Mode, pods: list[Object], end: float) 
 
 
 async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:
-    """Wait until the pods that must go are gone and, with Mode.DELETE, the job. Returns the pods left at `end`.
+    """Wait until the pods that must go are gone and, with Mode.DELETE, the job.
 
     The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created later.
+
+    :return: the pods left at `end`; with Mode.DELETE_PODS, those left when there is one that isn't being deleted.
     """
     delay = 0.05
     deleted = mode is not Mode.DELETE
@@ -346,7 +360,7 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
         if deleted or last:
             pods = await retry_transient(lambda: job_pods(api, ref), end)
             left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
-            if last or not left:
+            if last or not left or (mode is Mode.DELETE_PODS and any(map(_runs, left))):
                 return left
         await asyncio.sleep(delay)
         delay = min(delay * 2, MAX_POLL_SECONDS)
