@@ -117,6 +117,24 @@ class JobView:
         return all(has_ended(pod) and not is_terminating(pod) for pod in self.pods)
 
     @property
+    def has_final_pods(self) -> bool:
+        """Whether no pod of the ended job can be left that the watch of the pods hasn't shown yet.
+
+        In the pass in which an operator observes the job's end, it may still replace a failed pod. It doesn't replace
+        one that has succeeded, and with a cleanPodPolicy it deletes the new pod itself.
+        """
+        kind, job = kind_of(self._ref.kind), self.job
+        if job is None:
+            return False
+        succeeded = {
+            kind.pod_role(pod["metadata"].get("labels") or {})
+            for pod in self.pods
+            if (pod.get("status") or {}).get("phase") == "Succeeded"
+        }
+        replicas = {(role, index) for role in kind.replicas(job) for index in range(kind.count(job, role))}
+        return kind.cleans_up_pods(job) or set() < replicas <= succeeded
+
+    @property
     def _is_being_cleaned(self) -> bool:
         """Whether all known pods have ended or are being deleted."""
         return all(has_ended(pod) or is_terminating(pod) for pod in self.pods)

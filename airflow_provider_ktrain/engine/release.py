@@ -7,8 +7,8 @@ the release ends without any change. Then the release waits until the job and al
 the foreground the job is gone last, after one in the background (TrainJob) its pods are.
 
 If this process watches the job, it uses what the watches show instead of reads (`job_view`): a write is fenced by the
-resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. The
-pods of a job that is kept are always listed, because nothing would remove a pod that the watch hasn't shown yet.
+resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. The pods of a job
+that is kept are listed if there may be one that the watch hasn't shown yet, because nothing would remove it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def release(
                         asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
                     )
                 shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
-                proven = shown and done is Mode.DELETE and not kind_of(ref.kind).pods_outlive_job
+                proven = shown and view and _proves_end(view, ref, done)
                 left = await _wait_gone(api, ref, done, end) if verify and not proven else []
                 if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or time.monotonic() >= end:
                     break
@@ -279,7 +279,7 @@ async def _request_release(
 async def _needs_no_deletion(view: JobView, ref: JobRef) -> bool:
     """Whether the job has ended, is this owner's, and its pods have ended or are being deleted by the operator.
 
-    The watch of the pods may be behind that of the job, so the pods are listed afterwards.
+    The watch of the pods may be behind that of the job: the pods are listed afterwards, if a further one is possible.
     """
     job = view.job
     if job is None or not phase_of(job).ended or _fitting_mode(ref, job, Mode.DELETE_PODS)[0] is not Mode.DELETE_PODS:
@@ -343,6 +343,11 @@ async def _shows_end(view: JobView, done: Mode, pods: list[Object], end: float) 
         return False
     patience = time.monotonic() + max(map(_grace, pods), default=0) + WATCH_LAG_SECONDS
     return await view.wait(lambda view: view.is_deleted if done is Mode.DELETE else view.is_idle, min(end, patience))
+
+
+def _proves_end(view: JobView, ref: JobRef, done: Mode) -> bool:
+    """Whether no pod can be left after what the watches have shown, so that the pods need not be listed."""
+    return view.has_final_pods if done is Mode.DELETE_PODS else not kind_of(ref.kind).pods_outlive_job
 
 
 async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:

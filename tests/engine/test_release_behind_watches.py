@@ -23,7 +23,7 @@ JOB, PODS = api_paths.job(REF), api_paths.core("ns", "pods")
 
 
 class EndedJobApi(WatchingApi):
-    """A succeeded job whose Master has ended. Its watches deliver nothing after their first lists."""
+    """A job whose Master has succeeded and whose Worker has failed. Its watches deliver nothing after the first lists."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -32,6 +32,7 @@ class EndedJobApi(WatchingApi):
         self.made: list[str] = []
         self.pods: dict[str, Object] = {}
         self.add_pod("master", "Succeeded")
+        self.add_pod("worker", "Failed")
 
     def add_pod(self, role: str, phase: str) -> None:
         self.pods[f"train-{role}-0"] = {
@@ -45,6 +46,7 @@ class EndedJobApi(WatchingApi):
         self.made.append(f"{method} {path}")
         job = {
             "kind": REF.kind, "metadata": {"name": REF.name, "uid": REF.uid, "resourceVersion": "1"},
+            "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}},
             "status": {"conditions": [{"type": "Succeeded", "status": "True"}]},
         }  # fmt: skip
         if path == JOB:
@@ -57,7 +59,7 @@ class EndedJobApi(WatchingApi):
 
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[EndedJobApi]:
-    """An API that watches the ended job and its Master."""
+    """An API that watches the ended job and its pods."""
     api = EndedJobApi()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)
