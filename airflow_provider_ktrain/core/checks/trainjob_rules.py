@@ -11,7 +11,6 @@ from airflow_provider_ktrain.core.kinds import TRAINJOB
 from airflow_provider_ktrain.core.kinds.runtime_patches import (
     CONTAINER_FIELDS,
     ENV_FIELDS,
-    MANAGER,
     OVERRIDES,
     PATCHES,
     POD_FIELDS,
@@ -154,11 +153,11 @@ def runtime_patches(job: Job) -> Iterator[Finding]:
             hint = "prefix it by a domain: example.com/me"
             yield Finding(manager, "invalid manager of a patch", repr(manager.text), "domain.name/path", hint)
         for replicated in entry["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
-            yield from _patched_pod(replicated["template"]["spec"]["template"]["spec"], manager.text == MANAGER)
+            yield from _patched_pod(replicated["template"]["spec"]["template"]["spec"])
 
 
-def _patched_pod(pod: Field, ours: bool) -> Iterator[Finding]:
-    """:param ours: whether the patch is made of the task's parameters."""
+def _patched_pod(pod: Field) -> Iterator[Finding]:
+    """A patch of a pod has only what the Trainer accepts."""
     yield from _only(pod, POD_FIELDS, "a pod")
     for container in (*pod["containers"], *pod["initContainers"]):
         name = container["name"].text

@@ -97,14 +97,6 @@ def add_template(manifest: dict[str, Any], job: str = ANY_JOB) -> dict[str, Any]
     return _pod_template(added)
 
 
-def carries_our_labels(job: Mapping[str, Any]) -> bool:
-    """Whether the pods of a job have the labels that we gave it: only patches can label them."""
-    templates = (
-        ((r.get("template") or {}).get("spec") or {}).get("template") or {} for r in _jobs_of(_our_entry(job) or {})
-    )
-    return any((template.get("metadata") or {}).get("labels") for template in templates)
-
-
 def expand(manifest: Mapping[str, Any], served: Served, *, name_length: int) -> Manifest:
     """The manifest with patches of the replicated jobs that the runtime has, in place of ANY_JOB.
 

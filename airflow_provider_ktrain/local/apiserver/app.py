@@ -137,7 +137,7 @@ class ApiServer:
                 return negotiation.answer(self.authenticator.issue(account, question), 201)
             case "get", subresource if subresource in VIEWS:
                 obj = self._store.get(resource, namespace, info.name)
-                return negotiation.answer(view.one(writes.scale_of(resource, obj) if subresource == "scale" else obj))
+                return negotiation.answer(view.one(writes.scale_of(obj) if subresource == "scale" else obj))
         content_type = request.headers.get("Content-Type", negotiation.JSON)
         body = await negotiation.read_body(request)
         written = self._writes.write(Write(info, resource, namespace or "", request.query, content_type, body))

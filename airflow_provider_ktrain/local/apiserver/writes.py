@@ -122,7 +122,7 @@ class Writes:
             raise ApiError(400, f"error decoding patch: {e}") from None
         old = self._store.get(resource, request.namespace, name)
         if request.info.subresource == "scale":
-            return self._scale(request, patch.apply(media, scale_of(resource, old), changes))
+            return self._scale(request, patch.apply(media, scale_of(old), changes))
         patched = patch.apply(media, old, changes)
         meta = patched.get("metadata")
         if not isinstance(meta, dict):
@@ -162,7 +162,7 @@ class Writes:
     def _scale(self, request: Write, scale: Obj) -> Written:
         resource, name = request.resource, request.info.name
         old = self._store.get(resource, request.namespace, name)
-        scale_of(resource, old)
+        scale_of(old)
         replicas = at(scale, "spec.replicas", 0)
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
             why = f"Invalid value: {replicas}: must be greater than or equal to 0"
@@ -170,7 +170,7 @@ class Writes:
         version = at(scale, "metadata.resourceVersion") or old["metadata"]["resourceVersion"]
         change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}}
         new = patch.merge(old, {**change, "metadata": {"resourceVersion": version}})
-        return Written(scale_of(resource, self._replace(request, old, new, []).obj))
+        return Written(scale_of(self._replace(request, old, new, []).obj))
 
     def _delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Written:
         """Delete an object, or start its deletion, according to the DeleteOptions."""
@@ -223,7 +223,7 @@ def _place(request: Write, obj: Obj) -> Obj:
     return meta
 
 
-def scale_of(resource: Resource, obj: Obj) -> Obj:
+def scale_of(obj: Obj) -> Obj:
     """Return the Scale of a job: its Worker replicas. Raise ApiError 500, as the API server does, if it has none."""
     replicas = at(obj, "spec.pytorchReplicaSpecs.Worker.replicas")
     if replicas is None:
