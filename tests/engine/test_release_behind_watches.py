@@ -23,7 +23,7 @@ JOB, PODS = api_paths.job(REF), api_paths.core("ns", "pods")
 
 
 class EndedJobApi(WatchingApi):
-    """A job whose Master has succeeded and whose Worker has failed. Its watches deliver nothing after the first lists."""
+    """A job whose Master has succeeded and whose Worker has failed. Its watches deliver nothing after their lists."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
