@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 README = Path(__file__).parent / "README.md"
 FOLDER = Path(__file__).parent / "plots"
-WIDE, NARROW = (10.5, 3.9), (6.5, 3.6)  # inches
 STYLE = {
     "svg.hashsalt": "ktrain",  # the same ids in each run
     "svg.fonttype": "none",  # text stays text
@@ -26,17 +25,9 @@ class TableError(ValueError):
     """README doesn't contain what a plot needs."""
 
 
-class Look(NamedTuple):
-    """The color of a line, the marker of its points as matplotlib names it, and the width in points."""
-
-    color: str
-    marker: str
-    width: float = 1.5
-
-
-# the colors of Okabe and Ito, which people with any kind of colour vision can tell apart
-OURS = Look("#0072B2", "o", 3)
-VERMILION, ORANGE, GREEN, BLACK = Look("#D55E00", "s"), Look("#E69F00", "^"), Look("#009E73", "D"), Look("black", "x")
+# color, marker and width of a line, in the colors of Okabe and Ito, which people with any colour vision can tell apart
+OURS, VERMILION = ("#0072B2", "o", 3.0), ("#D55E00", "s", 1.5)
+ORANGE, GREEN, BLACK = ("#E69F00", "^", 1.5), ("#009E73", "D", 1.5), ("black", "x", 1.5)
 
 
 class Line(NamedTuple):
@@ -44,13 +35,13 @@ class Line(NamedTuple):
 
     :param label: what the legend shows.
     :param y: the column of the values.
-    :param look: how it is drawn.
+    :param look: its color, marker and width.
     :param where: only rows with this text in this column; default: all rows.
     """
 
     label: str
     y: str
-    look: Look = OURS
+    look: tuple[str, str, float] = OURS
     where: tuple[str, str] | None = None
 
 
@@ -58,6 +49,7 @@ class Panel(NamedTuple):
     """One pair of axes.
 
     :param title: the quantity and its unit.
+    :param x: the column of the horizontal axis, whose label is `x_label`.
     :param lines: in the legend's order.
     :param log: both axes are logarithmic; otherwise linear.
     :param noise: values below this one can't be distinguished from 0.
@@ -65,6 +57,8 @@ class Panel(NamedTuple):
     """
 
     title: str
+    x: str
+    x_label: str
     lines: tuple[Line, ...]
     log: bool = False
     noise: float | None = None
@@ -77,75 +71,69 @@ class Plot(NamedTuple):
     :param name: of the file, without its ending.
     :param section: the heading in README under which its table is.
     :param title: the result, as a sentence.
-    :param x: the column of the horizontal axis, whose label is `x_label`.
     """
 
     name: str
     section: str
     title: str
-    x: str
-    x_label: str
     panels: tuple[Panel, ...]
 
     @property
     def file(self) -> Path:
         return FOLDER / f"{self.name}.svg"
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns that its table must have."""
-        lines = [line for panel in self.panels for line in panel.lines]
-        named = [self.x, *(line.y for line in lines), *(line.where[0] for line in lines if line.where)]
-        return list(dict.fromkeys(named))
+
+def waiting(title: str, y: str, noise: float | None = None) -> Panel:
+    """All contenders of the benchmark of waiting; ours is the last one and lies on top."""
+    looks = {
+        "KubernetesPodTrigger": VERMILION, "KubernetesJobTrigger": ORANGE, "plain poller": GREEN, "bare watch": BLACK,
+    }  # fmt: skip
+    peers = [Line(name, y, look, ("waits", name)) for name, look in looks.items()]
+    ours = Line("this provider", y, where=("waits", "TrainingJobTrigger"))
+    return Panel(title, "jobs", "jobs that wait in one event loop", (*peers, ours), noise=noise)
 
 
-def contenders(y: str) -> tuple[Line, ...]:
-    """A line for each contender of the benchmark of waiting; ours is the last one and lies on top."""
-    return (
-        Line("KubernetesPodTrigger", y, VERMILION, ("waits", "KubernetesPodTrigger")),
-        Line("KubernetesJobTrigger", y, ORANGE, ("waits", "KubernetesJobTrigger")),
-        Line("plain poller", y, GREEN, ("waits", "plain poller")),
-        Line("bare watch", y, BLACK, ("waits", "bare watch")),
-        Line("this provider", y, where=("waits", "TrainingJobTrigger")),
-    )
-
-
-WAITING = Plot(
-    "waiting", "Waiting", "Waiting jobs cost this provider no requests and no measurable CPU",
-    "jobs", "jobs that wait in one event loop",
-    (
-        Panel("CPU, s per minute above an idle loop", contenders("CPU s/min above idle"), noise=0.5),
-        Panel("requests per minute", contenders("requests/min")),
-        Panel("memory, MiB above an idle loop", contenders("MiB above idle")),
+WAITING = Plot("waiting", "Waiting", "Waiting jobs cost this provider no requests and no measurable CPU", (
+    waiting("CPU, s per minute above an idle loop", "CPU s/min above idle", noise=0.5),
+    waiting("requests per minute", "requests/min"),
+    waiting("memory, MiB above an idle loop", "MiB above idle"),
+))  # fmt: skip
+LARGE_JOBS = Plot("large-jobs", "Large jobs", "A change of a pod takes less than 1 ms in jobs of up to 5,000 pods", (
+    Panel(
+        "a change of a pod: median time in the event loop, ms", "pods of the job", "pods of the job",
+        (Line("before", "before: a change, median ms", VERMILION), Line("now", "a change, median ms")),
+        log=True, limit=(1, "target: 1 ms"),
     ),
-)  # fmt: skip
-LARGE_JOBS = Plot(
-    "large-jobs", "Large jobs", "A change of a pod takes less than 1 ms, in jobs of up to 5,000 pods",
-    "pods of the job", "pods of the job",
+    Panel(
+        "first list of all pods: longest time in the event loop, ms", "pods of the job", "pods of the job",
+        (Line("now", "first list, longest ms"),), log=True, limit=(10, "target: 10 ms"),
+    ),
+))  # fmt: skip
+LOG_POSITIONS = Plot("log-positions", "Log positions", "Log positions never take more than 32 KiB", (
+    Panel(
+        "log positions in a trigger's arguments, bytes", "containers", "containers",
+        (Line("now", "bytes"),), log=True, limit=(32 * 1024, "limit: 32 KiB"),
+    ),
+))  # fmt: skip
+FLEET = Plot(
+    "fleet", "Several triggerers, and other jobs in the namespace",
+    "Each triggerer receives the changes of all its Airflow's jobs; other jobs cost it nothing",
     (
         Panel(
-            "a change of a pod: median time in the event loop, ms",
-            (Line("before", "before: a change, median ms", VERMILION), Line("now", "a change, median ms")),
-            log=True, limit=(1, "target: 1 ms"),
+            "to all triggerers, KB/s while 10 jobs/s change", "triggerers", "triggerers",
+            (Line("now", "KB/s while jobs change", where=("other jobs", "0")),),
         ),
         Panel(
-            "first list of all pods: longest time in the event loop, ms",
-            (Line("now", "first list, longest ms"),),
-            log=True, limit=(10, "target: 10 ms"),
+            "memory of a triggerer, MiB above idle", "jobs each", "its own jobs",
+            (Line("now", "MiB above idle", where=("triggerers", "1")),),
         ),
-    ),
-)  # fmt: skip
-LOG_POSITIONS = Plot(
-    "log-positions", "Log positions", "Log positions never take more than 32 KiB", "containers", "containers",
-    (
         Panel(
-            "log positions in a trigger's arguments, bytes",
-            (Line("log positions", "bytes"),),
-            log=True, limit=(32 * 1024, "limit: 32 KiB"),
+            "the same with 100 jobs of its own", "other jobs", "jobs of other owners in the namespace",
+            (Line("now", "MiB above idle", where=("jobs each", "100")),),
         ),
     ),
 )  # fmt: skip
-PLOTS = (WAITING, LARGE_JOBS, LOG_POSITIONS)
+PLOTS = (WAITING, LARGE_JOBS, LOG_POSITIONS, FLEET)
 
 
 def rows(text: str, section: str, columns: list[str]) -> list[dict[str, str]]:
@@ -155,7 +143,7 @@ def rows(text: str, section: str, columns: list[str]) -> list[dict[str, str]]:
     """
     found = re.search(rf"^#+ {re.escape(section)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     if not found:
-        raise TableError(f"benchmarks/README.md has no section {section!r}")
+        raise TableError("there is no such section")
     missing = columns
     for table in re.findall(r"(?:^\|.*\n)+", found[1], re.MULTILINE):
         head, _, *body = ([cell.strip() for cell in row.strip()[1:-1].split("|")] for row in table.splitlines())
@@ -163,24 +151,22 @@ def rows(text: str, section: str, columns: list[str]) -> list[dict[str, str]]:
         if not lacks:
             return [dict(zip(head, cells, strict=True)) for cells in body]
         missing = min(missing, lacks, key=len)
-    raise TableError(f"benchmarks/README.md, section {section!r}: no table has the columns {', '.join(missing)}")
+    raise TableError(f"no table has the columns {', '.join(missing)}")
 
 
-def points(table: list[dict[str, str]], plot: Plot, line: Line) -> list[Point]:
+def points(table: list[dict[str, str]], panel: Panel, line: Line) -> list[Point]:
     """The points of a line. A cell with `-` is a value that wasn't measured.
 
     :raises TableError: there is no point, or a cell isn't a number.
     """
-    place = f"benchmarks/README.md, section {plot.section!r}, column {line.y!r}"
     chosen = [row for row in table if line.where is None or row[line.where[0]] == line.where[1]]
-    cells = [(row[plot.x], row[line.y]) for row in chosen if row[line.y] != "-"]
+    cells = [(row[panel.x], row[line.y]) for row in chosen if row[line.y] != "-"]
+    if not cells:
+        raise TableError(f"column {line.y!r}: no row for {line.label!r}")
     try:
-        found = [(float(x.replace(",", "")), float(y.replace(",", ""))) for x, y in cells]
+        return sorted((float(x.replace(",", "")), float(y.replace(",", ""))) for x, y in cells)
     except ValueError as error:
-        raise TableError(f"{place}: {error}") from error
-    if not found:
-        raise TableError(f"{place}: no row for {line.label!r}")
-    return sorted(found)
+        raise TableError(f"column {line.y!r}: {error}") from error
 
 
 def data(plot: Plot, text: str) -> list[list[list[Point]]]:
@@ -189,8 +175,13 @@ def data(plot: Plot, text: str) -> list[list[list[Point]]]:
     :param text: of benchmarks/README.md.
     :raises TableError: README lacks a section, a table, a column or a row, or a cell isn't a number.
     """
-    table = rows(text, plot.section, plot.columns)
-    return [[points(table, plot, line) for line in panel.lines] for panel in plot.panels]
+    used = [(panel, line) for panel in plot.panels for line in panel.lines]
+    columns = [name for panel, line in used for name in (panel.x, line.y, *(line.where or ())[:1])]
+    try:
+        table = rows(text, plot.section, list(dict.fromkeys(columns)))
+        return [[points(table, panel, line) for line in panel.lines] for panel in plot.panels]
+    except TableError as error:
+        raise TableError(f"benchmarks/README.md, section {plot.section!r}: {error}") from error
 
 
 def digest(plot: Plot, text: str) -> str:
@@ -204,12 +195,11 @@ def draw(plot: Plot, text: str) -> None:
     from matplotlib.figure import Figure
 
     rcParams.update(STYLE)
-    figure = Figure(figsize=WIDE if plot.panels[1:] else NARROW)
+    figure = Figure(figsize=(10.5, 3.9) if len(plot.panels) > 1 else (6.5, 3.6))
     all_axes = figure.subplots(1, len(plot.panels), squeeze=False)[0]
     figure.suptitle(plot.title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     for axes, panel, lines in zip(all_axes, plot.panels, data(plot, text), strict=True):
         draw_panel(axes, panel, lines)
-        axes.set_xlabel(plot.x_label)
     handles, labels = all_axes[0].get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0.93), ncols=len(labels), frameon=False)
@@ -222,9 +212,12 @@ def draw_panel(axes: Any, panel: Panel, lines: list[list[Point]]) -> None:
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_xlabel(panel.x_label)
+    axes.margins(y=0.1)
     if panel.log:
         axes.set(xscale="log", yscale="log")
-    axes.margins(y=0.1)
+    else:
+        axes.update_datalim([(lines[0][0][0], 0)])  # the vertical axis contains 0
     axes.set_xticks(sorted({x for found in lines for x, _ in found}))
     axes.xaxis.set_minor_locator(NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
@@ -234,10 +227,8 @@ def draw_panel(axes: Any, panel: Panel, lines: list[list[Point]]) -> None:
         axes.axhline(value, color="black", linestyle="--", linewidth=1)
         axes.text(0.25, value * 1.12, label, transform=axes.get_yaxis_transform())  # x is a part of the axes' width
     for line, found in zip(panel.lines, lines, strict=True):
-        axes.plot(
-            *zip(*found, strict=True), label=line.label, color=line.look.color, marker=line.look.marker,
-            linewidth=line.look.width, zorder=3,
-        )  # fmt: skip
+        color, marker, width = line.look
+        axes.plot(*zip(*found, strict=True), label=line.label, color=color, marker=marker, linewidth=width, zorder=3)
     if panel.noise:
         axes.axhspan(-panel.noise, panel.noise, color="0.85", zorder=0, label="noise")
 
