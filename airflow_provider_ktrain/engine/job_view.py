@@ -120,8 +120,8 @@ class JobView:
     def has_final_pods(self) -> bool:
         """Whether no pod of the ended job can be left that the watch of the pods hasn't shown yet.
 
-        In the pass in which an operator observes the job's end, it may still replace a failed pod. It doesn't replace
-        one that has succeeded, and with a cleanPodPolicy it deletes the new pod itself.
+        In the pass in which an operator observes the job's end, it may still replace a pod that has failed or is gone.
+        It doesn't replace one that has succeeded.
         """
         kind, job = kind_of(self._ref.kind), self.job
         if job is None:
@@ -132,7 +132,7 @@ class JobView:
             if (pod.get("status") or {}).get("phase") == "Succeeded"
         }
         replicas = {(role, index) for role in kind.replicas(job) for index in range(kind.count(job, role))}
-        return kind.cleans_up_pods(job) or set() < replicas <= succeeded
+        return set() < replicas <= succeeded
 
     @property
     def _is_being_cleaned(self) -> bool:

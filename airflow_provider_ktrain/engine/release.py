@@ -157,7 +157,7 @@ async def release(
                 left = await _wait_gone(api, ref, done, end) if verify and not proven else []
                 if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or time.monotonic() >= end:
                     break
-                before = view = None  # nobody deletes these pods: the watch hasn't shown them yet
+                before, view = _merged(before or [], left), None  # nobody deletes these pods: the watch was behind
                 await asyncio.sleep(MAX_POLL_SECONDS)
             else:
                 return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
@@ -216,6 +216,11 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     """Number of GPUs that pods hold: pods on a node that haven't finished."""
     specs = (pod.get("spec") or {} for pod in pods if not has_ended(pod))
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
+
+
+def _merged(before: list[Object], after: list[Object]) -> list[Object]:
+    """All pods of both lists; those in both as they were before."""
+    return list({pod["metadata"]["uid"]: pod for pod in [*after, *before]}.values())
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

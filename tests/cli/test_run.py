@@ -66,7 +66,8 @@ def pods_left(cluster: TestCluster, name: str) -> list[str]:
 
 
 def test_success_prints_log_and_result_and_deletes_the_job(run: Start, cluster: TestCluster) -> None:
-    command = run(job("echo 'KTRAIN_RESULT {\"loss\": 0.5}'; sleep 1", name="success", workers=1))
+    # the job ends with its Master, which must not be before the Worker has started
+    command = run(job("echo 'KTRAIN_RESULT {\"loss\": 0.5}'; sleep 5", name="success", workers=1))
     assert command.end() == 0, command.output
     assert '[Master 0] KTRAIN_RESULT {"loss": 0.5}' in command.output
     assert "[Worker 0] " in command.output

@@ -88,12 +88,11 @@ class Suite:
                 alone = [s for s in scenarios if s.alone and not REAL]
                 beside = [s for s in scenarios if s not in alone]
                 found = await asyncio.gather(*(self.run_one(cluster, s) for s in beside))
-                for scenario, problems in zip(beside, found, strict=True):
-                    if problems:  # some behaviours are about seconds, which sixteen at a time may not leave
+                found += [await self.run_one(cluster, s) for s in alone]
+                for scenario, problems in zip([*beside, *alone], found, strict=True):
+                    if problems:  # some behaviours are about seconds, which a busy machine may not leave
                         print(f"{scenario.name} runs again, by itself: {problems}", file=sys.stderr, flush=True)
                         self.report(scenario, await self.run_one(cluster, scenario))
-                for scenario in alone:
-                    self.report(scenario, await self.run_one(cluster, scenario))
 
     async def run_one(self, cluster: Cluster, scenario: Scenario) -> list[str]:
         try:

@@ -36,7 +36,7 @@ class EndedJobApi(WatchingApi):
 
     def add_pod(self, role: str, phase: str) -> None:
         self.pods[f"train-{role}-0"] = {
-            "metadata": {"name": f"train-{role}-0", "uid": role, "resourceVersion": "1",
+            "metadata": {"name": f"train-{role}-0", "uid": f"{role}-{phase}", "resourceVersion": "1",
                          "labels": {SUBMISSION_LABEL: "s", "training.kubeflow.org/replica-type": role}},
             "spec": {"nodeName": "node", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
             "status": {"phase": phase},

@@ -73,7 +73,7 @@ def test_requests_of_a_short_pytorchjob(cluster: TestCluster, requests: RequestL
 
 
 def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) -> None:
-    """The worker's pod still runs when the job has succeeded: the operator deletes it."""
+    """The worker's pod still runs when the job has succeeded: the operator deletes it, and the pods are listed once."""
 
     def run(instance: Instance) -> None:
         launcher, worker = replica(name="mpi"), replica(name="mpi")
@@ -86,7 +86,7 @@ def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) 
         instance.execute(manifest=manifest, deferrable=False, operator=MPIJobOperator)
 
     tried = MPIJOB.versions.index(served_version(cluster, MPIJOB)) + 1
-    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": tried}, streams=2)
+    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": tried, "list pods": 2}, streams=2)
 
 
 @pytest.mark.embedded  # its runtimes
