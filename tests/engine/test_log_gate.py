@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from airflow_provider_ktrain.engine.logs.log_gate import MIN_BURST_LINES, LogGate
+from airflow_provider_ktrain.core.logs.cursor import Position, Replay
+from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit, RateLimitedEmitter
+from airflow_provider_ktrain.engine.logs.log_gate import MIN_BURST_BYTES, MIN_BURST_LINES, LogGate
 
 LONG = 3600.0  # seconds: no test waits for it
 
@@ -16,10 +18,10 @@ class Streams:
         self.gate = gate
         self.logged: list[tuple[str, float]] = []
 
-    async def log(self, stream: str, lines: int = 1) -> None:
+    async def log(self, stream: str, lines: int = 1, size: int = 80) -> None:
         async with self.gate.burst(), self.gate.turn():
             self.logged.append((stream, asyncio.get_running_loop().time()))
-            self.gate.count(lines)
+            self.gate.count(lines, size)
 
     async def is_held_back(self, lines: int = 1) -> bool:
         """Whether a line isn't logged although nothing else happens in the loop."""
@@ -41,6 +43,26 @@ async def test_line_after_a_large_burst_is_logged_at_once() -> None:
     streams = Streams(LogGate(lambda: 0, interval=LONG))
     await streams.log("first", MIN_BURST_LINES)
     assert not await streams.is_held_back()
+
+
+async def test_line_after_a_burst_of_long_lines_is_logged_at_once() -> None:
+    """The buffer of a response holds fewer than 32 long lines, so that each burst of them would wait."""
+    streams = Streams(LogGate(lambda: 0, interval=LONG))
+    await streams.log("first", 2, MIN_BURST_BYTES)
+    assert not await streams.is_held_back()
+
+
+async def test_only_lines_that_are_logged_count_for_a_burst() -> None:
+    """Lines that are known, over the rate limit, or only counted cost the supervisor nothing."""
+    gate = LogGate(lambda: 0, interval=LONG)
+    source = LogLine("pod", "main", "worker", 0, 0, "", "")
+    emitter = RateLimitedEmitter(lambda line: None, gate, RateLimit(), source)
+    emitter.count_only = True
+    replay = Replay(Position(restart=0))
+    replay.live = True
+    await emitter.emit(b"2026-11-23T06:00:00.000000000Z a line", replay)
+    assert emitter.late == 1
+    assert not await Streams(gate).is_held_back()
 
 
 async def test_waiting_streams_log_in_one_burst() -> None:

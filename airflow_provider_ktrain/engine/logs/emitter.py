@@ -148,8 +148,9 @@ class RateLimitedEmitter:
         async with self._gate.burst():
             while done < len(lines):
                 async with self._gate.turn():
+                    logged, size = self.lines, self.bytes
                     until, new = self._slice(lines, done, replay)
-                    self._gate.count(until - done)
+                    self._gate.count(self.lines - logged, self.bytes - size)
                 self.read += until - done
                 done, fresh = until, fresh + new
                 if done < len(lines):

@@ -10,7 +10,7 @@ held back while much is unread; meanwhile, they stay on the node.
 
 Bursts: the supervisor reads at most 4 KiB from that socket, about ten lines. Before it reads again, it sends several
 queries to Airflow's database (seen with Airflow 3.3.2). If lines came one by one, each of them would cost as much. So
-after a burst of few lines, all streams wait for a quarter of a second.
+after a burst of few, short lines, all streams wait for a quarter of a second.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from contextvars import Context
 MAX_UNREAD_BYTES = 100_000  #: in the socket to the supervisor; Linux makes it full at about twice that
 UNREAD_INTERVAL = 0.005  #: seconds until the unread bytes are counted again
 MIN_BURST_LINES = 32  #: lines of a burst after which the next one may follow at once
+MIN_BURST_BYTES = 16 * 1024  #: bytes of its lines that have the same effect, so that long lines aren't slowed down
 BURST_INTERVAL = 0.25  #: seconds between a smaller burst and the next one
 
 
@@ -54,7 +55,7 @@ class LogGate:
         self._settled = 0.0  # when lines may be logged again after a stall
         self._lock = asyncio.Lock()  # of the one stream that logs lines
         self._writers = 0  # streams that log lines, or wait to
-        self._lines = 0  # of the present burst
+        self._lines = self._bytes = 0  # of the present burst
         self._next_burst = 0.0  # when it may begin
 
     @property
@@ -99,9 +100,14 @@ class LogGate:
         finally:
             self._writers -= 1
             if not self._writers:
-                if self.unread_log is not None and 0 < self._lines < MIN_BURST_LINES:
+                if self.unread_log is not None and self._is_small:
                     self._next_burst = asyncio.get_running_loop().time() + self.interval
-                self._lines = 0
+                self._lines = self._bytes = 0
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the present burst has lines, but few."""
+        return 0 < self._lines < MIN_BURST_LINES and self._bytes < MIN_BURST_BYTES
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -112,9 +118,11 @@ class LogGate:
                 await asyncio.sleep(UNREAD_INTERVAL)
             yield
 
-    def count(self, lines: int) -> None:
+    def count(self, lines: int, size: int) -> None:
         """Note that the stream whose turn it is has logged lines.
 
         :param lines: their number.
+        :param size: their bytes.
         """
         self._lines += lines
+        self._bytes += size
