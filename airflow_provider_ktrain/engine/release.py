@@ -155,7 +155,8 @@ async def release(
                 shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
                 proven = shown and view and _proves_end(view, ref, done)
                 left = await _wait_gone(api, ref, done, end) if verify and not proven else []
-                if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or time.monotonic() >= end:
+                last = time.monotonic() + MAX_POLL_SECONDS > end
+                if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or last:
                     break
                 before, view = _merged(before or [], left), None  # nobody deletes these pods: the watch was behind
                 await asyncio.sleep(MAX_POLL_SECONDS)

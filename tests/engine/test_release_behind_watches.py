@@ -7,13 +7,15 @@ import copy
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
+import pytest
+
 from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.observer import subscriptions
 from airflow_provider_ktrain.engine.job_view import job_view
-from airflow_provider_ktrain.engine.release import release
+from airflow_provider_ktrain.engine.release import ReleaseError, release
 from tests.engine.model_watches import History, Stream, WatchingApi
 from tests.engine.tasks import until
 
@@ -30,6 +32,7 @@ class EndedJobApi(WatchingApi):
         self.histories = {api_paths.jobs(PYTORCHJOB, "v1", "ns"): History(), PODS: History()}
         super().__init__(self.histories, self.streams)
         self.made: list[str] = []
+        self.recreates = False  # whether deleted pods are replaced at once
         self.pods: dict[str, Object] = {}
         self.add_pod("master", "Succeeded")
         self.add_pod("worker", "Failed")
@@ -52,7 +55,8 @@ class EndedJobApi(WatchingApi):
         if path == JOB:
             return job
         if method == "DELETE":
-            return self.pods.pop(path.rpartition("/")[2])
+            name = path.rpartition("/")[2]
+            return self.pods[name] if self.recreates else self.pods.pop(name)
         items = list(self.pods.values()) if path == PODS else [job]
         return copy.deepcopy({"kind": "List", "items": items, "metadata": {"resourceVersion": "1"}})
 
@@ -82,6 +86,17 @@ async def test_pod_that_the_watch_does_not_show_yet_is_deleted() -> None:
         done = await release(cast(Api, api), REF, spare_ended=True)
     assert list(api.pods) == ["train-master-0"]
     assert (done.done, done.kept, done.gpus) == (True, True, 1)
+
+
+@pytest.mark.parametrize("timeout", [0.6, 0.7, 0.8, 0.9])
+async def test_pods_that_are_replaced_until_the_timeout_are_named(timeout: float) -> None:
+    """The last pause between two rounds must not end in the timeout of a request."""
+    async with watched() as api:
+        api.add_pod("worker", "Running")
+        api.pods["train-worker-0"]["spec"]["terminationGracePeriodSeconds"] = 0
+        api.recreates = True
+        with pytest.raises(ReleaseError, match="1 pod with 1 GPU still present"):
+            await release(cast(Api, api), REF, spare_ended=True, timeout=timeout, margin=0)
 
 
 async def test_ended_pods_of_a_kept_job_are_listed_once() -> None:
