@@ -99,6 +99,17 @@ def test_fields_with_a_secret_name_are_hidden(text: str, shown: str) -> None:
     assert redacted(["curl", text]) == ["curl", shown]
 
 
+@pytest.mark.parametrize("key", ["privateKey", "accessKey", "s3.secretAccessKey", "encryptionKey"])
+def test_keys_in_camel_case_are_hidden(key: str) -> None:
+    assert redacted({key: "abc123"}) == {key: "***"}
+    assert redacted([f'{{"{key}": "abc123"}}']) == [f'{{"{key}": ***}}']
+
+
+@pytest.mark.parametrize("key", ["topologyKey", "publicKey", "key", "monkey"])
+def test_keys_that_are_not_secret_are_shown(key: str) -> None:
+    assert redacted({key: "abc123"}) == {key: "abc123"}
+
+
 def test_annotations_with_a_secret_name_are_hidden() -> None:
     assert redacted({"annotations": {"my/db-password": "abc123", "owner": "me"}}) == {
         "annotations": {"my/db-password": "***", "owner": "me"}
