@@ -14,6 +14,7 @@ from aiohttp import web
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.logs import reader
+from airflow_provider_ktrain.engine.logs.container_follower import QUIET_SECONDS
 from airflow_provider_ktrain.engine.logs.emitter import LogLine
 from airflow_provider_ktrain.engine.logs.follower import LogFollower
 from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES
@@ -194,6 +195,34 @@ async def test_drain_continues_after_lines_were_held_back() -> None:
         unread = 0
         report = await draining
     assert sink.texts == numbered(0, 10)
+    assert report.unread == []
+
+
+async def test_drain_continues_while_lines_wait_for_the_next_burst() -> None:
+    async with five_lines_read() as (kube, log, sink, follower):
+        gate = follower.budget.gate
+        gate.unread_log, gate.interval = lambda: 0, 1.0
+        write(log, 5, 6)
+        await until(lambda: len(sink.lines) == 6)
+        write(log, 6, 10)
+        log.end()
+        follower.observe(kube.delete("p"), deleted=True)
+        report = await follower.drain(0.3, 60)
+    assert sink.texts == numbered(0, 10)
+    assert report.unread == []
+
+
+async def test_kept_container_has_not_caught_up_while_lines_are_held_back() -> None:
+    async with five_lines_read() as (_, log, sink, follower):
+        unread = MAX_UNREAD_BYTES + 1
+        follower.budget.gate.unread_log = lambda: unread
+        write(log, 5, 10)
+        began = time.monotonic()
+        draining = asyncio.ensure_future(follower.drain(60, keep_open=True))
+        await until(lambda: draining.done() or time.monotonic() > began + QUIET_SECONDS + 1)
+        unread = 0
+        report = await draining
+        assert sink.texts == numbered(0, 10)
     assert report.unread == []
 
 

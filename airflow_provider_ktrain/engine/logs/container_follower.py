@@ -149,7 +149,7 @@ class ContainerFollower:
             if newest is None and (last := await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")) is not None:
                 newest = time_of_line(last) or ""
                 since = loop.time()
-            if self.lines_read != read or not self._reader.is_following:
+            if self.lines_read != read or self.is_emitting or not self._reader.is_following:
                 read, since = self.lines_read, loop.time()
             quiet = loop.time() - since > QUIET_SECONDS
             self.caught_up = newest is not None and (self._position.last >= newest or quiet)
@@ -164,6 +164,11 @@ class ContainerFollower:
     def lines_read(self) -> int:
         """Lines read so far, including repeated ones: the number grows while there is progress."""
         return self._emitter.read
+
+    @property
+    def is_emitting(self) -> bool:
+        """Whether there are lines that were received and not emitted yet, for example because they are held back."""
+        return self._emitter.is_emitting
 
     def tally(self) -> Tally:
         """What became of the log so far."""

@@ -121,6 +121,7 @@ class RateLimitedEmitter:
         self.dropped_bytes = 0
         self.late = 0  #: lines that came after `count_only` was set
         self.read = 0  #: lines, including repeated ones
+        self.is_emitting = False  #: whether a block is being emitted, or is held back
         self.count_only = False  #: whether lines are only inspected and counted
         self.gaps: list[str] = []
         self.gap_until = ""  #: time of the first line after the last gap that a rotation left
@@ -145,16 +146,20 @@ class RateLimitedEmitter:
         """
         lines = block.decode("utf-8", "replace").split("\n")
         done = fresh = 0
-        async with self._gate.burst():
-            while done < len(lines):
-                async with self._gate.turn():
-                    logged, size = self.lines, self.bytes
-                    until, new = self._slice(lines, done, replay)
-                    self._gate.count(self.lines - logged, self.bytes - size)
-                self.read += until - done
-                done, fresh = until, fresh + new
-                if done < len(lines):
-                    await asyncio.sleep(0)
+        self.is_emitting = True
+        try:
+            async with self._gate.burst():
+                while done < len(lines):
+                    async with self._gate.turn():
+                        logged, size = self.lines, self.bytes
+                        until, new = self._slice(lines, done, replay)
+                        self._gate.count(self.lines - logged, self.bytes - size)
+                    self.read += until - done
+                    done, fresh = until, fresh + new
+                    if done < len(lines):
+                        await asyncio.sleep(0)
+        finally:
+            self.is_emitting = False
         return fresh
 
     def _slice(self, lines: list[str], start: int, replay: Replay) -> tuple[int, int]:

@@ -179,7 +179,7 @@ class LogFollower:
         pending = set(tasks)
         while pending:
             now = loop.time()
-            if (read := self._lines_read()) != progress or self.budget.gate.holds_lines_back:
+            if (read := self._lines_read()) != progress or self.budget.gate.holds_lines_back or self._is_emitting:
                 progress, last = read, now
             if now >= end:
                 return now - last < timeout
@@ -187,6 +187,11 @@ class LogFollower:
                 return False
             _, pending = await asyncio.wait(pending, timeout=min(1.0, end - now, last + timeout - now))
         return False
+
+    @property
+    def _is_emitting(self) -> bool:
+        """Whether lines of a container that hasn't caught up were received and not emitted yet."""
+        return any(container.is_emitting for container in self._followed.values() if not container.caught_up)
 
     def _lines_read(self) -> int:
         """A number that changes while there is progress."""
