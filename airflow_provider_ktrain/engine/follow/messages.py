@@ -92,7 +92,7 @@ class HostPolicy:
     :param began_at: when the process received the job, before it built a client, in epoch seconds. Default: None, now.
     :param status_sink: takes the training's status for the training page. Default: None, nobody does.
     :param unread_log: returns the number of bytes that this process has logged and that its supervisor hasn't read yet;
-        lines are held back while there are many. Default: None, lines are never held back.
+        lines are held back while there are many. Default: None, lines are held back only after a stall.
     """
 
     until: float | None = None
