@@ -16,7 +16,7 @@ MASK = "***"
 MAX_VALUE_CHARS = 4096  #: of one text; longer ones are cut
 _SECRET = (  # but not tokenizers, numbers of tokens, authors and authenticity
     r"secret|token(?!i[sz]|s)|passw|passphrase|pwd|credential|auth(?!ors?\b|enticity)|cookie|signature|api_?key|(?:_|\b)key\b|"
-    r"(?:private|access|encryption|signing)_?key\b|dsn\b|conn_str"
+    r"(?:private|access|encryption|signing)_?key\b|dsn\b|conn(?:ection)?_?str|bearer|\bjwt"
 )
 _NAME = re.compile(_SECRET, re.IGNORECASE)
 _TOKENS = re.compile(r"(?:(?:api|access|refresh)[_-]?)?tokens", re.IGNORECASE)  #: keys; their numbers are counts

@@ -121,7 +121,8 @@ class JobView:
         """Whether no pod of the ended job can be left that the watch of the pods hasn't shown yet.
 
         In the pass in which an operator observes the job's end, it may still replace a pod that has failed or is gone.
-        It doesn't replace one that has succeeded.
+        It doesn't replace one that has succeeded: training-operator creates a pod only for an index that has none
+        (`ReconcilePods` in its source), as mpi-operator does, and a batch Job only for one that hasn't succeeded.
         """
         kind, job = kind_of(self._ref.kind), self.job
         if job is None:

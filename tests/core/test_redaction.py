@@ -99,8 +99,10 @@ def test_fields_with_a_secret_name_are_hidden(text: str, shown: str) -> None:
     assert redacted(["curl", text]) == ["curl", shown]
 
 
-@pytest.mark.parametrize("key", ["privateKey", "accessKey", "s3.secretAccessKey", "encryptionKey"])
-def test_keys_in_camel_case_are_hidden(key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["privateKey", "accessKey", "s3.secretAccessKey", "encryptionKey", "connection_string", "bearer", "jwt"]
+)
+def test_names_of_keys_and_credentials_are_hidden(key: str) -> None:
     assert redacted({key: "abc123"}) == {key: "***"}
     assert redacted([f'{{"{key}": "abc123"}}']) == [f'{{"{key}": ***}}']
 
