@@ -161,24 +161,24 @@ async def follower(sink: Callable[[Any], None], **options: Any) -> AsyncIterator
 
 
 def to_logger() -> Callable[[Any], None]:
-    """A sink that logs the lines as the supervisor does."""
+    """The sink with which a task logs the lines of its replicas."""
     import structlog
 
-    log = structlog.get_logger("airflow.task.operators.train")
+    from airflow_provider_ktrain.compat import storable_log
+    from airflow_provider_ktrain.core.kinds import PYTORCHJOB
+    from airflow_provider_ktrain.engine.logs.line_logger import LineLogger
 
-    def sink(line: Any) -> None:
-        log.info(f"[{line.role} {line.index}] {line.text}", role=line.role, index=line.index, pod=line.pod)
-
-    return sink
+    return LineLogger(storable_log(structlog.get_logger("airflow.task.operators.train")), PYTORCHJOB)
 
 
 async def logger_alone(parameters: Json) -> Json:
-    """Airflow's logger with the same lines, without a cluster."""
-    from airflow_provider_ktrain.engine.logs.emitter import LogLine
+    """Airflow's logger with the same records, without a cluster."""
+    import structlog
 
-    sink, padding = to_logger(), "x" * 60
+    log, padding = structlog.get_logger("airflow.task.operators.train"), "x" * 60
     for n in range(parameters["lines"]):
-        sink(LogLine("burst", "main", "Worker", 0, 0, "", f"line {n:08} {0:.6f} {padding}"))
+        written = f"2026-11-23T10:00:00.{n:06}Z"
+        log.info(f"[Worker 0] line {n:08} {0:.6f} {padding}", logger="Worker 0", timestamp=written)
     return {}
 
 
