@@ -66,6 +66,7 @@ class Mode(enum.Enum):
 
 
 KUEUE_RESUMES = "It was not suspended, because Kueue would resume it, and {why}."
+STILL_DELETED = "The API server has accepted the deletion of the job, but something keeps it, such as a finalizer."
 _PAUSED = "paused by its Workload"
 _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS: "kept without running pods"}
 
@@ -154,7 +155,7 @@ async def release(
                     )
                 shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
                 proven = shown and view and _proves_end(view, ref, done)
-                left = await _wait_gone(api, ref, done, end) if verify and not proven else []
+                left, deleted = await _wait_gone(api, ref, done, end) if verify and not proven else ([], True)
                 last = time.monotonic() + MAX_POLL_SECONDS > end
                 if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or last:
                     break
@@ -184,6 +185,7 @@ async def release(
     what, _, why = what.partition("\n")
     text = f"{ref} {what}. {describe_freed(before, pods, verify)}{f' ({seconds:.1f} s)' * verify}"
     text += f"\n{why}" * bool(why)
+    text += f"\n{STILL_DELETED}" * (not deleted)
     return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
 
 
@@ -356,12 +358,13 @@ def _proves_end(view: JobView, ref: JobRef, done: Mode) -> bool:
     return view.has_final_pods if done is Mode.DELETE_PODS else not kind_of(ref.kind).pods_outlive_job
 
 
-async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Object]:
+async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> tuple[list[Object], bool]:
     """Wait until the pods that must go are gone and, with Mode.DELETE, the job.
 
     The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created later.
 
-    :return: the pods left at `end`; with Mode.DELETE_PODS, those left when there is one that isn't being deleted.
+    :return: the pods left at `end`, and whether the job is gone if it must be. With Mode.DELETE_PODS, the pods left
+        when there is one that isn't being deleted.
     """
     delay = 0.05
     deleted = mode is not Mode.DELETE
@@ -372,7 +375,7 @@ async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> list[Obje
             pods = await retry_transient(lambda: job_pods(api, ref), end)
             left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
             if last or not left or (mode is Mode.DELETE_PODS and any(map(_runs, left))):
-                return left
+                return left, deleted
         await asyncio.sleep(delay)
         delay = min(delay * 2, MAX_POLL_SECONDS)
 

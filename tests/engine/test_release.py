@@ -249,6 +249,15 @@ async def test_timeout_includes_the_grace_period_of_pods(task: Task) -> None:
     assert not await task.pods(ref)
 
 
+async def test_job_that_a_finalizer_keeps_is_reported(task: Task) -> None:
+    ref = (await task.submit(1, "true")).ref
+    await task.patch({"metadata": {"finalizers": ["tests.example/hold"]}})
+    done = await release(task.api, ref, timeout=1, margin=-29)
+    await task.patch({"metadata": {"finalizers": None}})
+    assert done.done
+    assert "something keeps it, such as a finalizer" in done.text
+
+
 async def test_pods_left_by_an_orphaning_deletion_are_deleted(task: Task) -> None:
     ref = (await task.submit()).ref
     await task.running(ref)
