@@ -139,11 +139,11 @@ PLOTS = (WAITING, LARGE_JOBS, LOG_POSITIONS, FLEET)
 def rows(text: str, section: str, columns: list[str]) -> list[dict[str, str]]:
     """The rows of the first table of a section that has all these columns.
 
-    :raises TableError: there is no such section or table.
+    :raises TableError: the section or its table is missing.
     """
     found = re.search(rf"^#+ {re.escape(section)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     if not found:
-        raise TableError("there is no such section")
+        raise TableError("the section is missing")
     missing = columns
     for table in re.findall(r"(?:^\|.*\n)+", found[1], re.MULTILINE):
         head, _, *body = ([cell.strip() for cell in row.strip()[1:-1].split("|")] for row in table.splitlines())
@@ -157,7 +157,7 @@ def rows(text: str, section: str, columns: list[str]) -> list[dict[str, str]]:
 def points(table: list[dict[str, str]], panel: Panel, line: Line) -> list[Point]:
     """The points of a line. A cell with `-` is a value that wasn't measured.
 
-    :raises TableError: there is no point, or a cell isn't a number.
+    :raises TableError: the line has no points, or a cell isn't a number.
     """
     chosen = [row for row in table if line.where is None or row[line.where[0]] == line.where[1]]
     cells = [(row[panel.x], row[line.y]) for row in chosen if row[line.y] != "-"]

@@ -63,7 +63,7 @@ def test_points_of_a_table(drawn: Any, points: list[tuple[float, float]]) -> Non
 @pytest.mark.parametrize(
     ("drawn", "message"),
     [
-        (example("Sleeping"), "section 'Sleeping': there is no such section"),
+        (example("Sleeping"), "section 'Sleeping': the section is missing"),
         (example("Details"), "section 'Details': no table has the columns jobs, s, waits"),
         (example(y="CPU"), "section 'Waiting': no table has the columns CPU"),
         (example(where=("waits", "other")), "section 'Waiting': column 's': no row for 'ours'"),

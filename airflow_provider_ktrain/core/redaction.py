@@ -26,7 +26,7 @@ _ASSIGNED = re.compile(rf"(?i)({_WORD}=)(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
 _FIELD = re.compile(rf"(?i)({_WORD}[\"']?\s*:\s*(?:(?:bearer|basic)\s+)?)(?!//)(\"[^\"]*\"|'[^']*'|[^\s\"',}}]+)")
 _FLAG = re.compile(rf"(?i)(--?{_WORD}\s+)(\"[^\"]*\"|'[^']*'|[^\s\"'-][^\s\"']*)")
 _FLAG_ALONE = re.compile(rf"(?i)--?{_WORD}")
-#: keys of a manifest under which there is no secret, like all that end with `Ref`
+#: keys of a manifest whose values refer to secrets or only look like them; keys that end with `Ref` do, too
 _REFERENCES = (
     "secretName", "topologyKey", "key", "tokenExpirationSeconds", "serviceAccountToken", "imagePullSecrets",
     "sshAuthMountPath",
