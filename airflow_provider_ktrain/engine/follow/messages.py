@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.kill_decision import KillAction, KillDecision
 from airflow_provider_ktrain.core.logs.selection import LogChoice
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import clean
@@ -80,10 +79,9 @@ class StatusSink(Protocol):
 
 
 @dataclass(frozen=True)
-class HostPolicy:
+class FollowPolicy:
     """How the process that follows a job behaves.
 
-    :param until: when to hand the job over, by `time.monotonic`. Default: None, follow it to its end.
     :param fail_fast_on_forbidden: fail if a watch is rejected (401, 403) in the first minute: for a job that was just
         created, or that isn't ours to release. Any other job was followed before, and an API server may reject
         requests for a while after its restart. Default: False.
@@ -95,7 +93,6 @@ class HostPolicy:
         lines are held back while there are many. Default: None, lines are held back only after a stall.
     """
 
-    until: float | None = None
     fail_fast_on_forbidden: bool = False
     shared: bool = False
     began_at: float | None = None
@@ -104,40 +101,33 @@ class HostPolicy:
 
 
 class StopSignal:
-    """A request to end early, from a signal handler or another task.
+    """A request to end early. A signal handler may set it: it does nothing but set a flag and wake the event loop."""
 
-    :param decide: called after a request; returns whether to release or to keep the job. Default: None, release it.
-    :param release_timeout: seconds for the release after a request: the host's process may be killed afterwards.
-        Default: None, as long as any release may take.
-    """
-
-    def __init__(
-        self, decide: Callable[[], Awaitable[KillDecision]] | None = None, release_timeout: float | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self.reason: str | None = None
-        self.release_timeout = release_timeout
-        self._decide = decide
-        self._attached: tuple[asyncio.AbstractEventLoop, asyncio.Event | Wakeup] | None = None
+        self._waiting: tuple[asyncio.AbstractEventLoop, Wakeup] | None = None
 
     def request(self, reason: str) -> None:
-        """Request the end. A signal handler may call this while the event loop runs."""
+        """Request the end.
+
+        :param reason: a clause for the log.
+        """
         self.reason = reason
-        if self._attached is not None:
-            loop, event = self._attached
-            if loop.is_running():
-                loop.call_soon_threadsafe(event.set)
+        if self._waiting is not None:
+            loop, wakeup = self._waiting
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wakeup.set)
 
-    async def decision(self) -> KillDecision:
-        """Whether to release or to keep the job."""
-        if self._decide is not None:
-            return await self._decide()
-        return KillDecision(KillAction.RELEASE, self.reason or "")
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the end is requested; returns whether it is.
 
-    def attach(self, event: asyncio.Event | Wakeup) -> None:
-        """From now on, a request sets `event` in the running event loop."""
-        self._attached = asyncio.get_running_loop(), event
-        if self.reason is not None:
-            event.set()
+        :param timeout: in seconds. Default: none.
+        """
+        wakeup = Wakeup()
+        self._waiting = asyncio.get_running_loop(), wakeup
+        if self.reason is None:
+            await wakeup.wait(timeout)
+        return self.reason is not None
 
 
 #: cause of a failed outcome without one

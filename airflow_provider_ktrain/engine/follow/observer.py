@@ -1,9 +1,8 @@
-"""Observes the job and its pods by two watches, and sends requests to the API server if a watch proves nothing.
+"""Observes the job and its pods by two watches, and by what the owner of the training reads.
 
 The API server guarantees no order between the two watches: one may show that the job failed before the other one shows
-the pod that failed. A watch may also be seconds behind. So nothing irreversible is decided because a watch does *not*
-show something: the API server is read before a job counts as deleted or as another try's, and before a diagnosis
-without the pod that explains it.
+the pod that failed. A watch may also be seconds behind. So a watch only shows when to look: the owner reads job and
+pods before it decides anything irreversible, and `take` brings what it has read into the state.
 """
 
 from __future__ import annotations
@@ -19,32 +18,28 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
-from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
-from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
-from airflow_provider_ktrain.engine.job_view import watch_keys, watches_of
+from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log, pod_owners, read_job
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch.informer import SharedInformer
+from airflow_provider_ktrain.engine.watch.job_watches import watches_of
+from airflow_provider_ktrain.engine.watch.stripping import stripped
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
 FAIL_FAST_SECONDS = 60.0  #: in which a forbidden watch fails the task at once: after that, it may be an outage
 FORBIDDEN_GRACE_SECONDS = 600.0  #: in which a watch may be rejected (401, 403) before following fails
-POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for the pod that explains it
-USUAL_WATCH_LAG_SECONDS = 1.0  #: the same, before the pods are listed to find out whether there is such a pod
+POD_WATCH_LAG_SECONDS = 5.0  #: after the job's end, in which to wait for a deleted pod that explains it
 
 
-def subscriptions(
-    api: Api, ref: JobRef, *, shared: bool, news: Wakeup | None = None
-) -> tuple[Subscription, Subscription]:
-    """Subscriptions to the job and to its pods, which begin when their contexts are entered.
+def informers_of(api: Api, ref: JobRef, *, shared: bool) -> tuple[SharedInformer, SharedInformer]:
+    """The watches of the job and of its pods.
 
     :param shared: use one watch for all jobs of the deployment, if the job has its label.
-    :param news: see `SharedInformer.subscribe`. Default: one for each subscription.
     """
-    jobs_watch, pods_watch = watches_of(ref, shared=shared)
-    job_key, pod_key = watch_keys(ref)
-    jobs, pods = jobs_watch.informer(api), pods_watch.informer(api)
-    return jobs.subscribe(key=job_key, news=news), pods.subscribe(key=pod_key, news=news)
+    jobs, pods = watches_of(ref, shared=shared)
+    return jobs.informer(api), pods.informer(api)
 
 
 class Observer:
@@ -53,8 +48,9 @@ class Observer:
     :param api: client for the cluster.
     :param state: what to update.
     :param output: gets the pods, to follow their logs.
-    :param jobs: subscription to the job.
-    :param pods: subscription to its pods.
+    :param informers: the watches of the job and of its pods.
+    :param jobs: subscription to the first one.
+    :param pods: subscription to the second one.
     :param queue: what Kueue does with the job.
     :param news: set when `jobs`, `pods` or `queue` have changes, and when the following is asked to stop.
     :param fail_fast_on_forbidden: see `HostPolicy`.
@@ -66,6 +62,7 @@ class Observer:
         api: Api,
         state: JobState,
         output: JobOutput,
+        informers: tuple[SharedInformer, ...],
         jobs: Subscription,
         pods: Subscription,
         *,
@@ -75,11 +72,11 @@ class Observer:
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._log = api, state, output, log
+        self._informers = informers
         self._jobs, self._pods, self._queue, self._news = jobs, pods, queue, news
         self._fail_fast = fail_fast_on_forbidden
         self._own = OwnPods(state, pods)
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
-        self.pods_due = 0.0  #: when to call `pods_are_behind` again after it returned True, by `time.monotonic`
 
     async def wait(self, timeout: float) -> None:
         """Wait until a watch has changes, the following is asked to stop, or `timeout` seconds have passed."""
@@ -190,39 +187,33 @@ class Observer:
             self._output.restart_silence(time.time())  # it wrote nothing before because it didn't run
         return True
 
-    async def is_superseded(self) -> bool:
-        """Whether another try owns the job, confirmed by the API server.
+    async def take(self, read: JobRead) -> None:
+        """Bring state and output up to date with what was read from the API server.
 
-        The watch may show an older owner. If this try stopped because of that, nobody would follow the job.
+        :param read: the job, and the pods that existed after it was read.
         """
         state = self._state
-        if not state.superseded:
-            return False
-        try:
-            state.job = await read_job(self._api, state.ref) or state.job
-        except (ApiUnavailable, ApiStatusError):
-            state.uncertain = True
-            return False
-        return state.superseded
+        state.gone, state.uncertain = read.job is None, False
+        if read.job is not None:
+            state.job = stripped(read.job)
+        pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
+        removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
+        state.pods.update(pods, removed, utc_now())
+        if state.job is not None:
+            self._output.observe(state.job, pods, removed)
+        await self._queue.update()
+        self._update_phase()
 
-    async def pods_are_behind(self) -> bool:
-        """Whether the job has ended and the watch of the pods doesn't yet show why.
+    async def wait_for_explaining_pod(self) -> None:
+        """Wait some seconds until the watch shows a pod that explains the end of the job, if none is known.
 
-        True if no known pod explains the end, and the API server knows other pods or pod phases than the watch, or
-        can't be asked; for POD_WATCH_LAG_SECONDS at most. It is asked after USUAL_WATCH_LAG_SECONDS, or at once if no
-        pod is known.
+        The operator may have deleted it before the pods were read (cleanPodPolicy).
         """
-        state = self._state
-        waited = time.monotonic() - state.phase_since
-        if waited >= POD_WATCH_LAG_SECONDS or state.pods_explain_the_end():
-            return False
-        usual = waited < USUAL_WATCH_LAG_SECONDS and bool(state.pods.live)
-        self.pods_due = state.phase_since + (USUAL_WATCH_LAG_SECONDS if usual else POD_WATCH_LAG_SECONDS)
-        if usual:
-            return True
-        known = {pod["metadata"]["uid"]: phase_of_pod(pod) for pod in state.pods.live}
-        try:
-            existing = await job_pods(self._api, state.ref)
-        except (ApiUnavailable, ApiStatusError):
-            return True
-        return {pod["metadata"]["uid"]: phase_of_pod(pod) for pod in existing} != known
+        end = time.monotonic() + POD_WATCH_LAG_SECONDS
+        while not self._state.pods_explain_the_end() and time.monotonic() < end:
+            await self.wait(end - time.monotonic())
+            await self.update()
+
+    def seconds_away_since(self, at: float) -> float:
+        """For how long the watches could not reach the API server since `at`, in epoch seconds."""
+        return max(informer.seconds_away_since(at) for informer in self._informers)

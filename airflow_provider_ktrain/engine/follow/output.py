@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy
+from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
@@ -109,17 +109,17 @@ class JobOutput:
         """Count the time without a line from `at` on, in epoch seconds."""
         self.last_line_at = at
 
-    def warn_about_repeated_lines(self, host: HostPolicy) -> None:
+    def warn_about_repeated_lines(self, policy: FollowPolicy) -> None:
         """Log which lines may be repeated after a handover.
 
         A trigger can't ask whether another triggerer followed the job before it. The time from the handover to its
         start decides.
 
-        :param host: the process that follows the job.
+        :param policy: of the process that follows the job.
         """
         if self._choice == "none" or not self._handed_over_at:
             return
-        if host.shared and (host.began_at or time.time()) - self._handed_over_at > TAKEOVER_SECONDS:
+        if policy.shared and (policy.began_at or time.time()) - self._handed_over_at > TAKEOVER_SECONDS:
             since = datetime.datetime.fromtimestamp(self._handed_over_at, datetime.UTC)
             self._log.warning(
                 f"Lines since {since:%H:%M:%S} may be repeated: another triggerer took over, or this trigger started "

@@ -8,7 +8,9 @@ as `startup_timeout`, are in `core/state/limits.py`.
 
 from __future__ import annotations
 
+import datetime
 import time
+from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import find_startup_cause
@@ -36,6 +38,8 @@ class StartupChecks:
     :param evidence: reads the events.
     :param warnings: the Warning events; watched from the first check until the job has started.
     :param log: where the newest Warning event is logged.
+    :param seconds_away_since: for how long the API server was away since an epoch second: that time doesn't count.
+        Default: it was never away.
     :param interval: between the first checks in a phase, in seconds. Default: FIRST_INTERVAL_SECONDS.
     """
 
@@ -46,9 +50,11 @@ class StartupChecks:
         warnings: WarningEvents,
         log: Log,
         *,
+        seconds_away_since: Callable[[float], float] = lambda at: 0.0,
         interval: float = FIRST_INTERVAL_SECONDS,
     ) -> None:
         self._state, self._evidence, self._warnings, self._log = state, evidence, warnings, log
+        self._seconds_away_since = seconds_away_since
         self._checked_at = time.monotonic()
         self._first_interval = self._interval = interval
         self._obstacle = ""  # last logged Warning event
@@ -62,8 +68,11 @@ class StartupChecks:
         """When to check next, by `time.monotonic`; None if the job has started."""
         return self._checked_at + self._interval if self._state.not_started else None
 
-    async def find_failure(self) -> Cause | None:
-        """Why the job can never start; None if it may start or no check is due."""
+    async def find_failure(self, *, at_once: bool = False) -> Cause | None:
+        """Why the job can never start; None if it may start or no check is due.
+
+        :param at_once: check now, whether or not it is due. Default: False.
+        """
         state = self._state
         if any(map(restarted_often, state.pods.groups.examples())) and (
             cause := find_unstartable_command(state.known_job, state.pods.all)
@@ -72,13 +81,15 @@ class StartupChecks:
         if self.due is None:
             await self._warnings.close()
             return None
-        if time.monotonic() < self.due:
+        if time.monotonic() < self.due and not at_once:
             return None
         self._checked_at = time.monotonic()
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
-        waited = time.monotonic() - state.phase_since
+        away = self._seconds_away_since(time.time() - (time.monotonic() - state.phase_since))
+        waited = time.monotonic() - state.phase_since - away
+        now = utc_now() - datetime.timedelta(seconds=away)
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
-        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, utc_now())
+        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, now)
         if cause is None:
             self._log_obstacle(events)
         return cause

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
+from airflow_provider_ktrain.core.ending import Seen
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
@@ -70,6 +72,25 @@ class JobState:
     def ended(self) -> bool:
         """Whether the job has ended; False until it has been read once."""
         return self.phase is not None and self.phase.ended
+
+    @property
+    def seen(self) -> Seen:
+        """What was observed last, as the rules of `core/ending.py` know it."""
+        if self.phase is None or not self.phase.ended:
+            if self.gone:
+                return Seen.GONE
+            return Seen.RUNNING if self.ended_primary is None else Seen.PRIMARY_ENDED
+        return {Phase.SUCCEEDED: Seen.SUCCEEDED, Phase.FAILED: Seen.FAILED}.get(self.phase, Seen.GONE)
+
+    @property
+    def ended_primary(self) -> EndedPrimary | None:
+        """The end of the primary replica's main container; None if it has not ended."""
+        return find_ended_primary(self.kind, self.known_job, self.pods.live)
+
+    @property
+    def is_being_deleted(self) -> bool:
+        """Whether somebody has requested the deletion of the job."""
+        return "deletionTimestamp" in self.known_job["metadata"]
 
     @property
     def not_started(self) -> bool:

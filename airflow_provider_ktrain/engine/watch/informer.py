@@ -21,7 +21,7 @@ import json
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from functools import partial
@@ -45,6 +45,7 @@ LINGER_SECONDS = 10.0  #: how long an informer runs on without subscriptions
 BACKOFF_SECONDS = (0.05, 30.0)  #: first and longest pause after a failure
 STABLE_STREAM_SECONDS = 1.0  #: a stream that ends earlier counts as a failure, so that the informer pauses
 RELIST_AFTER_FAILURES = 5  #: failures in a row after which it lists again: the server may have been replaced
+MAX_OUTAGES = 64  #: that are remembered
 MAX_UNAUTHORIZED = 3  #: responses 401 in a row after which subscriptions get the error
 
 
@@ -65,6 +66,7 @@ class SharedInformer:
     ) -> None:
         self.stats: Counter[str] = Counter()  #: lists, watches, events, cuts, expired
         self.unreachable_since: float | None = None  #: time.monotonic() of the first failure to reach the server
+        self._away: deque[tuple[float, float]] = deque(maxlen=MAX_OUTAGES)  # earlier outages, in epoch seconds
         self.failure: Exception | None = None  #: why the server rejects requests, while it does
         self._api = api
         self._path = path
@@ -91,6 +93,12 @@ class SharedInformer:
         """Whether the first list is complete and the watch is open, as far as is known."""
         reached = self.unreachable_since is None and self.failure is None
         return self._task is not None and self._synced and self._opened is not None and reached
+
+    def seconds_away_since(self, at: float) -> float:
+        """For how long the API server could not be reached since `at`, in epoch seconds."""
+        now = time.time()
+        present = () if self.unreachable_since is None else ((now - (time.monotonic() - self.unreachable_since), now),)
+        return sum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
@@ -220,8 +228,11 @@ class SharedInformer:
 
     def _note_reached(self) -> None:
         """Log the end of an outage that was logged."""
-        if self.unreachable_since is not None and self._logged_unreachable:
-            log.info("Watch of %s works again after %.0f s", self._path, time.monotonic() - self.unreachable_since)
+        if self.unreachable_since is not None:
+            seconds = time.monotonic() - self.unreachable_since
+            self._away.append((time.time() - seconds, time.time()))
+            if self._logged_unreachable:
+                log.info("Watch of %s works again after %.0f s", self._path, seconds)
         self.unreachable_since, self._logged_unreachable = None, False
         self.failure = None
 

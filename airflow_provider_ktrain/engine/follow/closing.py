@@ -1,53 +1,48 @@
-"""Ends the following of a job: reads the rest of the logs, diagnoses, releases the job, and returns the outcome."""
+"""What remains to be done when a training ends: the rest of the logs, the cause, and the outcome."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
-from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
+from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.logs.result import find_result
-from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import requested_gpus
 from airflow_provider_ktrain.engine.follow.state import JobState, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
-from airflow_provider_ktrain.engine.release import Mode, ReleaseError, mode_of, release
 from airflow_provider_ktrain.engine.threads import in_thread
 
 Object = dict[str, Any]
 MAX_DRAIN_SECONDS = 300.0  #: for the rest of the logs of a job that has ended, as long as lines come
 SHORT_DRAIN_SECONDS = 5.0  #: for the rest of the logs after a limit has passed, and where the deadline is near
 MAX_REST_SECONDS = 30.0  #: after the release, for lines of replicas that outlived the job
-SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
 MAX_NAMED_CONTAINERS = 3  #: in one message
 
 
-class Finisher:
-    """Ends the following in one of several ways; the loop decides which and when.
+class Closing:
+    """Reads the rest of the logs, finds the cause and describes the outcome of one job.
 
     :param api: client for the cluster.
     :param state: the job as last observed.
     :param output: its logs, restarts and result line.
     :param observer: brings the state up to date after the logs were read.
     :param options: of the task.
-    :param stop: how the host requests an early end, and what then happens to the job.
     :param take_status: takes the training's last status: see `StatusReporter.take`.
-    :param waits_after_timeout: whether the release waits for the pods to stop after a TIMEOUT. False in a worker:
-        there Airflow's own timeout would interrupt that.
     :param watches_before: number of watch requests that the client had made when the following began.
-    :param log: where causes, gaps in logs and releases are logged.
+    :param log: where causes and gaps in logs are logged.
     """
 
     def __init__(
@@ -57,20 +52,17 @@ class Finisher:
         output: JobOutput,
         observer: Observer,
         options: Options,
-        stop: StopSignal,
         *,
         take_status: Callable[..., Callable[[], dict[str, Any]]],
-        waits_after_timeout: bool,
         watches_before: int,
         log: Log,
     ) -> None:
         self._api, self._state, self._output, self._observer = api, state, output, observer
-        self._options, self._stop, self._log, self._take_status = options, stop, log, take_status
-        self._waits_after_timeout, self._watches_before = waits_after_timeout, watches_before
+        self._options, self._log, self._take_status = options, log, take_status
+        self._watches_before = watches_before
         self._warned_of: dict[tuple[str, str], Tally] = {}  # what was missing of each log at the last warning
         self._unread: set[tuple[str, str]] = set()  # logs that a warning has named as not read to their end
         self._keeps_open = False  # whether replicas that outlive the job are followed until the release ends them
-        self.releasing = False  #: whether a release has begun: from then on nothing may cut it off
 
     async def hand_over(self) -> Handover:
         """Stop following; the next process continues from this point."""
@@ -87,47 +79,31 @@ class Finisher:
             phases=[[name, at] for name, at in self._state.phases],
         )
 
-    def let_go(self) -> Outcome:
-        """Stop following a job that belongs to another try of the task. Nothing is released."""
-        self._log.warning(f"{self._state.ref} belongs to another try of this task now. This try stops following it.")
-        return Outcome(self._phase, False, superseded=True)
+    async def read_rest_of_ended_job(self, *, releases: bool) -> None:
+        """Read the logs of a job that has ended, and wait for what explains its end.
 
-    async def conditions_met(self, conditions: set[str]) -> Outcome:
-        """The job has a condition that the task waits for."""
-        if self._state.ended:
-            await self._drain_to_the_end()
-        self._log.info(f"{self._state.ref} has the condition {' and '.join(sorted(conditions))}")
-        return Outcome(self._phase, True)
-
-    async def ended(self) -> Outcome:
-        """The job succeeded, failed or was deleted: read the logs, find the cause, release; in this order."""
-        if self._state.phase is Phase.FAILED and self._state.kind.restarts_failed_jobs and self._options.release:
-            await self._keep_from_restarting()
-        self._keeps_open = self._will_release()
+        :param releases: whether the job is released afterwards: replicas that outlive it are followed until then.
+        """
+        self._keeps_open = releases
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
+        await self._observer.wait_for_explaining_pod()
+
+    async def cause_of_end(self) -> Cause:
+        """Why the job failed or is gone."""
         state = self._state
-        if state.phase is Phase.SUCCEEDED:
-            return Outcome(state.phase, False) if self._options.conditions else await self._release(None)
         gone = state.phase is Phase.GONE
-        return await self.failed(
-            diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
-        )
+        return diagnosis.diagnose(state.known_job, state.pods.all, *await self._evidence(), gone=gone)
 
-    def _will_release(self) -> bool:
-        """Whether a job that has ended is released after its logs were read."""
-        kept = self._state.phase is Phase.SUCCEEDED and self._options.conditions
-        return bool(self._options.release and self._state.ref.uid and not kept)
+    async def last_lines_of_running_job(
+        self,
+    ) -> tuple[Object, list[Mapping[str, Any]], list[Object], dict[str, list[str]]]:
+        """What a diagnosis needs of a job that a limit ends: job, pods, events, and last lines of logs."""
+        await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
+        return self._state.known_job, self._state.pods.all, *await self._evidence()
 
-    async def _keep_from_restarting(self) -> None:
-        """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""
-        try:
-            await release(self._api, self._state.ref, Mode.SUSPEND, verify=False, timeout=SUSPEND_SECONDS)
-        except ReleaseError as e:  # the release after the logs tries again
-            self._log.warning(f"{self._state.ref} has failed, but could not be suspended and may train again.\n{e}")
-
-    async def failed(self, cause: Cause) -> Outcome:
-        """Log the cause with the end of the failed replica's log, and release the job.
+    def report_failure(self, cause: Cause) -> None:
+        """Log the cause with the end of the failed replica's log.
 
         This is logged before the release because a deferred task must wait for a worker before it can log it.
         """
@@ -136,31 +112,6 @@ class Finisher:
         if cause.last_lines:
             lines = "\n".join(f"  {line}" for line in cause.last_lines)
             self._log.error(f"Last log lines of {cause.replica}:\n{lines}", logger=cause.replica)
-        return await self._release(cause)
-
-    async def killed(self) -> Outcome:
-        """After a kill there are only seconds: release first, everything else if time allows."""
-        self.releasing = True
-        self._keeps_open = False
-        decision = await self._stop.decision()
-        cause = Cause(Category.KILLED, decision.reason)
-        if decision.keep:
-            self._count()
-            return Outcome(self._phase, False, cause=cause.as_dict(), metrics=self._state.metrics)
-        return await self._release(cause, verify=False, timeout=self._stop.release_timeout)
-
-    async def diagnose_limit(self, limit: Limit, amount: float) -> Cause:
-        """The cause of a job that passed a limit, with its last log lines."""
-        await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
-        state = self._state
-        seen = state.known_job, state.pods.all, *await self._evidence()
-        return diagnosis.diagnose_limit(limit, amount, *seen, step=self._output.training_metrics.step)
-
-    async def diagnose_crash_loop(self, loop: CrashLoop) -> Cause:
-        """The cause of a job with a replica that fails again and again, with its last log lines."""
-        await self._drain(min(self._options.drain_timeout, SHORT_DRAIN_SECONDS))
-        seen = self._state.known_job, self._state.pods.all, *await self._evidence()
-        return diagnosis.diagnose_crash_loop(loop.replica, loop.failures, *seen)
 
     @property
     def _phase(self) -> Phase:
@@ -193,18 +144,6 @@ class Finisher:
         """Read the rest of the logs, and log what is missing: see `LogFollower.drain`."""
         began = time.monotonic()
         report = await self._output.follower.drain(timeout, longest, keep_open=self._keeps_open)
-        self._warn_about_missing_lines(report, time.monotonic() - began)
-
-    async def _drain_rest(self, *, deleted: bool) -> None:
-        """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master.
-
-        :param deleted: whether their pods are gone.
-        """
-        if not self._keeps_open:
-            return
-        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
-        drain = follower.drain_deleted if deleted else follower.drain
-        report = await drain(SHORT_DRAIN_SECONDS, longest)
         self._warn_about_missing_lines(report, time.monotonic() - began)
 
     def _warn_about_missing_lines(self, report: DrainReport, seconds: float) -> None:
@@ -246,19 +185,31 @@ class Finisher:
                 f"The rate limit dropped {counted(dropped, 'line')} ({size}) of the log of {pod}/{container}."
             )
 
-    # release
+    # outcome
 
-    async def _release(self, cause: Cause | None, *, verify: bool = True, timeout: float | None = None) -> Outcome:
-        """Release the job, log what it used, and return the outcome. `cause` is None after a success."""
-        self.releasing = True
-        self._output.restarts.report(at_once=True)
-        if cause and cause.category is Category.TIMEOUT and not self._waits_after_timeout:
-            verify = False
-        released = error = ""
-        kept: dict[str, str] | None = None
-        if self._options.release and self._state.ref.uid:
-            released, error, kept = await self._request_release(cause is None, verify, timeout)
+    async def read_rest_after_release(self, *, deleted: bool) -> None:
+        """Read what replicas have written after the end of the job: a PyTorchJob ends with its Master.
+
+        :param deleted: whether their pods are gone.
+        """
+        if not self._keeps_open:
+            return
+        began, follower, longest = time.monotonic(), self._output.follower, self._until_deadline(MAX_REST_SECONDS)
+        drain = follower.drain_deleted if deleted else follower.drain
+        report = await drain(SHORT_DRAIN_SECONDS, longest)
+        self._warn_about_missing_lines(report, time.monotonic() - began)
+
+    async def outcome(self, cause: Cause | None, *, full: bool = True) -> Outcome:
+        """How the training ended; the log gets a summary. The owner adds what was released.
+
+        :param cause: why it failed. None: it succeeded.
+        :param full: with usage, result and last status; False after a kill, which leaves no time. Default: True.
+        """
         state, job, now = self._state, self._state.job or {}, utc_now()
+        brief = Outcome(self._phase, cause is None, cause=None if cause is None else cause.as_dict())
+        if not full:
+            self._count()
+            return replace(brief, metrics=state.metrics)
         in_queue = requested_gpus(state) * state.seconds_in(Phase.QUEUED)
         spent = state.pods.usage(now, parse_timestamp(job.get("status", {}).get("completionTime")), in_queue)
         if cause is None:
@@ -270,13 +221,8 @@ class Finisher:
             self._log.info(line)
         self._count()
         result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
-        return Outcome(
-            self._phase,
-            cause is None,
-            cause=None if cause is None else cause.as_dict(),
-            released=released,
-            release_error=error,
-            kept=kept,
+        return replace(
+            brief,
             usage={**spent.as_dict(), **repeated},
             result=result,
             result_error=result_error,
@@ -294,32 +240,6 @@ class Finisher:
         except Exception as e:
             self._log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
             return {}
-
-    async def _request_release(
-        self, succeeded: bool, verify: bool, timeout: float | None
-    ) -> tuple[str, str, dict[str, str] | None]:
-        """The fields `released`, `release_error` and `kept` of the outcome."""
-        state, ended = self._state, self._state.ended
-        began, done, error = time.monotonic(), None, ""
-        try:
-            done = await release(
-                self._api,
-                state.ref,
-                mode_of(self._options.on_finish_action, succeeded=succeeded, ended=ended),
-                verify=verify,
-                timeout=timeout or self._options.release_timeout,
-                spare_ended=True,
-            )
-        except ReleaseError as e:
-            error = str(e)
-            self._log.warning(error)
-        state.metrics["seconds.release"] = round(time.monotonic() - began, 3)
-        await self._drain_rest(deleted=verify and done is not None and done.done)
-        if done is None:
-            return "", error, None
-        self._log.info(done.text)
-        # after a kill, an ended job stays: the next try may need its status to see how it ended
-        return done.text, "", state.ref.to_dict() if done.kept and ended and self._stop.reason is None else None
 
     def _count(self) -> None:
         """Add what this host has done to the metrics; once, at its end."""

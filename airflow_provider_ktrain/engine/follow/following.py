@@ -1,0 +1,337 @@
+"""Follows one job: phases, logs, clocks, warnings. Workers, triggerers and `ktrain run` run the same code.
+
+`Following.next` returns what may end the training's life. It changes nothing and decides nothing: the owner
+(`engine/training.py`) reads the job, lets the following observe what was read, and asks whether the rule still holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Self
+
+from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
+from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
+from airflow_provider_ktrain.core.ending import Event, Seen
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
+from airflow_provider_ktrain.core.state.limits import Clock, clocks
+from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
+from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.closing import Closing
+from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
+from airflow_provider_ktrain.engine.follow.observer import Observer, informers_of
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
+from airflow_provider_ktrain.engine.follow.progress import ProgressCheck
+from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
+from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
+from airflow_provider_ktrain.engine.follow.startup import StartupChecks
+from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log
+from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.warning_events import WarningEvents
+from airflow_provider_ktrain.engine.watch.job_watches import watch_keys
+
+log = logging.getLogger(__name__)
+FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
+RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
+MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
+#: limits that a read of the logs confirms: time in which the API server was away is covered by that read
+READ_FROM_LOGS = (Limit.LOG_STALL, Limit.PROGRESS)
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """What may end the training's life.
+
+    :param event: what happened.
+    :param limit: the limit that has passed. Default: None.
+    :param amount: its value, in seconds or restarts. Default: 0.
+    :param cause: of a rule that has found it already. Default: None.
+    :param loop: the crash loop. Default: None.
+    """
+
+    event: Event
+    limit: Limit | None = None
+    amount: float = 0.0
+    cause: Cause | None = None
+    loop: CrashLoop | None = None
+
+    @property
+    def key(self) -> tuple[Event, Limit | None]:
+        """What identifies the rule."""
+        return self.event, self.limit
+
+
+class Following:
+    """One job that is followed in this process; a context manager.
+
+    :param api: client for the job's cluster.
+    :param ref: the job.
+    :param options: how the task wants the job to be followed.
+    :param log: where everything is logged.
+    :param handover: from the process that followed the job before.
+    :param policy: how this process follows.
+    :param cursor: positions in the logs, updated in place.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        ref: JobRef,
+        options: Options,
+        *,
+        log: Log,
+        handover: Handover,
+        policy: FollowPolicy,
+        cursor: Cursor,
+    ) -> None:
+        self._api, self._options, self._policy, self._log = api, options, policy, log
+        self._watches_before = api.stats["watches"]
+        self.state = JobState(ref, handover)
+        self._output = JobOutput(api, self.state, options.logs, cursor, handover, log)
+        if policy.unread_log is not None:
+            self._output.follower.budget.gate.unread_log = policy.unread_log
+        self._resumed = bool(handover.handed_over_at)
+        self._news = Wakeup()
+        self._broken: list[Callable[[], None]] = []  # reports that have raised an error
+        self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
+        self._deletion_noticed = False
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            api, state, output, log = self._api, self.state, self._output, self._log
+            stack.push_async_callback(output.close)
+            stack.callback(api.on_notice(log.warning))
+            output.warn_about_repeated_lines(self._policy)
+            informers = informers_of(api, state.ref, shared=self._policy.shared)
+            jobs, pods = [
+                await stack.enter_async_context(informer.subscribe(key=key, news=self._news))
+                for informer, key in zip(informers, watch_keys(state.ref), strict=True)
+            ]
+            queue = QueueFollower(api, state, log, news=self._news, may_fail=self._options.release)
+            self._queue = await stack.enter_async_context(queue)
+            warnings = await stack.enter_async_context(WarningEvents(api, state.ref.namespace, log))
+            self._observer = Observer(
+                api, state, output, informers, jobs, pods, queue=queue, news=self._news,
+                fail_fast_on_forbidden=self._policy.fail_fast_on_forbidden, log=log,
+            )  # fmt: skip
+            clocks_now = functools.partial(running_clocks, state, output, self._options)
+            self._reporter = StatusReporter(state, output, queue, clocks_now, self._policy.status_sink)
+            away = self._observer.seconds_away_since
+            self._startup = StartupChecks(state, output.evidence, warnings, log, seconds_away_since=away)
+            self._partial = PartialStartWarning(state, self._options, log)
+            self._progress = ProgressCheck(api, state, output, self._options, clocks_now, log)
+            self._replicas = ReplicaReporter(state, log, resumed=self._resumed)
+            self.closing = Closing(
+                api, state, output, self._observer, self._options,
+                take_status=self._reporter.take, watches_before=self._watches_before, log=log,
+            )  # fmt: skip
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    # what is noticed
+
+    async def next(self, until: float | None = None) -> Noticed:
+        """Wait until something may end the training's life.
+
+        :param until: when to hand the job over, by `time.monotonic`. Default: None, never.
+        :raises AccessError, UnreachableError, ClusterError: the job can't be watched.
+        """
+        while True:
+            if self._policy.shared:
+                # a triggerer that stalled lost its triggers to another one, which logs the same lines
+                await self._output.follower.budget.gate.awake()
+            if await self._observer.update():
+                self._startup.phase_changed()
+            self._report()
+            if (noticed := await self._notice()) is not None:
+                return noticed
+            if until is not None and time.monotonic() >= until:
+                return Noticed(Event.HAND_OVER)
+            await self._observer.wait(max(self._seconds_to_wait(until), 0.01))
+
+    def rest(self, noticed: Noticed, seconds: float) -> None:
+        """Don't notice the same again for that many seconds, although nothing has changed."""
+        self._not_before[noticed.key] = time.time() + seconds
+
+    def _rests(self, event: Event, limit: Limit | None = None) -> bool:
+        return self._not_before.get((event, limit), 0.0) > time.time()
+
+    async def _notice(self) -> Noticed | None:
+        state = self.state
+        if state.phase is None:
+            syncing = time.monotonic() < state.began + FIRST_SYNC_SECONDS
+            return None if syncing else self._passed_limit()
+        if state.superseded and not self._rests(Event.OWNED_BY_OTHERS):
+            return Noticed(Event.OWNED_BY_OTHERS)
+        met = set(self._options.conditions) & shown_conditions(state.job or {}, state.phase)
+        if met and not state.gone:
+            return Noticed(Event.CONDITION)
+        if state.phase.ended:
+            event = Event.MISSING if state.gone else Event.ENDED
+            return None if self._rests(event) else Noticed(event)
+        if state.is_being_deleted and not self._deletion_noticed:
+            self._deletion_noticed = True
+            return Noticed(Event.BEING_DELETED)
+        for find in (self._passed_limit, self._restarts, self._crash_loop):
+            if (found := find()) is not None:
+                return found
+        for event, ask in self._rules.items():
+            if not self._rests(event) and (cause := await ask()) is not None:
+                return Noticed(event, cause=cause)
+        return None
+
+    @property
+    def _rules(self) -> Mapping[Event, Callable[[], Awaitable[Cause | None]]]:
+        """The rules that send requests, when they are due."""
+        return MappingProxyType(
+            {Event.QUEUE_VERDICT: self._queue.find_failure, Event.STARTUP_RULE: self._startup.find_failure}
+        )
+
+    def _passed_limit(self) -> Noticed | None:
+        """The limit that was passed first."""
+        passed = min((c for c in self._clocks() if c.due <= time.time()), key=lambda c: c.due, default=None)
+        if passed is None:
+            return None
+        event = Event.DEADLINE if passed.limit is Limit.EXECUTION else Event.LIMIT
+        return Noticed(event, passed.limit, passed.seconds)
+
+    def _restarts(self) -> Noticed | None:
+        most = self._options.limits.max_restarts
+        if most is None or self.state.pods.restarts <= most or self._rests(Event.RESTARTS, Limit.RESTARTS):
+            return None
+        return Noticed(Event.RESTARTS, Limit.RESTARTS, float(most))
+
+    def _crash_loop(self) -> Noticed | None:
+        loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)
+        if loop is None or self._rests(Event.CRASH_LOOP):
+            return None
+        return Noticed(Event.CRASH_LOOP, loop=loop)
+
+    def _clocks(self) -> list[Clock]:
+        """The limits that run, later by the time in which the API server was away, and not before their rest is over.
+
+        Nothing can change the job's status while the API server is away, so that time doesn't count. The deadline
+        always counts.
+        """
+        postponed = []
+        for clock in running_clocks(self.state, self._output, self._options):
+            event = Event.LIMIT
+            due = clock.due
+            if clock.limit is Limit.EXECUTION:
+                event = Event.DEADLINE
+            elif clock.limit not in READ_FROM_LOGS:
+                due += self._observer.seconds_away_since(clock.due - clock.seconds)
+            due = max(due, self._not_before.get((event, clock.limit), 0.0))
+            postponed.append(replace(clock, due=due))
+        return [self._progress.postponed(clock) for clock in postponed]
+
+    # what was read
+
+    async def observe(self, read: JobRead) -> Seen:
+        """Take what was read from the API server, and return what it shows."""
+        await self._observer.take(read)
+        return self.state.seen
+
+    async def still_holds(self, noticed: Noticed) -> bool | None:
+        """Whether the rule that was noticed holds on what was observed last. None: a further read has failed."""
+        rested, self._not_before = self._not_before, {}
+        try:
+            match noticed.event:
+                case Event.LIMIT if noticed.limit in READ_FROM_LOGS:
+                    return await self._quiet(noticed)
+                case Event.LIMIT:
+                    now = time.time()
+                    return any(c.limit is noticed.limit and c.due <= now for c in self._clocks())
+                case Event.RESTARTS:
+                    return self._restarts() is not None
+                case Event.CRASH_LOOP:
+                    return self._crash_loop() is not None
+                case Event.STARTUP_RULE:
+                    return await self._startup.find_failure(at_once=True) is not None
+                case _:
+                    return True
+        finally:
+            self._not_before = rested
+
+    async def _quiet(self, noticed: Noticed) -> bool | None:
+        """Whether the logs, as they are read now, show no line or step since the limit's clock began."""
+        if noticed.limit is Limit.PROGRESS:
+            return await self._progress.confirmed()
+        if await self._output.follower.silent():
+            return True
+        self._output.restart_silence(time.time())
+        return False
+
+    async def cause_of(self, noticed: Noticed) -> Cause:
+        """Why the training is ended by a rule, with the last log lines. Reading of logs ends with this."""
+        if noticed.cause is not None:
+            return noticed.cause
+        seen = await self.closing.last_lines_of_running_job()
+        if noticed.loop is not None:
+            return diagnosis.diagnose_crash_loop(noticed.loop.replica, noticed.loop.failures, *seen)
+        limit = noticed.limit or Limit.EXECUTION
+        step = self._output.training_metrics.step
+        cause = diagnosis.diagnose_limit(limit, noticed.amount, *seen, step=step)
+        return self._queue.explain(cause) if limit is Limit.QUEUE else cause
+
+    # reports
+
+    def _report(self) -> None:
+        """Log and publish what has changed. An error must not end the following of the job: it is logged once."""
+        for update in (self._partial.update, self._replicas.update, self._reporter.update):
+            try:
+                update()
+            except Exception:
+                if update not in self._broken:
+                    log.exception("The state of %s can't be reported completely.", self.state.ref)
+                    self._broken.append(update)
+
+    def _seconds_to_wait(self, until: float | None) -> float:
+        """Seconds until something is due, if nothing changes before."""
+        now, state = time.monotonic(), self.state
+        seconds = min((clock.due - time.time() for clock in self._clocks()), default=MAX_WAIT_SECONDS)
+        if state.phase is None:
+            seconds = max(seconds, state.began + FIRST_SYNC_SECONDS - now)
+        if state.uncertain:
+            seconds = min(seconds, RETRY_SECONDS)
+        for rests_until in self._not_before.values():
+            if (rest := rests_until - time.time()) > 0:
+                seconds = min(seconds, rest)
+        reporters = self._replicas.due, self._output.restarts.due, self._reporter.due
+        queue_due = None if self._rests(Event.QUEUE_VERDICT) else self._queue.wakes_at
+        for due in (until, self._startup.due, self._partial.due, queue_due, *reporters):
+            if due is not None:
+                seconds = min(seconds, due - now)
+        return seconds
+
+
+def running_clocks(state: JobState, output: JobOutput, options: Options) -> list[Clock]:
+    """The time limits that run now."""
+    return list(
+        clocks(
+            state.job or {},
+            state.pods.groups,
+            state.phase or Phase.PENDING,
+            options.limits,
+            deadline=options.deadline,
+            last_line=output.last_line_at,
+            progress_since=None if options.limits.progress is None else output.progress_since(),
+            has_events=output.evidence.has_events,
+            had_pods=state.pods.any,
+        )
+    )
