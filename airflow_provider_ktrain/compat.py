@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, BaseSensorOperator, Context
     from airflow.sdk.types import TaskInstanceKey
 
+    from airflow_provider_ktrain.core.identity import TaskInstanceId
+
 DEFAULT_WORKER_SECONDS = 10.0
 TRIGGER_FAILED = "__fail__"  #: `next_method` of a task whose trigger failed or whose deferral timed out
 DEFERRAL_TIMEOUT = "Trigger timeout"  #: `error` of its `next_kwargs` in the second case, and only there
@@ -121,8 +123,8 @@ def context_keys() -> frozenset[str]:
     return frozenset(KNOWN_CONTEXT_KEYS)
 
 
-def xcom_of(ti_key: TaskInstanceKey, key: str) -> Any:
-    """The XCom of a task instance, read outside of the task; None if there is none.
+def xcom_of(ti_key: TaskInstanceKey | TaskInstanceId, key: str) -> Any:
+    """The XCom of a task instance, read outside of the task; None if there is none. It blocks.
 
     :param ti_key: of the task instance.
     :param key: the XCom's key.
@@ -132,6 +134,15 @@ def xcom_of(ti_key: TaskInstanceKey, key: str) -> Any:
     return XCom.get_one(
         key=key, dag_id=ti_key.dag_id, run_id=ti_key.run_id, task_id=ti_key.task_id, map_index=ti_key.map_index
     )
+
+
+def own_xcom(ti: Any, key: str) -> Any:
+    """An XCom of this try of the worker's own task; None if there is none. It blocks.
+
+    :param ti: the task instance in Airflow's context.
+    :param key: the XCom's key.
+    """
+    return ti.xcom_pull(task_ids=ti.task_id, key=key, map_indexes=ti.map_index)
 
 
 def resume_without_sensor(
@@ -197,8 +208,7 @@ def recall(context: Context, key: str) -> Any:
         return store.get(key)
     if key not in RESUME_STATE:  # below 3.3
         return None
-    ti = context["ti"]
-    return ti.xcom_pull(task_ids=ti.task_id, key=key, map_indexes=ti.map_index)
+    return own_xcom(context["ti"], key)
 
 
 def has_task_state(context: Context) -> bool:

@@ -6,6 +6,9 @@ a process share one writer, with one write in flight and at most one a second. S
 first. Only the latest status of each task is written. A write that is slow or fails never delays a training: it is
 logged once, and the page shows how old its data is.
 
+Before a job that has not ended is released, its conclusion (`core.reporting.conclusion`) becomes a part of the status.
+Such a status is written first and without the interval, and the task waits some seconds for it.
+
 Airflow handles the requests of a process sequentially. So no write begins while a kill waits for the task's state.
 """
 
@@ -18,10 +21,11 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity import TaskInstanceId
 from airflow_provider_ktrain.engine.threads import in_thread
 
@@ -33,6 +37,21 @@ WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
 SLOW_SECONDS = 10.0  #: after which a write counts as slow
 LAST_WRITE_SECONDS = 5.0  #: to wait for the write in flight when a task's following ends
+#: to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that follows
+CONCLUSION_SECONDS = 10.0
+CONCLUSION = "conclusion"  #: field of the status
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A status that waits to be written, or is.
+
+    :param stored: of a conclusion: gets whether the write succeeded. Default: None, nobody waits for it.
+    """
+
+    build: Build
+    write: Write
+    stored: asyncio.Future[bool] | None = None
 
 
 class StatusWriter:
@@ -40,15 +59,24 @@ class StatusWriter:
 
     :param interval: seconds between the beginnings of two writes. Default: SECONDS_BETWEEN_WRITES.
     :param slow_after: seconds after which a write counts as slow. Default: SLOW_SECONDS.
+    :param conclusion_seconds: seconds that `conclude` waits. Default: CONCLUSION_SECONDS.
     """
 
-    def __init__(self, interval: float = SECONDS_BETWEEN_WRITES, slow_after: float = SLOW_SECONDS) -> None:
-        self._interval, self._slow_after = interval, slow_after
+    def __init__(
+        self,
+        interval: float = SECONDS_BETWEEN_WRITES,
+        slow_after: float = SLOW_SECONDS,
+        conclusion_seconds: float = CONCLUSION_SECONDS,
+    ) -> None:
+        self._interval, self._slow_after, self._conclusion_seconds = interval, slow_after, conclusion_seconds
         self._questions = 0  # that wait for Airflow's answer
         self._unasked = asyncio.Event()  # set while there is none
         self._unasked.set()
-        self._urgent: dict[TaskInstanceId, tuple[Build, Write]] = {}  # offered and not yet written, oldest first
-        self._other: dict[TaskInstanceId, tuple[Build, Write]] = {}
+        # not yet written, oldest first
+        self._conclusions: dict[TaskInstanceId, _Waiting] = {}
+        self._urgent: dict[TaskInstanceId, _Waiting] = {}
+        self._other: dict[TaskInstanceId, _Waiting] = {}
+        self._concluding = asyncio.Event()  # set while a conclusion waits to be written
         self._working: asyncio.Task[None] | None = None
         self._in_flight: tuple[TaskInstanceId, asyncio.Future[object]] | None = None
         self._slow = self._failed = False  # whether that was logged
@@ -63,9 +91,34 @@ class StatusWriter:
         """
         if urgent or key in self._urgent:
             self._other.pop(key, None)
-            self._urgent[key] = build, write
+            self._urgent[key] = _Waiting(build, write)
         else:
-            self._other[key] = build, write
+            self._other[key] = _Waiting(build, write)
+        self._start()
+
+    async def conclude(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
+        """Write the task's status before all others and without the interval, instead of one that was offered.
+
+        It waits at most `conclusion_seconds`. What isn't written by then is offered as an urgent status, so that it
+        doesn't delay conclusions that are still waited for.
+
+        :param build: as in `offer`.
+        :param write: as in `offer`.
+        :return: whether it was written in time.
+        """
+        self.withdraw(key)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._conclusions[key] = _Waiting(build, write, answer)
+        self._concluding.set()
+        self._start()
+        await asyncio.wait([answer], timeout=self._conclusion_seconds)
+        stored = answer.done() and answer.result()
+        if not stored:
+            self._conclusions.pop(key, None)
+            self.offer(key, build, write, urgent=True)
+        return stored
+
+    def _start(self) -> None:
         if self._working is None or self._working.done():
             # not in the context of the trigger that happens to be first: its logger is bound there
             context = contextvars.Context()
@@ -73,8 +126,8 @@ class StatusWriter:
 
     def withdraw(self, key: TaskInstanceId) -> None:
         """Write nothing more for the task. A write in flight goes on."""
-        self._urgent.pop(key, None)
-        self._other.pop(key, None)
+        for statuses in (self._conclusions, self._urgent, self._other):
+            statuses.pop(key, None)
 
     async def written(self, key: TaskInstanceId) -> None:
         """Wait some seconds for the task's write in flight, so that it can't replace a later one."""
@@ -94,21 +147,26 @@ class StatusWriter:
                 self._unasked.set()
 
     async def _work(self) -> None:
-        while self._urgent or self._other:
+        while self._conclusions or self._urgent or self._other:
             await self._unasked.wait()
             began = time.monotonic()
             await self._write_next()
-            await asyncio.sleep(max(self._interval - (time.monotonic() - began), 0))
+            if not self._conclusions:
+                self._concluding.clear()
+                with contextlib.suppress(TimeoutError):
+                    left = self._interval - (time.monotonic() - began)
+                    await asyncio.wait_for(self._concluding.wait(), max(left, 0))
 
     async def _write_next(self) -> None:
         """Write the most urgent status. Log the first write that is slow and the first one that fails."""
-        if not (statuses := self._urgent or self._other):  # withdrawn meanwhile
+        if not (statuses := self._conclusions or self._urgent or self._other):  # withdrawn meanwhile
             return
         key = next(iter(statuses))
-        build, write = statuses.pop(key)
+        status = statuses.pop(key)
+        stored = False
         try:
-            make = build()
-            writing = in_thread(lambda: write(make()))
+            make = status.build()
+            writing = in_thread(lambda: status.write(make()))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)
             if not writing.done():
@@ -120,12 +178,15 @@ class StatusWriter:
                 self._slow = True
                 await asyncio.wait([writing])
             writing.result()
+            stored = True
         except Exception as e:
             if not self._failed:
                 log.warning("A training's status can't be written to Airflow: its page shows old data.\n%s", e)
             self._failed = True
         finally:
             self._in_flight = None
+            if status.stored is not None and not status.stored.done():
+                status.stored.set_result(stored)
 
 
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StatusWriter] = weakref.WeakKeyDictionary()
@@ -143,6 +204,8 @@ class TaskStatusSink:
         self.try_number = int(ti.try_number)
         self._key = TaskInstanceId.of(ti)
         self._ti = ti
+        self._build: Build | None = None  # that was offered last
+        self._conclusion: Mapping[str, Any] = {}  # part of each status from now on
 
     @classmethod
     def of(cls, ti: Any, host: str) -> TaskStatusSink | None:
@@ -154,8 +217,59 @@ class TaskStatusSink:
 
     def offer(self, build: Build, *, urgent: bool) -> None:
         """Publish a status soon: see `StatusSink`."""
+        self._build = build
         with contextlib.suppress(Exception):  # it must not disturb the training
             _writer().offer(self._key, build, self._write, urgent=urgent)
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        """Store the conclusion in the task's status, before a job that has not ended is released.
+
+        It is a part of each status that this process writes from now on. It replaces an earlier conclusion.
+
+        :param document: `core.reporting.conclusion.Conclusion.to_dict(sink.mask)`.
+        :return: whether Airflow has stored it within CONCLUSION_SECONDS. False: it may still be stored later.
+        """
+        self._conclusion = dict(document)
+        try:
+            return await _writer().conclude(self._key, self._status, self._write)
+        except Exception as e:
+            log.warning("The cause can't be stored in Airflow.\n%s: %s", type(e).__name__, e)
+            return False
+
+    def retract(self) -> None:
+        """Leave the conclusion out of later statuses: the job was not released, and its training goes on."""
+        self._conclusion = {}
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        """The conclusion that a process of the same try has stored; it becomes a part of each later status.
+
+        :return: for `core.reporting.conclusion.Conclusion.from_dict`; None if there is none, or if Airflow doesn't
+            answer within CONCLUSION_SECONDS.
+        """
+        try:
+            with question():
+                status = dict(mapping(await asyncio.wait_for(in_thread(self._read), CONCLUSION_SECONDS)))
+        except Exception as e:
+            log.warning("The cause that was stored in Airflow can't be read.\n%s: %s", type(e).__name__, e)
+            return None
+        self._conclusion = self._conclusion or mapping(status.pop(CONCLUSION, None))
+        if self._build is None:
+            self._build = lambda: lambda: status
+        return self._conclusion or None
+
+    def _status(self) -> Callable[[], Mapping[str, Any]]:
+        """The latest status, as it is now. A conclusion is stored also if there is none."""
+        make: Callable[[], Mapping[str, Any]] = dict
+        with contextlib.suppress(Exception):
+            make = self._build() if self._build is not None else dict
+
+        def made() -> Mapping[str, Any]:
+            known = {"version": VERSION, "try_number": self.try_number, "written_at": time.time(), "host": self.host}
+            with contextlib.suppress(Exception):
+                known |= make()
+            return known
+
+        return made
 
     def mask(self, text: str) -> str:
         """The text without the secrets that Airflow masks in the logs of this process."""
@@ -163,11 +277,15 @@ class TaskStatusSink:
 
     def _write(self, status: Mapping[str, Any]) -> None:
         """A trigger's task instance has no `xcom_push`. Lines of the log may contain secrets that Airflow masks."""
-        key, value = self._key, compat.masked_values(dict(status))
+        concluded = {CONCLUSION: self._conclusion} if self._conclusion else {}
+        key, value = self._key, {**compat.masked_values(dict(status)), **concluded}
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=value)
         else:
             compat.set_xcom(key.dag_id, key.run_id, key.task_id, key.map_index, STATUS_XCOM, value)
+
+    def _read(self) -> Any:
+        return compat.own_xcom(self._ti, STATUS_XCOM) if self.host == WORKER else compat.xcom_of(self._key, STATUS_XCOM)
 
     async def __aenter__(self) -> Self:
         return self

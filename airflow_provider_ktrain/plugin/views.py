@@ -138,7 +138,7 @@ def training_view(
     replicas = mapping(read.get("replicas"))
     rows = [row for row in map(_replica, _list(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
-    cause = {name: _text(value) for name, value in mapping(read.get("cause")).items()}
+    cause = {name: _text(value) for name, value in (mapping(read.get("cause")) or _concluded(read)).items()}
     if not with_logs:
         cause.pop("detail", None)
     lines = mapping(read.get("last_lines"))
@@ -227,6 +227,12 @@ def _phases(read: Mapping[str, Any]) -> list[tuple[str, float]]:
         if isinstance(pair, list | tuple) and len(pair) == 2 and (at := _number(pair[1])) is not None:
             found.append((_text(pair[0]), at))
     return found
+
+
+def _concluded(read: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The cause in the conclusion, which is stored before the job is released; empty if there is none."""
+    conclusion = mapping(read.get("conclusion"))
+    return {name: conclusion[name] for name in ("category", "summary", "resolution", "replica") if name in conclusion}
 
 
 def _timeline(phases: Sequence[tuple[str, float]], until: float) -> list[Segment]:

@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.formats import (
 )
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.reporting.conclusion import Conclusion
 from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome, event_of, read_event
 from airflow_provider_ktrain.exceptions import failure
 from airflow_provider_ktrain.links.training import url_of
@@ -111,6 +112,7 @@ READERS: Mapping[str, tuple[Callable[[Any], Any], set[str]]] = {
     "state_ktrain_tries": (tries, set()),
     "state_ktrain_sensor": (sensor, JOB - {"job"}),
     "cursor": (lambda data: Cursor.from_dict(data).to_dict(), set()),  # tests/core/test_log_cursor.py tests the details
+    "conclusion": (Conclusion.from_dict, set()),
     "job_metadata": (job_metadata, set()),
     "xcoms": (xcoms, {"job"}),
 }

@@ -7,12 +7,22 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.execution_time.comms import SetXCom, XComResult
 
 from airflow_provider_ktrain.core.identity import TaskInstanceId
-from airflow_provider_ktrain.status_writer import WORKER, StatusWriter, TaskStatusSink
+from airflow_provider_ktrain.status_writer import (
+    CONCLUSION_SECONDS,
+    TRIGGER,
+    WORKER,
+    StatusWriter,
+    TaskStatusSink,
+    question,
+)
+from tests.operators.task_instance import Supervisor, supervised
 
 ONE, TWO, THREE = (TaskInstanceId("dag", "run", task, -1) for task in ("one", "two", "three"))
 
@@ -146,6 +156,166 @@ async def test_worker_does_not_wait_for_a_write_in_flight() -> None:
         await asyncio.sleep(0)
     assert leaving.done()
     allow.set()
+
+
+# conclusions
+
+
+class Airflow:
+    """Task instances of a worker whose XComs take some time."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.xcoms, self.order, self.fails = seconds, dict[str, Any](), list[str](), False
+
+    def sink(self, task: str = "task") -> TaskStatusSink:
+        return TaskStatusSink(Ti(self, task), WORKER)
+
+
+class Ti:
+    dag_id, run_id, map_index, try_number = "dag", "run", -1, 1
+
+    def __init__(self, airflow: Airflow, task_id: str) -> None:
+        self.airflow, self.task_id = airflow, task_id
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        time.sleep(self.airflow.seconds)  # the time that Airflow takes
+        if self.airflow.fails:
+            raise OSError("no database")
+        self.airflow.order.append(self.task_id)
+        self.airflow.xcoms[self.task_id] = value
+
+    def xcom_pull(self, task_ids: str, key: str, map_indexes: int) -> Any:
+        if self.airflow.fails:
+            raise OSError("no database")
+        return self.airflow.xcoms.get(task_ids)
+
+
+async def test_conclusion_is_written_first_and_without_the_interval() -> None:
+    airflow, writes, began = Airflow(), Writes(), time.monotonic()
+    others = [airflow.sink(name) for name in ("one", "two")]
+    for sink in others:
+        sink.offer(lambda: lambda: {"n": 1}, urgent=True)
+    await writes.wait_for(lambda: airflow.order == ["one"])
+    sinks = [airflow.sink(f"concludes {n}") for n in range(20)]
+    assert all(await asyncio.gather(*(sink.conclude({"uid": "u"}) for sink in sinks)))
+    assert len(airflow.order) >= 21
+    assert airflow.order[1:21] == [f"concludes {n}" for n in range(20)]
+    await writes.wait_for(lambda: airflow.order[-1] == "two")
+    assert time.monotonic() - began < 15, "without the interval of a second"
+
+
+async def test_conclusion_has_the_latest_status_beside_it() -> None:
+    airflow = Airflow()
+    sink = airflow.sink()
+    states = iter(["Running", "Suspended"])
+    sink.offer(lambda: functools.partial(dict, phase=next(states)), urgent=True)
+    await Writes().wait_for(lambda: airflow.order == ["task"])
+    assert await sink.conclude({"uid": "u"})
+    stored = airflow.xcoms["task"]
+    assert (stored["phase"], stored["conclusion"]) == ("Suspended", {"uid": "u"})
+
+
+async def test_conclusion_without_a_status_can_be_shown() -> None:
+    def fails() -> Callable[[], dict[str, Any]]:
+        raise KeyError("metadata")
+
+    airflow = Airflow()
+    sink = airflow.sink()
+    assert await sink.conclude({"uid": "u"})
+    assert airflow.xcoms["task"].keys() == {"version", "try_number", "written_at", "host", "conclusion"}
+    sink.offer(fails, urgent=True)
+    assert await sink.conclude({"uid": "u"}), "although the status can't be made"
+
+
+async def test_later_statuses_contain_the_conclusion_until_it_is_retracted() -> None:
+    airflow = Airflow()
+    sink = airflow.sink()
+    assert await sink.conclude({"uid": "u"})
+    for number, concluded in ((1, True), (2, False)):
+        if not concluded:
+            sink.retract()
+        sink.offer(functools.partial(lambda n: lambda: {"n": n}, number), urgent=True)
+        await Writes().wait_for(functools.partial(lambda n: airflow.xcoms["task"].get("n") == n, number))
+        assert ("conclusion" in airflow.xcoms["task"]) is concluded
+
+
+async def test_next_process_reads_the_conclusion_and_keeps_it() -> None:
+    airflow = Airflow()
+    sink = airflow.sink()
+    sink.offer(lambda: lambda: {"phase": "Running"}, urgent=True)
+    assert await sink.conclude({"uid": "u"})
+    following = airflow.sink()
+    assert await following.concluded() == {"uid": "u"}
+    assert await following.conclude({"uid": "v"})
+    assert airflow.xcoms["task"]["phase"] == "Running", "the status that was read"
+    sink = airflow.sink()
+    assert await sink.concluded() == {"uid": "v"}
+    sink.offer(lambda: lambda: {"n": 1}, urgent=True)
+    await Writes().wait_for(lambda: "n" in airflow.xcoms["task"])
+    assert airflow.xcoms["task"]["conclusion"] == {"uid": "v"}
+
+
+@pytest.mark.parametrize("stored", [None, "text", {}, {"conclusion": None}, {"conclusion": "text"}])
+async def test_status_without_a_conclusion_has_none(stored: Any) -> None:
+    airflow = Airflow()
+    airflow.xcoms["task"] = stored
+    assert await airflow.sink().concluded() is None
+
+
+async def test_failed_conclusion_is_not_awaited_and_comes_with_a_later_write() -> None:
+    airflow = Airflow()
+    sink = airflow.sink()
+    airflow.fails, began = True, time.monotonic()
+    assert not await sink.conclude({"uid": "u"})
+    assert await airflow.sink().concluded() is None
+    assert time.monotonic() - began < 8
+    airflow.fails = False
+    await Writes().wait_for(lambda: "task" in airflow.xcoms)
+    assert airflow.xcoms["task"]["conclusion"] == {"uid": "u"}
+
+
+async def test_many_conclusions_at_the_same_time_wait_for_ten_seconds_at_most() -> None:
+    airflow = Airflow(0.1)
+
+    async def conclude(sink: TaskStatusSink) -> tuple[bool, float]:
+        began = time.monotonic()
+        return await sink.conclude({"uid": "u"}), time.monotonic() - began
+
+    answers = await asyncio.gather(*(conclude(airflow.sink(f"task {n}")) for n in range(300)))
+    assert max(seconds for _, seconds in answers) < CONCLUSION_SECONDS + 2
+    stored = [stored for stored, _ in answers]
+    assert stored == sorted(stored, reverse=True), "the first ones are stored"
+    assert 20 < sum(stored) <= 100
+    assert await airflow.sink("late").conclude({"uid": "u"}), "it doesn't wait for those that nobody awaits"
+    await Writes().wait_for(lambda: len(airflow.order) > sum(stored) + 1)
+
+
+async def test_no_conclusion_begins_while_a_kill_waits_for_the_state_of_its_task() -> None:
+    airflow = Airflow()
+    with question():
+        concluding = asyncio.ensure_future(airflow.sink().conclude({"uid": "u"}))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not airflow.order
+    assert await concluding
+
+
+async def test_conclusion_in_a_trigger_is_stored_and_read_through_airflow() -> None:
+    """A trigger's task instance has neither `xcom_push` nor `xcom_pull`."""
+    stored: dict[str, Any] = {}
+
+    class Answers(Supervisor):
+        def send(self, message: Any) -> Any:
+            if isinstance(message, SetXCom):
+                stored[message.key] = message.value
+                return None
+            return XComResult(key=message.key, value=stored.get(message.key))
+
+    key: Any = SimpleNamespace(dag_id="dag", run_id="run", task_id="task", map_index=None, try_number=1)
+    with supervised(Answers(None)):
+        assert await TaskStatusSink(key, TRIGGER).concluded() is None
+        assert await TaskStatusSink(key, TRIGGER).conclude({"uid": "u"})
+        assert await TaskStatusSink(key, TRIGGER).concluded() == {"uid": "u"}
 
 
 def test_task_instance_that_cannot_be_identified_has_no_sink() -> None:

@@ -215,6 +215,14 @@ def test_data_of_an_earlier_try_is_marked() -> None:
     assert "of try 1" in shown.notes[0]
 
 
+def test_conclusion_is_shown_until_the_status_has_a_cause() -> None:
+    concluded = {"uid": "u", "category": "hang", "summary": "no log line for 30 min", "limit": "log_stall_timeout"}
+    shown = training_view(record(), status() | {"conclusion": concluded}, (), with_logs=True, now=110.0)
+    assert shown.cause == {"category": "hang", "summary": "no log line for 30 min"}
+    given = status(cause={"summary": "Master 0 failed"}) | {"conclusion": concluded}
+    assert training_view(record(), given, (), with_logs=True, now=110.0).cause["summary"] == "Master 0 failed"
+
+
 def test_tries_are_listed_with_their_causes_newest_first() -> None:
     tries = [
         {"try_number": 1, "started_at": "2026-11-22T10:00:00Z", "ended_at": "2026-11-22T10:05:00Z", "cause": "OOM"},

@@ -1,0 +1,130 @@
+"""The conclusion: why a job that has not ended is released, stored in the status XCom before the release.
+
+If the process dies after the release, the next process of the same try finds no job, and reads the cause here.
+docs/reference/formats.md describes the fields.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import MAX_FAILED_NODES, VERSION, known_fields, mapping
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.text import MAX_LINE_CHARS, clean
+
+MAX_BYTES = 4 * 1024  #: of a conclusion's JSON, other characters than ASCII escaped
+IDENTITY = ("uid", "owner", "submission")  #: fields that are never shortened
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Why a job that has not ended is released.
+
+    :param uid: uid of the job.
+    :param owner: `JobRef.owner`, the id of the task instance that concludes.
+    :param submission: `JobRef.submission`.
+    :param event: name of the event that ended the job, for example `limit`. Default: "".
+    :param category: a `core.diagnosis.model.Category`. Default: "unknown".
+    :param summary: what happened, in one line, without quoted log lines. Default: "".
+    :param resolution: what the user should do. Default: "", unknown.
+    :param replica: the replica that the cause concerns. Default: "", the whole job.
+    :param limit: name of the parameter whose limit was reached. Default: "", none.
+    :param decided_at: epoch seconds. Default: 0, unknown.
+    :param failed_nodes: nodes that failed, by name, each with the reason, the latest last. Default: none.
+    """
+
+    uid: str
+    owner: str
+    submission: str
+    event: str = ""
+    category: str = "unknown"
+    summary: str = ""
+    resolution: str = ""
+    replica: str = ""
+    limit: str = ""
+    decided_at: float = 0.0
+    failed_nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def belongs_to(self, ref: JobRef) -> bool:
+        """Whether it concerns this job: uid, owner and submission are the same."""
+        return all(getattr(self, name) == getattr(ref, name) for name in IDENTITY)
+
+    def to_dict(self, mask: Callable[[str], str] = str) -> dict[str, Any]:
+        """As JSON types of at most MAX_BYTES.
+
+        If it is larger, the longest texts are shortened to the same number of characters. Nodes are left out, the
+        earliest first, only if names alone take more than half of MAX_BYTES. The identifiers of IDENTITY, which
+        Kubernetes and Airflow limit, are never shortened.
+
+        :param mask: removes secrets from a text, before it is shortened. Default: none are known.
+        """
+        document = _masked({"version": VERSION, **asdict(self)}, mask)
+        nodes = list(document["failed_nodes"].items())[-MAX_FAILED_NODES:]
+        while nodes and _size(_shortened(document | {"failed_nodes": dict(nodes)}, 0)) > MAX_BYTES // 2:
+            nodes.pop(0)
+        document["failed_nodes"] = dict(nodes)
+        fitting = bisect.bisect(range(MAX_LINE_CHARS + 1), MAX_BYTES, key=lambda n: _size(_shortened(document, n)))
+        return _shortened(document, max(fitting - 1, 0))
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Conclusion | None:
+        """Read what `to_dict` returned, in this release or another one; None if it identifies no job.
+
+        :param data: unknown fields are ignored; fields of another type get their defaults.
+        """
+        known = known_fields(cls, data)
+        texts = {f.name: known[f.name] for f in fields(cls) if f.type == "str" and isinstance(known.get(f.name), str)}
+        at, nodes = known.get("decided_at"), mapping(known.get("failed_nodes"))
+        if not texts.get("uid"):
+            return None
+        return cls(
+            **{**dict.fromkeys(IDENTITY, ""), **texts},
+            decided_at=float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0,
+            failed_nodes={name: reason for name, reason in nodes.items() if isinstance(reason, str)},
+        )
+
+    def cause(self) -> dict[str, Any]:
+        """The `cause` of an `engine.follow.messages.Outcome`."""
+        return {
+            "category": self.category,
+            "summary": self.summary,
+            "detail": "",
+            "resolution": self.resolution,
+            "replica": self.replica,
+            "retryable": True,
+            "failed_nodes": dict(self.failed_nodes),
+        }
+
+
+def _masked(document: Mapping[str, Any], mask: Callable[[str], str]) -> dict[str, Any]:
+    """The document with masked texts that can be stored. An identifier is compared later, so it stays as it is."""
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {clean(mask(name)): masked(reason) for name, reason in value.items()}
+        return clean(mask(value)) if isinstance(value, str) else value
+
+    return {name: value if name in IDENTITY else masked(value) for name, value in document.items()}
+
+
+def _shortened(document: Mapping[str, Any], chars: int) -> dict[str, Any]:
+    """The document with texts of at most `chars` characters."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: short(reason) for name, reason in value.items()}
+        if not isinstance(value, str) or len(value) <= chars:
+            return value
+        return f"{value[: max(chars - 3, 0)]}{'...'[:chars]}"
+
+    return {name: value if name in IDENTITY else short(value) for name, value in document.items()}
+
+
+def _size(document: Mapping[str, Any]) -> int:
+    """Bytes of JSON as Airflow stores it."""
+    return len(json.dumps(document))

@@ -1,0 +1,91 @@
+"""The conclusion of a job that is released: its size, its identity, and what it reads of other releases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_ktrain.core.identity import JobRef
+from airflow_provider_ktrain.core.reporting.conclusion import IDENTITY, MAX_BYTES, Conclusion
+from airflow_provider_ktrain.exceptions import TrainingTimeoutError, failure
+
+JOB = JobRef("PyTorchJob", "v1", "ns", "train", "uid", owner="ti-1", submission="s1")
+CONCLUSION = Conclusion(
+    "uid",
+    "ti-1",
+    "s1",
+    event="limit",
+    category="timeout",
+    summary="the job was not scheduled",
+    resolution="ask for fewer GPUs",
+    replica="Worker 1",
+    limit="schedule_timeout",
+    decided_at=12.5,
+    failed_nodes={"node": "Xid 79"},
+)
+texts = st.text(max_size=3000) | st.sampled_from(["x" * 2048, "\u0451" * 2048, "\U0001f600" * 2048, "\ud800\0" * 1024])
+names = st.text("abc-.", max_size=253) | texts
+
+
+@given(st.lists(texts, min_size=6, max_size=6), st.dictionaries(names, texts, max_size=20))
+def test_size_is_limited_and_the_job_stays_identified(given_texts: list[str], nodes: dict[str, str]) -> None:
+    fields: dict[str, Any] = dict(
+        zip(("event", "category", "summary", "resolution", "replica", "limit"), given_texts, strict=True)
+    )
+    written = Conclusion("u" * 36, "o" * 36, "s" * 63, **fields, failed_nodes=nodes).to_dict()
+    stored = json.dumps(written)
+    assert len(stored) <= MAX_BYTES
+    read = Conclusion.from_dict(json.loads(stored))
+    assert read is not None
+    assert (read.uid, read.owner, read.submission) == ("u" * 36, "o" * 36, "s" * 63)
+
+
+def test_only_long_texts_are_shortened() -> None:
+    long = Conclusion("uid", "ti-1", "s1", summary="\u0451" * 2048, resolution="\u0451" * 2000, limit="queue_timeout")
+    written = long.to_dict()
+    assert written["limit"] == "queue_timeout"
+    assert len(written["summary"]) == len(written["resolution"]) > 250
+    assert written["summary"].endswith("\u0451...")
+
+
+def test_it_is_read_as_it_was_written() -> None:
+    assert Conclusion.from_dict(json.loads(json.dumps(CONCLUSION.to_dict()))) == CONCLUSION
+
+
+def test_texts_are_masked_before_they_are_shortened() -> None:
+    secret = "secret" * 400
+    conclusion = Conclusion("uid", "ti-1", "s1", summary=secret, resolution="\u0451" * 2048, failed_nodes={"n": secret})
+    written = conclusion.to_dict(lambda text: text.replace(secret, "***"))
+    assert (written["summary"], written["failed_nodes"]) == ("***", {"n": "***"})
+
+
+def test_identifiers_are_not_masked() -> None:
+    assert {CONCLUSION.to_dict(lambda text: "***")[name] for name in IDENTITY} == {"uid", "ti-1", "s1"}
+
+
+@pytest.mark.parametrize("field", IDENTITY)
+def test_it_belongs_to_one_submission_of_one_try(field: str) -> None:
+    assert CONCLUSION.belongs_to(JOB)
+    assert not CONCLUSION.belongs_to(JobRef(**{**JOB.to_dict(), field: "another"}))
+
+
+@pytest.mark.parametrize("nothing", [None, [], "text", {}, {"uid": ""}, {"uid": 3}])
+def test_without_a_job_it_is_no_conclusion(nothing: Any) -> None:
+    assert Conclusion.from_dict(nothing) is None
+
+
+@pytest.mark.parametrize("other", [None, 3, ["text"], {"any": "thing"}, float("nan")])
+def test_other_types_are_read_as_defaults(other: Any) -> None:
+    names = ("owner", "submission", "event", "category", "summary", "resolution", "replica", "limit")
+    data = {"uid": "uid", **dict.fromkeys(names, other), "decided_at": str(other), "failed_nodes": [other]}
+    assert Conclusion.from_dict(data) == Conclusion("uid", "", "")
+
+
+def test_its_cause_is_an_exception() -> None:
+    error = failure(CONCLUSION.cause())
+    assert isinstance(error, TrainingTimeoutError)
+    assert str(error) == "the job was not scheduled\nask for fewer GPUs"
