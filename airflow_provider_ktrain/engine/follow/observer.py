@@ -21,9 +21,9 @@ from airflow_provider_ktrain.engine.follow.own_pods import OwnPods
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.state import JobState, phase_of_pod, utc_now
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, pod_owners, read_job
-from airflow_provider_ktrain.engine.job_view import watch_keys, watches_of
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 from airflow_provider_ktrain.engine.wakeup import Wakeup
+from airflow_provider_ktrain.engine.watch.job_watches import watch_keys, watches_of
 from airflow_provider_ktrain.engine.watch.subscription import Subscription
 
 Object = dict[str, Any]
