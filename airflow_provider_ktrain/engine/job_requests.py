@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_ktrain.core.conditions import FAILED_ANNOTATION, failure_note
@@ -99,6 +100,27 @@ async def read_job(api: Api, ref: JobRef) -> Object | None:
             return None
         raise
     return found if found["metadata"]["uid"] == ref.uid else None
+
+
+@dataclass(frozen=True)
+class JobRead:
+    """What the API server has of a job: the evidence on which it is released.
+
+    :param job: the job. None: it doesn't exist.
+    :param pods: its pods, ended ones included; if the job is gone, those that are left of it.
+    """
+
+    job: Object | None
+    pods: list[Object]
+
+
+async def read_training(api: Api, ref: JobRef) -> JobRead:
+    """Read the job, then list its pods: in this order, no pod of a job that has ended is missing.
+
+    :raises ApiStatusError, ApiUnavailable: a request fails.
+    """
+    job = await read_job(api, ref)
+    return JobRead(job, await job_pods(api, ref))
 
 
 async def job_pods(api: Api, ref: JobRef, *, page: int = PAGE_SIZE) -> list[Object]:

@@ -107,15 +107,18 @@ async def mark_suspended(api: Api, ref: JobRef, job: Mapping[str, Any], by: str)
     return await api.request("PATCH", api_paths.job(ref), body={"metadata": meta}, content_type=MERGE_PATCH)
 
 
-async def set_active(api: Api, namespace: str, workload: Mapping[str, Any], active: bool) -> None:
+async def set_active(
+    api: Api, namespace: str, workload: Mapping[str, Any], active: bool, *, fenced: bool = True
+) -> None:
     """Activate or deactivate a Workload, only if it hasn't changed since it was read.
 
     Kueue evicts an inactive Workload: it suspends the job, the pods are deleted, and the quota is free (recording 74c).
 
+    :param fenced: False: also if it has changed, but is still the same object. Default: True.
     :raises ApiStatusError: 409 if it has changed, 404 if it doesn't exist, 403 without the right to patch it.
     """
     meta = workload["metadata"]
     version = str(workload["apiVersion"]).partition("/")[2]
-    fence = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+    fence = {key: meta[key] for key in (("uid", "resourceVersion") if fenced else ("uid",))}
     patch = {"metadata": fence, "spec": {"active": active}}
     await api.request("PATCH", workloads_path(version, namespace, meta["name"]), body=patch, content_type=MERGE_PATCH)

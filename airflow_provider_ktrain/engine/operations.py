@@ -21,13 +21,14 @@ from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
+    JobRead,
     has_ended,
     is_terminating,
     job_pods,
     read_job,
     set_suspended,
 )
-from airflow_provider_ktrain.engine.release import Mode, Released, release
+from airflow_provider_ktrain.engine.release import Mode, Released, release_others
 from airflow_provider_ktrain.engine.request_errors import explain, retry_transient, unreachable
 
 Object = dict[str, Any]
@@ -191,14 +192,17 @@ async def delete(api: Api, ref: JobRef, *, force: bool, timeout: float) -> Relea
     :param timeout: limit for everything, in seconds.
     :raises KtrainError: a task owns the unfinished job, and `force` is False.
     """
-    job = await retry_transient(lambda: read_job(api, ref), time.monotonic() + timeout)
-    owner = Owner.of(job or {})
-    if job is not None and owner is not None and not force and not phase_of(job).ended:
-        raise KtrainError(
-            f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase_of(job)}. Its task would fail.\n"
-            "Mark that task failed instead, or set force=True"
-        )
-    return await release(api, ref, Mode.DELETE, timeout=timeout)
+
+    def decide(read: JobRead) -> Mode:
+        owner, phase = Owner.of(read.job or {}), phase_of(read.job)
+        if owner is not None and not force and not phase.ended:
+            raise KtrainError(
+                f"{ref} belongs to {owner.key}, try {owner.try_number}, and is {phase}. Its task would fail.\n"
+                "Mark that task failed instead, or set force=True"
+            )
+        return Mode.DELETE
+
+    return await release_others(api, ref, decide, timeout=timeout)
 
 
 def _require_unended(ref: JobRef, job: Object | None, what: str) -> None:

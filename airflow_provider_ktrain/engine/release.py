@@ -1,27 +1,26 @@
-"""Release the GPUs of a job: however a task ends, it calls `release`.
+"""Release the GPUs of a job, by one decision that was made on one read of the job and its pods.
 
-It may run any number of times, in several processes at once, and while the next try adopts the job. So it reads the
-job, checks its owner, and sends a delete or patch with the uid and resourceVersion of that read. If the job has changed
-in between, the API server answers 409, and the release reads and decides again. If the job has another owner by then,
-the release ends without any change. Then the release waits until the job and all its pods are gone: after a deletion in
-the foreground the job is gone last, after one in the background (TrainJob) its pods are.
-
-If this process watches the job, it uses what the watches show instead of reads (`job_view`): a write is fenced by the
-resourceVersion that the watch has delivered, and the watch's events prove that job and pods are gone. The pods of a job
-that is kept are listed if there may be one that the watch hasn't shown yet, because nothing would remove it.
+The caller reads (`read_training`), decides and calls `release`, which sends the write with the uid and resourceVersion
+of that read. If the job has changed in between, the API server answers 409, nothing is done, and the caller reads and
+decides again (`JobChanged`). So a release may run any number of times, in several processes at once, and while the next
+try adopts the job. It ends with a list of pods which shows that none runs: after a deletion in the foreground the job
+is gone last, after one in the background (TrainJob) its pods are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import functools
+import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
 
+from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.errors import KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner
+from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.resources import pod_gpus
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
@@ -29,25 +28,26 @@ from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine import api_paths, kueue
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import (
+    JobRead,
     delete_fenced,
     has_ended,
     is_terminating,
     job_pods,
     pod_owner_exists,
     read_job,
+    read_training,
     set_suspended,
 )
-from airflow_provider_ktrain.engine.job_view import JobView, job_view
 from airflow_provider_ktrain.engine.request_errors import retry_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
 NAMED_PODS = 5  #: how many pods an error names
-MAX_POLL_SECONDS = 0.5  #: longest pause between two checks whether the pods are gone
+FIRST_POLL_SECONDS = 0.25  #: pause before the first check whether the job or its pods are gone, doubled after each
+MAX_POLL_SECONDS = 1.0
 CONFLICT_PAUSE_SECONDS = 0.05  #: pause after the second conflict of a write with other writers, doubled after each
 MAX_CONFLICT_PAUSE_SECONDS = 0.5
-COUNT_TIMEOUT_SECONDS = 1.0  #: limit for the count of GPUs before a deletion, which must not wait for it
-WATCH_LAG_SECONDS = 5.0  #: time beyond their grace period after which the pods are listed, even if watches run
+CLEANUP_SECONDS = 2.0  #: in which an operator deletes the running pods of a job that has ended (cleanPodPolicy)
 REFUSED_SECONDS = 15.0  #: in which a refused request (401, 403) is repeated: the API server may just have started
 GRACE_MARGIN_SECONDS = 30.0  #: time beyond their grace period in which pods must be gone
 UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pending request is canceled
@@ -55,6 +55,10 @@ UNANSWERED_REQUEST_SECONDS = 0.2  #: time beyond the timeout after which a pendi
 
 class ReleaseError(KtrainError):
     """The job could not be released, or its pods are still there at the timeout."""
+
+
+class JobChanged(KtrainError):
+    """The job has changed or vanished since it was read. Nothing was released: read, and decide again."""
 
 
 class Mode(enum.Enum):
@@ -75,103 +79,73 @@ _OUTCOMES = {Mode.DELETE: "deleted", Mode.SUSPEND: "suspended", Mode.DELETE_PODS
 class Released:
     """Result of a release.
 
-    :param done: False if the job has another owner now, or none. Then nothing was changed.
-    :param pods: number of pods that are gone or have finished.
-    :param gpus: number of GPUs that these pods held: pods on a node that hadn't finished.
+    :param mode: how the job was released: an unfinished job of a queue that can't be paused is deleted.
+    :param pods: number of pods that are gone or have finished. 0 if they were not read.
+    :param gpus: number of GPUs that these pods held: pods that were seen on a node and not finished.
     :param seconds: time from the first request until all pods were gone.
     :param text: message for the log.
-    :param kept: True if the job had ended and was kept without running pods. Default: False.
     """
 
-    done: bool
+    mode: Mode
     pods: int
     gpus: int
     seconds: float
     text: str
-    kept: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """A form that fits into events and XComs."""
-        return asdict(self)
 
 
-def mode_of(on_finish_action: OnFinishAction, *, succeeded: bool, ended: bool) -> Mode:
-    """The mode that `on_finish_action` requires for a job in this state.
+def fitting_mode(ref: JobRef, job: Mapping[str, Any] | None, wanted: Mode) -> Mode:
+    """The mode that releases this job for good: neither its operator nor its queue may start pods again.
 
-    :param on_finish_action: of the task that owns the job.
-    :param succeeded: whether the job succeeded.
-    :param ended: whether it has ended.
+    Operators ignore `suspend` of a job that has ended, except those that recreate its pods. A TrainJob that had ended
+    is suspended if it has lost its condition Failed. A job that is being deleted can't be kept by a suspension. An
+    unfinished job of a Kueue queue is paused by its Workload, or deleted if that isn't possible: `release` finds out.
+
+    :param ref: the job.
+    :param job: as it was read. None: it is gone, and the pods that are left are deleted.
+    :param wanted: what was decided.
     """
-    if on_finish_action.deletes(succeeded=succeeded):
+    if job is None or wanted is Mode.DELETE:
         return Mode.DELETE
-    return Mode.DELETE_PODS if ended else Mode.SUSPEND
+    if phase_of(job).ended and not _recreates_deleted_pods(ref, job):
+        return Mode.DELETE_PODS
+    return Mode.DELETE if is_terminating(job) else Mode.SUSPEND
+
+
+def _recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any]) -> bool:
+    """Whether the operator recreates deleted pods of this ended job."""
+    recreates = kind_of(ref.kind).recreates_pods(ref.version) and phase_of(job) is Phase.FAILED
+    return recreates and not (job.get("status") or {}).get("completionTime")
 
 
 async def release(
     api: Api,
     ref: JobRef,
-    mode: Mode = Mode.DELETE,
+    mode: Mode,
+    read: JobRead,
     *,
-    timeout: float = 60,
+    timeout: float = 90,
     verify: bool = True,
     margin: float = GRACE_MARGIN_SECONDS,
-    before: list[Object] | None = None,
-    spare_ended: bool = False,
 ) -> Released:
-    """Release the job's GPUs, and wait until its pods are gone.
+    """Release the job's GPUs as decided on `read`, and wait until its pods are gone.
 
     :param ref: the job.
-    :param mode: how to release it. Default: delete it.
+    :param mode: what was decided; carried out as `fitting_mode`.
+    :param read: the job and its pods on which that was decided; its uid and resourceVersion fence the write. If the job
+        is gone, the pods that are left are deleted.
     :param timeout: limit for everything, in seconds; requests to an unreachable API server are repeated until then, and
         refused ones (401, 403) for 15 s. With `verify`, it is at least the longest terminationGracePeriodSeconds of the
-        pods plus `margin`. Default: 60.
-    :param verify: wait until the pods are gone. False: return when the API server has accepted. Default: True.
+        pods plus `margin`. Default: 90.
+    :param verify: wait until the job is gone, if it is deleted, and a list shows that no pod runs. False: return when
+        the API server has accepted. Default: True.
     :param margin: time beyond their grace period that pods may take to end, in seconds. Default: 30.
-    :param before: the pods as they were before, if the deletion was already requested. Default: read them.
-    :param spare_ended: keep a job that has ended and delete only its running pods, because its status is the only proof
-        of how it ended until Airflow has stored that. Default: False.
+    :raises JobChanged: the job has changed since it was read. Nothing was done.
     :raises ReleaseError: pods are still there at the timeout, or the API server rejects a request.
     """
-    began = time.monotonic()
-    end = began + timeout
-
-    async def count_and_ask() -> tuple[Mode, str] | None:
-        nonlocal before
-        if before is None:
-            before = (view.pods if view else None) or await pods_before(api, ref)
-        if view and verify and spare_ended and mode is Mode.DELETE and await _needs_no_deletion(view, ref):
-            return Mode.DELETE_PODS, "has ended"
-        return await _request_release(api, ref, mode, before or [], spare_ended, view.job if view else None, end)
-
-    try:
-        async with job_view(api, ref) as view, asyncio.timeout(timeout + UNANSWERED_REQUEST_SECONDS) as limit:
-            while asked := await retry_transient(count_and_ask, end, refused_until=began + REFUSED_SECONDS):
-                done, what = asked
-                if verify and before:
-                    timeout = max(timeout, max(map(_grace, before)) + margin)
-                    end = began + timeout
-                    limit.reschedule(
-                        asyncio.get_running_loop().time() + end - time.monotonic() + UNANSWERED_REQUEST_SECONDS
-                    )
-                shown = verify and view and mode is Mode.DELETE and await _shows_end(view, done, before or [], end)
-                proven = shown and view and _proves_end(view, ref, done)
-                left, deleted = await _wait_gone(api, ref, done, end) if verify and not proven else ([], True)
-                last = time.monotonic() + MAX_POLL_SECONDS > end
-                if done is not Mode.DELETE_PODS or not any(map(_runs, left)) or last:
-                    break
-                before, view = _merged(before or [], left), None  # nobody deletes these pods: the watch was behind
-                await asyncio.sleep(MAX_POLL_SECONDS)
-            else:
-                return Released(False, 0, 0, 0.0, f"{ref} belongs to another try now. Nothing was released.")
-    except ApiStatusError as e:
-        raise ReleaseError(f"{ref} could not be released.\n{e}") from None
-    except (ApiUnavailable, TimeoutError) as e:
-        raise ReleaseError(
-            f"{ref} could not be released within {timeout:.0f} s: the API server cannot be reached.\n"
-            f"{str(e) or 'It did not respond.'}\n"
-            f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
-        ) from None
-    seconds = time.monotonic() - began
+    releasing = _Release(api, ref, read, timeout)
+    done, what, why = await releasing.write(fitting_mode(ref, read.job, mode), verify=verify)
+    left, gone = await releasing.wait(done, margin) if verify else ([], True)
+    seconds = time.monotonic() - releasing.began
     if left:
         names = ", ".join(p["metadata"]["name"] for p in left[:NAMED_PODS])
         more = f" and {len(left) - NAMED_PODS:,} more" if len(left) > NAMED_PODS else ""
@@ -180,19 +154,89 @@ async def release(
             f"{seconds:.0f} s after the deletion was requested.\n"
             f"These are {names}{more}. See `kubectl get pods -n {ref.namespace} -l {ref.pod_selector}`"
         )
-    kept = mode is Mode.DELETE and done is not mode
-    pods = [p for p in before or () if kept or done is not Mode.DELETE_PODS or not has_ended(p)]
-    what, _, why = what.partition("\n")
-    text = f"{ref} {what}. {describe_freed(before, pods, verify)}{f' ({seconds:.1f} s)' * verify}"
-    text += f"\n{why}" * bool(why)
-    text += f"\n{STILL_DELETED}" * (not deleted)
-    return Released(True, len(pods), _held_gpus(pods), round(seconds, 3), text, kept)
+    pods = list(releasing.seen.values())
+    text = f"{ref} {what}. {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
+    text += f"\n{why}" * bool(why) + f"\n{STILL_DELETED}" * (not gone)
+    released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
+    return Released(done, len(released), _held_gpus(pods), round(seconds, 3), text)
 
 
-def describe_freed(before: list[Object] | None, pods: list[Object], verified: bool) -> str:
-    """Sentence on the pods and GPUs that were released, as far as they are known."""
-    if before is None:
-        return "Its pods are gone; their GPUs were not counted." if verified else "Its pods are being terminated."
+async def release_now(
+    api: Api, ref: JobRef, mode: Mode, job: Object, *, timeout: float, workload: Object | None = None
+) -> Released:
+    """Release a job after a kill, when seconds are left: one request, and no pod is read, counted or waited for.
+
+    An unfinished job of a Kueue queue takes two: the mark by which the next try activates the Workload, and the
+    deactivation. If they aren't answered within half of `timeout`, the job is deleted.
+
+    A job that had ended already and is to be kept is left as it is: `release` deletes its running pods.
+
+    :param ref: the job.
+    :param mode: what was decided; carried out as `fitting_mode`.
+    :param job: its last known state, which may be out of date: its uid and resourceVersion fence the request.
+    :param timeout: limit for everything, in seconds.
+    :param workload: the Workload of a job of a Kueue queue. Default: None, it isn't known, and the job is deleted.
+    :raises JobChanged: the job has changed since. Nothing was done.
+    :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
+    """
+    releasing = _Release(api, ref, JobRead(job, []), timeout)
+    fitting = fitting_mode(ref, job, mode)
+    if fitting is Mode.SUSPEND and _is_queued(job):
+        done, what, why = await releasing.pause_now(job, workload)
+    elif fitting is Mode.DELETE_PODS:
+        done, what, why = fitting, "has ended and is kept", ""
+    else:
+        done, what, why = await releasing.write(fitting, verify=False)
+    pods = "Its running pods are not deleted" if done is Mode.DELETE_PODS else "Its pods are being terminated"
+    seconds = time.monotonic() - releasing.began
+    return Released(done, 0, 0, round(seconds, 3), f"{ref} {what}. {pods}." + f"\n{why}" * bool(why))
+
+
+@overload
+async def release_others(
+    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode], *, timeout: float = 90
+) -> Released: ...
+
+
+@overload
+async def release_others(
+    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90
+) -> Released | None: ...
+
+
+async def release_others(
+    api: Api, ref: JobRef, decide: Callable[[JobRead], Mode | None], *, timeout: float = 90
+) -> Released | None:
+    """Release a job that isn't the caller's own: read it, decide, release, and start over if it has changed.
+
+    :param ref: the job.
+    :param decide: called with each read; returns how to release the job, or None to leave it as it is. It may raise.
+    :param timeout: limit for everything, in seconds; see `release`. Default: 90.
+    :return: None: `decide` returned None.
+    :raises ReleaseError: as `release`; or the job changed before each write.
+    """
+    began = time.monotonic()
+    end, pause = began + timeout, 0.0  # usually one write of the operator lies between read and write
+    while True:
+        read = await _ask(ref, lambda: read_training(api, ref), began, end)
+        mode = decide(read)
+        if mode is None:
+            return None
+        try:
+            return await release(api, ref, mode, read, timeout=max(0.0, end - time.monotonic()))
+        except JobChanged as e:
+            if time.monotonic() + pause > end:
+                raise ReleaseError(f"{ref} could not be released, because it kept changing.\n{e}") from None
+            await asyncio.sleep(pause)
+            pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
+
+
+def describe_freed(pods: Sequence[Mapping[str, Any]], verified: bool) -> str:
+    """Sentence on the pods and GPUs that were released.
+
+    :param pods: the job's pods that the release has seen.
+    :param verified: whether none of them runs any more.
+    """
     gpus, unfinished = _held_gpus(pods), counted(sum(not has_ended(p) for p in pods), "pod")
     if not pods:
         return "No pods were left."
@@ -206,13 +250,198 @@ def describe_freed(before: list[Object] | None, pods: list[Object], verified: bo
     return f"{released}, {unfinished} deleted."
 
 
-async def pods_before(api: Api, ref: JobRef) -> list[Object] | None:
-    """The job's pods, to count what is released. None: they can't be read in time, and the deletion must not wait."""
+class _Release:
+    """One release: its time limit, its requests, and the pods that it has seen.
+
+    :ivar began: when it began, as `time.monotonic()`.
+    :ivar seen: the pods by uid; each as it was when it was seen holding GPUs, or else as it was first seen.
+    """
+
+    def __init__(self, api: Api, ref: JobRef, read: JobRead, timeout: float) -> None:
+        self.began = time.monotonic()
+        self.seen: dict[str, Object] = {}
+        self._api, self._ref, self._job, self._pods = api, ref, read.job, read.pods
+        self._exists = read.job is not None
+        self._end = self.began + timeout
+        self._deletes_pods_from = math.inf  # time.monotonic() from which nobody else deletes running pods
+        self._note(read.pods)
+
+    # the write
+
+    async def write(self, mode: Mode, *, verify: bool) -> tuple[Mode, str, str]:
+        """Send the request that the mode requires.
+
+        :param verify: whether `wait` follows: then the operator has time to delete the pods that it cleans up itself.
+        :return: the mode that was used, its description, and the reason if it isn't the given one.
+        """
+        job = self._job
+        if job is None:  # a deletion with propagationPolicy Orphan leaves pods
+            self._deletes_pods_from = self.began
+            await self._delete_pods(self._pods)
+            return mode, "is gone", ""
+        if mode is Mode.SUSPEND and _is_queued(job):
+            return await self._pause(job)
+        if mode is Mode.DELETE_PODS:
+            cleans_up = verify and kind_of(self._ref.kind).cleans_up_pods(job)
+            self._deletes_pods_from = self.began + CLEANUP_SECONDS * cleans_up
+            await self._delete_pods(self._pods)
+        elif mode is Mode.SUSPEND:
+            await self._suspend(job)
+        else:
+            await self._delete(job)
+        return mode, _OUTCOMES[mode], ""
+
+    async def pause_now(self, job: Object, workload: Object | None) -> tuple[Mode, str, str]:
+        """Pause an unfinished job of a queue by its Workload within half of the time, or else delete it.
+
+        The Workload may have changed since it was seen: that the job is still ours is proved by the mark on it.
+
+        :return: as `write`.
+        """
+        api, ref, half = self._api, self._ref, (self.began + self._end) / 2
+        if workload is not None and "Finished" in true_conditions(workload):  # Kueue doesn't resume it
+            await self._suspend(job)
+            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+        why = "its Workload is not known"
+        if workload is not None:
+            try:
+                async with asyncio.timeout(half - time.monotonic()):
+                    if ref.owner:
+                        mark = self._fenced(lambda: kueue.mark_suspended(api, ref, job, ref.owner))
+                        job = await retry_transient(mark, half)
+                    pause = functools.partial(kueue.set_active, api, ref.namespace, workload, False, fenced=False)
+                    await retry_transient(pause, half)
+                return Mode.SUSPEND, _PAUSED, ""
+            except (ApiUnavailable, TimeoutError):
+                why = "its Workload could not be deactivated in time"
+            except ApiStatusError as e:
+                why = f"its Workload could not be deactivated ({e.status} {e.reason})"
+        await self._delete(job)
+        return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=why)
+
+    async def _pause(self, job: Object) -> tuple[Mode, str, str]:
+        """Pause an unfinished job of a queue by its Workload; if that isn't possible, delete it.
+
+        A failed TrainJob that trains again is unfinished although its Workload is finished. Kueue doesn't resume it.
+        """
+        pause = functools.partial(kueue.pause, self._api, self._ref, job, by=self._ref.owner)
+        try:
+            await self._ask(self._fenced(pause))
+        except kueue.WorkloadFinishedError:
+            await self._suspend(job)
+            return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND], ""
+        except kueue.NotPausableError as e:
+            await self._delete(job)
+            return Mode.DELETE, _OUTCOMES[Mode.DELETE], KUEUE_RESUMES.format(why=e)
+        return Mode.SUSPEND, _PAUSED, ""
+
+    async def _suspend(self, job: Object) -> None:
+        suspend = functools.partial(set_suspended, self._api, self._ref, job, True, by=self._ref.owner)
+        await self._ask(self._fenced(suspend))
+
+    async def _delete(self, job: Object) -> None:
+        """Delete the job, unless it is being deleted."""
+        if not is_terminating(job):
+            path = api_paths.job(self._ref)
+            await self._ask(self._fenced(lambda: delete_fenced(self._api, kind_of(self._ref.kind), path, job)))
+
+    async def _delete_pods(self, pods: Iterable[Object]) -> None:
+        """Delete those of the pods that nobody else deletes: running ones, and all pods of a job that is gone."""
+        if time.monotonic() < self._deletes_pods_from:
+            return
+        for pod in pods:
+            if not is_terminating(pod) and not (self._job and has_ended(pod)):
+                await self._ask(functools.partial(_delete_pod, self._api, self._ref.namespace, pod))
+
+    # the wait
+
+    async def wait(self, mode: Mode, margin: float) -> tuple[list[Object], bool]:
+        """Wait until the pods that must go are gone and, with Mode.DELETE, the job.
+
+        The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created
+        later. Pods that an operator recreates for a finished job are deleted again.
+
+        :param margin: see `release`.
+        :return: the pods left at the end, and whether the job is gone if it must be.
+        """
+        gone = mode is not Mode.DELETE
+        pause = FIRST_POLL_SECONDS if mode is not Mode.DELETE_PODS or any(map(_is_left, self._pods)) else 0.0
+        while True:
+            self._end = max(self._end, self.began + max(map(_grace, self.seen.values()), default=-math.inf) + margin)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2 or FIRST_POLL_SECONDS, MAX_POLL_SECONDS)
+            gone = gone or await self._ask(self._is_deleted)
+            last = time.monotonic() + pause > self._end
+            if gone or last:
+                pods = await self._ask(lambda: job_pods(self._api, self._ref))
+                self._note(pods)
+                left = [p for p in pods if mode is Mode.DELETE or _is_left(p)]
+                if last or not left:
+                    return left, gone
+                await self._delete_pods(left)
+
+    async def _is_deleted(self) -> bool:
+        """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
+        self._exists = self._exists and await read_job(self._api, self._ref) is not None
+        return not self._exists and not await pod_owner_exists(self._api, self._ref)
+
+    def _note(self, pods: Iterable[Object]) -> None:
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            if uid not in self.seen or (_held_gpus([pod]) and not _held_gpus([self.seen[uid]])):
+                self.seen[uid] = pod
+
+    # requests
+
+    async def _ask(self, request: Callable[[], Awaitable[T]]) -> T:
+        return await _ask(self._ref, request, self.began, self._end)
+
+    def _fenced(self, write: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+        """A write that raises JobChanged if the job has changed or is gone."""
+
+        async def attempt() -> T:
+            try:
+                return await write()
+            except ApiStatusError as e:
+                if e.status not in (404, 409):
+                    raise
+                raise JobChanged(f"{self._ref} has changed since it was read.\n{e}") from None
+
+        return attempt
+
+
+async def _ask(ref: JobRef, request: Callable[[], Awaitable[T]], began: float, end: float) -> T:
+    """Repeat a request while the API server is unreachable or overloaded, or has just started.
+
+    :param began: value of `time.monotonic()` when the release began.
+    :param end: value of `time.monotonic()` until which it is repeated.
+    :raises ReleaseError: the API server rejects the request, or can't be reached in time.
+    """
     try:
-        async with asyncio.timeout(COUNT_TIMEOUT_SECONDS):
-            return await job_pods(api, ref)
-    except (ApiUnavailable, ApiStatusError, TimeoutError):
-        return None
+        async with asyncio.timeout(max(0.0, end - time.monotonic()) + UNANSWERED_REQUEST_SECONDS):
+            return await retry_transient(request, end, refused_until=began + REFUSED_SECONDS)
+    except ApiStatusError as e:
+        raise ReleaseError(f"{ref} could not be released.\n{e}") from None
+    except (ApiUnavailable, TimeoutError) as e:
+        raise ReleaseError(
+            f"{ref} could not be released within {end - began:.0f} s: the API server cannot be reached.\n"
+            f"{str(e) or 'It did not respond.'}\n"
+            f"Its pods may hold GPUs: run `kubectl delete -n {ref.namespace} {ref.kind.lower()} {ref.name}`"
+        ) from None
+
+
+async def _delete_pod(api: Api, namespace: str, pod: Object) -> None:
+    path = api_paths.core(namespace, "pods", pod["metadata"]["name"])
+    try:
+        await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
+    except ApiStatusError as e:
+        if e.status not in (404, 409):  # it is gone, or a new pod has its name
+            raise
+
+
+def _is_queued(job: Mapping[str, Any]) -> bool:
+    """Whether Kueue may resume the job: an unfinished job of a queue."""
+    return bool(kueue.queue_of(job)) and not phase_of(job).ended
 
 
 def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
@@ -221,165 +450,11 @@ def _held_gpus(pods: Iterable[Mapping[str, Any]]) -> int:
     return sum(pod_gpus(spec) for spec in specs if spec.get("nodeName"))
 
 
-def _merged(before: list[Object], after: list[Object]) -> list[Object]:
-    """All pods of both lists; those in both as they were before."""
-    return list({pod["metadata"]["uid"]: pod for pod in [*after, *before]}.values())
-
-
-def _runs(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has not finished and isn't being deleted."""
-    return not has_ended(pod) and not is_terminating(pod)
+def _is_left(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has not finished, or is still being deleted."""
+    return not has_ended(pod) or is_terminating(pod)
 
 
 def _grace(pod: Mapping[str, Any]) -> float:
     """Grace period of a pod, in seconds. 0: it has finished."""
     return 0 if has_ended(pod) else float((pod.get("spec") or {}).get("terminationGracePeriodSeconds", 30))
-
-
-async def _request_release(
-    api: Api, ref: JobRef, mode: Mode, pods: list[Object], spare_ended: bool, watched: Object | None, end: float
-) -> tuple[Mode, str] | None:
-    """Send the request that fits the job as it is, until it is accepted.
-
-    :param watched: the job as a watch shows it; used once, and only for a write that its resourceVersion fences.
-    :param end: value of `time.monotonic()` from which a conflict is raised instead of trying again.
-    :return: the mode that was used, and its description. None: another try owns the job.
-    :raises ApiStatusError: the API server rejects a request, or the job changed before each write until `end`.
-    """
-    pause = 0.0  # usually one write of the operator lies between read and write
-    while True:
-        fresh = watched is None
-        job, watched = watched or await read_job(api, ref), None
-        if job is None:
-            await _delete_pods(
-                api, ref, pods or await job_pods(api, ref)
-            )  # pods that a deletion with propagationPolicy Orphan has left
-            return Mode.DELETE, "is gone"
-        owner = Owner.of(job)
-        if ref.owner and (owner is None or owner.ti_id != ref.owner):
-            if fresh:
-                return None
-            continue
-        if spare_ended and phase_of(job).ended:
-            fitting, what = _fitting_mode(ref, job, Mode.DELETE_PODS)[0], "has ended"
-        else:
-            fitting, what = _fitting_mode(ref, job, mode)
-        if fitting is Mode.DELETE_PODS and not fresh:  # the deletion of a pod isn't fenced by the job's version
-            continue
-        try:
-            if fitting is Mode.SUSPEND and kueue.queue_of(job) and not phase_of(job).ended:
-                fitting, what = await _pause(api, ref, job)
-            if fitting is Mode.DELETE and "deletionTimestamp" not in job["metadata"]:
-                await delete_fenced(api, kind_of(ref.kind), api_paths.job(ref), job)
-            elif fitting is Mode.SUSPEND and what != _PAUSED:
-                await set_suspended(api, ref, job, True, by=ref.owner)
-            elif fitting is Mode.DELETE_PODS:
-                await _delete_pods(api, ref, [p for p in await job_pods(api, ref) if not has_ended(p)])
-            return fitting, what
-        except ApiStatusError as e:
-            if e.status not in (404, 409) or time.monotonic() + pause > end:
-                raise
-            # The job has changed since it was read; operators often write its status. Read and decide again.
-            await asyncio.sleep(pause)
-            pause = min(pause * 2 or CONFLICT_PAUSE_SECONDS, MAX_CONFLICT_PAUSE_SECONDS)
-
-
-async def _needs_no_deletion(view: JobView, ref: JobRef) -> bool:
-    """Whether the job has ended, is this owner's, and its pods have ended or are being deleted by the operator.
-
-    The watch of the pods may be behind that of the job: the pods are listed afterwards, if a further one is possible.
-    """
-    job = view.job
-    if job is None or not phase_of(job).ended or _fitting_mode(ref, job, Mode.DELETE_PODS)[0] is not Mode.DELETE_PODS:
-        return False
-    owner = Owner.of(job)
-    mine = not ref.owner or (owner is not None and owner.ti_id == ref.owner)
-    return mine and await view.is_left_to_operator(job)
-
-
-async def _pause(api: Api, ref: JobRef, job: Mapping[str, Any]) -> tuple[Mode, str]:
-    """Pause an unfinished job of a Kueue queue; if that isn't possible, it must be deleted.
-
-    A failed TrainJob that trains again is unfinished although its Workload is finished. Kueue doesn't resume it.
-
-    :return: the mode, and its description; why a job is deleted follows on a line of its own.
-    """
-    try:
-        await kueue.pause(api, ref, job, by=ref.owner)
-    except kueue.WorkloadFinishedError:
-        return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]
-    except kueue.NotPausableError as e:
-        return Mode.DELETE, f"{_OUTCOMES[Mode.DELETE]}\n{KUEUE_RESUMES.format(why=e)}"
-    return Mode.SUSPEND, _PAUSED
-
-
-def _fitting_mode(ref: JobRef, job: Mapping[str, Any], mode: Mode) -> tuple[Mode, str]:
-    """The mode that releases this job for good: neither its operator nor its queue may start pods again."""
-    if mode is Mode.DELETE:
-        return mode, _OUTCOMES[mode]
-    if phase_of(job).ended:  # operators ignore `suspend` of an ended job, except those that recreate its pods
-        mode = Mode.SUSPEND if recreates_deleted_pods(ref, job) else Mode.DELETE_PODS
-        return mode, _OUTCOMES[mode]
-    return Mode.SUSPEND, _OUTCOMES[Mode.SUSPEND]  # also if it had ended: a TrainJob can lose its condition Failed
-
-
-def recreates_deleted_pods(ref: JobRef, job: Mapping[str, Any] | None) -> bool:
-    """Whether the operator recreates deleted pods of this ended job."""
-    if job is None or not kind_of(ref.kind).recreates_pods(ref.version):
-        return False
-    return phase_of(job) is Phase.FAILED and not (job.get("status") or {}).get("completionTime")
-
-
-async def _delete_pods(api: Api, ref: JobRef, pods: list[Object]) -> None:
-    for pod in pods:
-        path = api_paths.core(ref.namespace, "pods", pod["metadata"]["name"])
-        try:
-            await api.request("DELETE", path, body={"preconditions": {"uid": pod["metadata"]["uid"]}})
-        except ApiStatusError as e:
-            if e.status not in (404, 409):  # it is gone, or a new pod has its name
-                raise
-
-
-async def _shows_end(view: JobView, done: Mode, pods: list[Object], end: float) -> bool:
-    """Whether the watches show in time that the pods that must go are gone and, with Mode.DELETE, the job.
-
-    False also if no pod was known: only events of pods show that the watch of the pods has reached the deletion.
-
-    :param pods: the pods before the deletion; their grace periods decide how long to wait for the watches.
-    """
-    if not view.is_complete or done is Mode.SUSPEND:
-        return False
-    patience = time.monotonic() + max(map(_grace, pods), default=0) + WATCH_LAG_SECONDS
-    return await view.wait(lambda view: view.is_deleted if done is Mode.DELETE else view.is_idle, min(end, patience))
-
-
-def _proves_end(view: JobView, ref: JobRef, done: Mode) -> bool:
-    """Whether no pod can be left after what the watches have shown, so that the pods need not be listed."""
-    return view.has_final_pods if done is Mode.DELETE_PODS else not kind_of(ref.kind).pods_outlive_job
-
-
-async def _wait_gone(api: Api, ref: JobRef, mode: Mode, end: float) -> tuple[list[Object], bool]:
-    """Wait until the pods that must go are gone and, with Mode.DELETE, the job.
-
-    The pods are listed only when nothing can create pods anymore: an earlier list may miss one that is created later.
-
-    :return: the pods left at `end`, and whether the job is gone if it must be. With Mode.DELETE_PODS, the pods left
-        when there is one that isn't being deleted.
-    """
-    delay = 0.05
-    deleted = mode is not Mode.DELETE
-    while True:
-        deleted = deleted or await retry_transient(lambda: _is_deleted(api, ref), end)
-        last = time.monotonic() + delay > end
-        if deleted or last:
-            pods = await retry_transient(lambda: job_pods(api, ref), end)
-            left = [p for p in pods if mode is Mode.DELETE or not has_ended(p) or is_terminating(p)]
-            if last or not left or (mode is Mode.DELETE_PODS and any(map(_runs, left))):
-                return left, deleted
-        await asyncio.sleep(delay)
-        delay = min(delay * 2, MAX_POLL_SECONDS)
-
-
-async def _is_deleted(api: Api, ref: JobRef) -> bool:
-    """Whether the job is gone, and with it what creates its pods: a JobSet may be created shortly before that."""
-    return await read_job(api, ref) is None and not await pod_owner_exists(api, ref)

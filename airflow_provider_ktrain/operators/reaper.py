@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.api import Api
+    from airflow_provider_ktrain.engine.job_requests import JobRead
+    from airflow_provider_ktrain.engine.release import Mode
 
 Object = dict[str, Any]
 
@@ -224,13 +226,18 @@ async def _release(ref: JobRef, api: Api, namespace: str) -> str:
 
     A finished job whose operator recreates its pods is deleted all the same.
     """
-    from airflow_provider_ktrain.engine.job_requests import read_job
-    from airflow_provider_ktrain.engine.release import Mode, recreates_deleted_pods, release
+    from airflow_provider_ktrain.engine.release import Mode, fitting_mode, release_others
 
-    job = await read_job(api, ref)
-    kept = job is not None and phase_of(job).ended and is_kept(job) and not recreates_deleted_pods(ref, job)
-    mode = Mode.DELETE_PODS if kept else Mode.DELETE
-    return (await release(api, ref, mode)).text
+    def decide(read: JobRead) -> Mode | None:
+        owner = Owner.of(read.job or {})
+        if read.job is not None and (owner is None or owner.ti_id != ref.owner):
+            return None
+        kept = read.job is not None and phase_of(read.job).ended and is_kept(read.job)
+        keeps = kept and fitting_mode(ref, read.job, Mode.DELETE_PODS) is Mode.DELETE_PODS
+        return Mode.DELETE_PODS if keeps else Mode.DELETE
+
+    released = await release_others(api, ref, decide)
+    return released.text if released else f"{ref} belongs to another try now. Nothing was released."
 
 
 def _reference(kind: Kind, version: str, job: Object, pods: Sequence[Object]) -> tuple[JobRef, Object, int]:
