@@ -79,7 +79,8 @@ class Task(enum.StrEnum):
     NOT_ASKED = "not asked"
     OVER = "over"
     CLEARED = "cleared"
-    GOES_ON = "goes on"
+    RUNNING = "running"
+    ELSEWHERE = "goes on elsewhere"
     CHANGING = "about to change"
     UNKNOWN = "no answer"
 
@@ -230,22 +231,29 @@ RULES: tuple[Rule, ...] = (
     ),
     # a kill: Airflow's word that the task is over is the evidence
     Rule(
-        "task goes on, next try", Action.KEEP, f"The task was not ended by a user. {_KEPT_FOR_RETRY}",
-        event=_of(Event.KILL), task=_of(Task.GOES_ON), successor=_of(Successor.NEXT_TRY),
+        "task goes on elsewhere", Action.KEEP, "The task goes on in another process or try, which follows {job}.",
+        event=_of(Event.KILL), task=_of(Task.ELSEWHERE),
     ),
     Rule(
-        "task goes on, other process", Action.KEEP, "The task goes on in another process, which follows {job}.",
-        event=_of(Event.KILL), task=_of(Task.GOES_ON), successor=_of(Successor.OTHER_PROCESS),
+        "task runs in another process", Action.KEEP, "The task runs in another process, which follows {job}.",
+        event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.OTHER_PROCESS),
+    ),
+    Rule(
+        "stopped, next try", Action.KEEP, f"The process was stopped while the task was running. {_KEPT_FOR_RETRY}",
+        event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.NEXT_TRY),
     ),
     Rule(
         "state will change", Action.LOOK_AGAIN, "The task's state doesn't show yet whether it goes on.",
         event=_of(Event.KILL), task=_NO_ANSWER, may_wait=True,
     ),
     Rule(
+        "state about to change", Action.KEEP, "The task is about to be scheduled. {job} is kept for it.",
+        event=_of(Event.KILL), task=_of(Task.CHANGING),
+    ),
+    Rule(
         "state unknown, successor", Action.KEEP,
-        "Airflow did not report whether the task goes on. {job} is kept for the next try. If there is none, run: "
-        "{command}",
-        event=_of(Event.KILL), task=_NO_ANSWER, successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
+        "Airflow did not report whether the task goes on. {job} is kept for it. If it is over, run: {command}",
+        event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
     ),
     Rule(
         "killed after its end", Action.FREE_PODS, "{job} had ended before the task was killed.",
@@ -306,6 +314,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "interrupted after its end", Action.FREE_PODS, "{job} has ended. The next try takes its outcome.",
         event=_of(*TROUBLE, Event.FINAL_ERROR), seen=ENDED,
+    ),
+    Rule(
+        "interrupted by a user after its end", Action.RELEASE, "{job} has ended, and is released after Ctrl-C.",
+        event=_of(Event.INTERRUPT), seen=ENDED,
     ),
     Rule("own end", Action.CONCLUDE, "{job} has ended.", seen=ENDED),
     # the job is gone
@@ -400,22 +412,21 @@ def deletes(action: OnFinishAction, seen: Seen) -> bool:
     return action is not OnFinishAction.KEEP_JOB
 
 
-_OVER = frozenset({"failed", "success", "skipped", "upstream_failed", "removed", "absent"})
-_GOES_ON = frozenset({"deferred", "running", "up_for_retry", "up_for_reschedule"})
+_TASKS = {
+    **dict.fromkeys(("failed", "success", "skipped", "upstream_failed", "removed", "absent"), Task.OVER),
+    **dict.fromkeys(("none", "restarting"), Task.CLEARED),
+    **dict.fromkeys(("scheduled", "queued"), Task.CHANGING),
+    "running": Task.RUNNING,
+    "": Task.UNKNOWN,
+}
 
 
 def task_of(state: str) -> Task:
-    """What the state of the task instance means for its job. An unknown state keeps the job.
+    """What the state of the task instance means for its job. Another state, such as deferred, keeps the job.
 
     A clear resets the state ("none"). Airflow shows a running task that was cleared as restarting until its worker has
-    ended, and never shows a deferred one so.
+    ended.
 
     :param state: of the task instance, `absent` if it doesn't exist, or empty if Airflow did not answer.
     """
-    if state in _OVER:
-        return Task.OVER
-    if state in ("none", "restarting"):
-        return Task.CLEARED
-    if state in ("scheduled", "queued"):
-        return Task.CHANGING
-    return Task.GOES_ON if state in _GOES_ON else Task.UNKNOWN
+    return _TASKS.get(state, Task.ELSEWHERE)

@@ -191,6 +191,11 @@ class JobRef:
             return f"{SUBMISSION_LABEL}={self.submission}"
         return f"{kind.pod_name_label}={self.name}"
 
+    @property
+    def delete_command(self) -> str:
+        """The command with which a user deletes the job."""
+        return f"kubectl delete -n {self.namespace} {kind_of(self.kind).plural} {self.name}"
+
     def to_dict(self) -> dict[str, str]:
         """A form that fits into trigger kwargs and the task state."""
         return asdict(self)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.worker_host import WorkerHost
 
 
 QUOTES = "\"'"
@@ -141,7 +142,15 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         self.env = {**(self.env or {}), **program_variable(text), **self.launch_environment()}
         return super(DecoratedOperator, self).execute(context)  # DecoratedOperator's would call the function
 
-    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+    def _conclude(
+        self,
+        outcome: Outcome,
+        context: Context,
+        host: WorkerHost | None = None,
+        *,
+        stored: bool = True,
+        found: bool = False,
+    ) -> Any:
         """Conclude as the operator does, but fail the task if the function succeeded and its return value is lost.
 
         If the value isn't JSON, the task isn't retried: a retry would lose it again. The outcome of an earlier try is
@@ -149,7 +158,7 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         """
         from airflow_provider_ktrain.exceptions import TrainingConfigurationError
 
-        returned = super()._conclude(outcome, context, stored=stored)
+        returned = super()._conclude(outcome, context, host, stored=stored, found=found)
         if outcome.result is not None or not outcome.succeeded or not self.do_xcom_push:
             return returned
         if problem := outcome.result_error.partition(NOT_JSON)[2]:

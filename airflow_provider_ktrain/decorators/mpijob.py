@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_ktrain.engine.follow.messages import Outcome
+    from airflow_provider_ktrain.worker_host import WorkerHost
 
 POD_FIELDS = frozenset({"fieldRef", "resourceFieldRef"})  #: sources of variables that differ between pods
 
@@ -29,13 +30,22 @@ class _MPIJobDecoratedOperator(FunctionOperator, MPIJobOperator):
         shared = [name for name, value in variables if not (isinstance(value, Mapping) and POD_FIELDS & value.keys())]
         return mpirun_command(shared)
 
-    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+    def _conclude(
+        self,
+        outcome: Outcome,
+        context: Context,
+        host: WorkerHost | None = None,
+        *,
+        stored: bool = True,
+        found: bool = False,
+    ) -> Any:
         """Conclude, but fail the task if the function succeeded and its return value was not read.
 
         A retry doesn't train again: it finds the stored outcome and fails in the same way.
         """
         sent = outcome.result if isinstance(outcome.result, Mapping) else {}
-        returned = super()._conclude(replace(outcome, result=sent.get(RETURNED)), context, stored=stored)
+        sent_back = replace(outcome, result=sent.get(RETURNED))
+        returned = super()._conclude(sent_back, context, host, stored=stored, found=found)
         if outcome.succeeded and self.do_xcom_push and RETURNED not in sent:
             raise self._lost("the Launcher's log has no intact line of it")
         return returned

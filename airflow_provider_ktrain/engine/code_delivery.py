@@ -17,7 +17,6 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, config_map_name
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError
-from airflow_provider_ktrain.engine.release import Mode, ReleaseError, release
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
 Object = dict[str, Any]
@@ -83,20 +82,16 @@ def is_refused(error: ApiStatusError) -> bool:
     return refuses and bool(error.reason) and not is_transient(error)
 
 
-async def release_without_code(api: Api, ref: JobRef, error: ApiStatusError) -> ManifestError | ClusterError:
-    """Delete a job whose ConfigMap the API server refuses; returns the error with which the task fails.
+def refusal(error: ApiStatusError, namespace: str) -> ManifestError | ClusterError:
+    """The error with which the task fails if its job can't get its code.
 
-    :param ref: the job. It has just been created or adopted, and no container of it has started.
-    :param error: the refusal.
+    :param error: the response to the request that creates the ConfigMap.
+    :param namespace: of the job.
     """
-    why = explain(error, "create", RESOURCE, ref.namespace)
+    why = explain(error, "create", RESOURCE, namespace)
     if isinstance(why, ManifestError):  # explain assumes that the request creates the job
         why = ClusterError(
             f"the API server refused the ConfigMap with the code ({error.status} {error.reason}). Ask the "
-            f"administrator of namespace {ref.namespace!r}, or put the code into the image.\n{error.message}"
+            f"administrator of namespace {namespace!r}, or put the code into the image.\n{error.message}"
         )
-    try:
-        done = (await release(api, ref, Mode.DELETE)).text
-    except ReleaseError as e:
-        done = str(e)
-    return type(why)(f"{why}\n{done}")
+    return why

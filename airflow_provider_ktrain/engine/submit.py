@@ -16,15 +16,16 @@ Only workers submit, so that no manifest becomes a part of trigger kwargs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.adoption import Action, Decision, decide, may_have_begun
-from airflow_provider_ktrain.core.errors import ForeignJobError, ManifestError
+from airflow_provider_ktrain.core.errors import ForeignJobError, KtrainError, ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing, what_differs
 from airflow_provider_ktrain.core.identity import (
     DEADLINE_ANNOTATION,
@@ -45,19 +46,32 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.deletion_waiter import DeletionWaiter
 from airflow_provider_ktrain.engine.job_requests import (
     MERGE_PATCH,
+    JobRead,
     Log,
-    delete_fenced,
     is_terminating,
     job_pods,
     list_pods,
 )
 from airflow_provider_ktrain.engine.quota_wait import QuotaWait
-from airflow_provider_ktrain.engine.release import Mode, pods_before, release
+from airflow_provider_ktrain.engine.release import JobChanged
 from airflow_provider_ktrain.engine.request_errors import explain, is_transient
 
 Object = dict[str, Any]
 T = TypeVar("T")
+CREATE_SECONDS = 30.0  #: for the response to the create request
 DELETION_TIMEOUT_SECONDS = 600.0  #: how long to wait for a job that is being deleted
+
+
+class CodeRefusedError(KtrainError):
+    """The API server refuses the ConfigMap with the code of a job that this try owns.
+
+    :param submitted: the job.
+    :param reason: the error with which the task fails if the job is released.
+    """
+
+    def __init__(self, submitted: Submitted, reason: KtrainError) -> None:
+        super().__init__(str(reason))
+        self.submitted, self.reason = submitted, reason
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,43 @@ class Submitted:
     ref: JobRef
     job: Object
     created: bool
+
+
+#: releases a job as it was read; raises JobChanged if it has changed since
+EndJob = Callable[[JobRef, JobRead], Awaitable[None]]
+
+
+class Posting:
+    """The create request of a try. It goes on if the try is interrupted: the job exists as soon as it is processed."""
+
+    def __init__(self) -> None:
+        self._request: asyncio.Future[Object] | None = None
+        self._until = 0.0  # time.monotonic() from which the API server doesn't process it any more
+
+    async def send(self, api: Api, path: str, body: Object) -> Object:
+        """Send the request and return the response.
+
+        :raises ApiStatusError, ApiUnavailable: as `Api.request`.
+        """
+        self._until = time.monotonic() + CREATE_SECONDS
+        query = {"fieldValidation": "Strict"}
+        request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
+        self._request = asyncio.ensure_future(request)
+        job = await asyncio.shield(self._request)
+        self._until = 0.0
+        return job
+
+    async def wait(self) -> None:
+        """Wait for the response, if a request is on its way."""
+        if self._request is not None:
+            await asyncio.wait([self._request])
+            if not self._request.cancelled() and not isinstance(self._request.exception(), ApiUnavailable):
+                self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job can be created any more: there was a response, or its time has passed."""
+        return time.monotonic() >= self._until
 
 
 @dataclass(frozen=True)
@@ -90,9 +141,11 @@ class _Claim:
     me: Owner
     first_try: int
     reattach: Reattach
+    end_job: EndJob
     invalid: str = ""
     changed: bool | None = None
     code: Code | None = None
+    posting: Posting = field(default_factory=lambda: Posting())
 
     @property
     def namespace(self) -> str:
@@ -123,6 +176,8 @@ async def submit(
     quota_patience: float = 0,
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
     code: Code | None = None,
+    posting: Posting,
+    end_job: EndJob,
     log: Log,
 ) -> Submitted:
     """Create the job, or adopt, replace or wait for the job that has its name.
@@ -138,12 +193,17 @@ async def submit(
     :param quota_patience: how long to repeat a create that exceeds a ResourceQuota, in seconds. Default: 0.
     :param deletion_patience: how long to wait for a job of this name that is being deleted, in seconds. Default: 600.
     :param code: files that the job's pods wait for. Default: None, the manifest mounts none.
+    :param posting: the create request, which goes on if this is canceled.
+    :param end_job: releases the job of an earlier try that is replaced.
     :param log: where decisions are logged.
+    :raises CodeRefusedError: the API server refuses the job's code.
     :raises ManifestError: the API server or the operator's webhook rejects the content of the manifest.
     :raises ForeignJobError: another task or person owns the job of this name.
     :raises AccessError, UnreachableError, ClusterError: a request fails; ClusterError also if a deletion doesn't end.
     """
-    claim = _Claim(kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, code=code)
+    claim = _Claim(
+        kind, version, build(uuid.uuid4().hex[:12]), me, first_try, reattach, end_job, code=code, posting=posting
+    )
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     waits = QuotaWait(quota_patience, str(claim), log)
     look_first = me.try_number > 1
@@ -174,6 +234,7 @@ async def adopt(
     invalid: ManifestError,
     patience: float = 120,
     deletion_patience: float = DELETION_TIMEOUT_SECONDS,
+    end_job: EndJob,
     log: Log,
 ) -> Submitted:
     """Take over the job of an earlier try although the manifest of this try is invalid, so that it can't create one.
@@ -187,8 +248,9 @@ async def adopt(
     :raises ForeignJobError, AccessError, UnreachableError, ClusterError: as `submit`.
     """
     claim = _Claim(
-        kind, version, {"metadata": metadata}, me, first_try, reattach, invalid=str(invalid), changed=invalid.final
-    )
+        kind, version, {"metadata": metadata}, me, first_try, reattach, end_job,
+        invalid=str(invalid), changed=invalid.final,
+    )  # fmt: skip
     waiter = DeletionWaiter(deletion_patience, log, patience=patience)
     while await _retry("get", lambda: _find(api, claim), claim, patience, log) is not None:
         if taken := await _retry("patch", lambda: _take_existing(api, claim, waiter, log), claim, patience, log):
@@ -224,12 +286,31 @@ async def _create(api: Api, claim: _Claim) -> Submitted | None:
     """Create the job. None: a job of this name exists."""
     collection = api_paths.jobs(claim.kind, claim.version, claim.namespace)
     try:
-        job = await api.request("POST", collection, body=claim.manifest, query={"fieldValidation": "Strict"})
+        job = await claim.posting.send(api, collection, claim.manifest)
     except ApiStatusError as e:
         if e.status == 409 and e.reason == "AlreadyExists":
             return None
         raise
     return Submitted(await _ref(api, claim.kind, claim.version, job, claim.me), job, created=True)
+
+
+async def find_own(api: Api, kind: Kind, version: str, namespace: str, name: str, me: Owner) -> Submitted | None:
+    """The job of this name, if this try or an earlier one of its task has created it; else None.
+
+    The name alone doesn't prove that the job is ours.
+
+    :raises ApiStatusError, ApiUnavailable: the request fails.
+    """
+    try:
+        job = await api.request("GET", api_paths.jobs(kind, version, namespace, name), timeout=1)
+    except ApiStatusError as e:
+        if e.not_found:
+            return None
+        raise
+    owner = Owner.of(job)
+    if owner is None or not (owner == me or (owner.key == me.key and owner.try_number < me.try_number)):
+        return None
+    return Submitted(await _ref(api, kind, version, job, owner), job, created=owner == me)
 
 
 async def _without_pods(api: Api, claim: _Claim, waiter: DeletionWaiter) -> bool:
@@ -257,7 +338,8 @@ async def _undone(api: Api, claim: _Claim, created: Submitted, patience: float, 
         f"{created.ref} is deleted and created again: pods of an earlier job of this name are left.\n"
         "Another try created and deleted that job after this try had looked for pods."
     )
-    log.info((await release(api, created.ref, Mode.DELETE, verify=False)).text)
+    with contextlib.suppress(JobChanged):
+        await claim.end_job(created.ref, JobRead(created.job, pods))
     return True
 
 
@@ -295,7 +377,7 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
             await waiter.wait_for_job(api, await _ref(api, claim.kind, claim.version, found, claim.me))
             return None
         case Action.REPLACE:
-            await _replace(api, claim, found, log)
+            await _replace(api, claim, found)
             return None
         case Action.TAKE_RESULT | Action.ADOPT:
             adopted = decision.action is Action.ADOPT
@@ -313,10 +395,10 @@ async def _take_existing(api: Api, claim: _Claim, waiter: DeletionWaiter, log: L
 
 
 async def _give_code(api: Api, claim: _Claim, taken: Submitted, log: Log) -> None:
-    """Create the ConfigMap that the pods of the job wait for. If the API server refuses it, release the job.
+    """Create the ConfigMap that the pods of the job wait for.
 
     :param taken: the job, which this try owns.
-    :raises AccessError, ClusterError: the API server refuses the ConfigMap.
+    :raises CodeRefusedError: the API server refuses the ConfigMap.
     """
     code, ref = claim.code, taken.ref
     wanted = code_hash(taken.job)
@@ -333,10 +415,7 @@ async def _give_code(api: Api, claim: _Claim, taken: Submitted, log: Log) -> Non
     except ApiStatusError as e:
         if not code_delivery.is_refused(e):
             raise
-        if not may_have_begun(taken.job, await job_pods(api, ref)):
-            raise await code_delivery.release_without_code(api, ref, e) from None
-        log.warning(f"The code of {claim} is missing and can't be sent.\nPods that start from now on wait for it.\n{e}")
-        return
+        raise CodeRefusedError(taken, code_delivery.refusal(e, ref.namespace)) from None
     log.info(f"Code: {code}.")
 
 
@@ -361,17 +440,11 @@ async def _is_useless(api: Api, claim: _Claim, found: Object) -> bool:
     return not may_have_begun(found, await job_pods(api, ref))
 
 
-async def _replace(api: Api, claim: _Claim, found: Object, log: Log) -> None:
-    """Release the existing job, unless it has changed since it was read."""
+async def _replace(api: Api, claim: _Claim, found: Object) -> None:
+    """Release the existing job, unless it has changed since it was read: it may have succeeded."""
     ref = await _ref(api, claim.kind, claim.version, found, Owner.of(found) or claim.me)
-    pods = await pods_before(api, ref)
-    try:  # the decision is valid only for the job as it was read: it may have succeeded since
-        await delete_fenced(api, claim.kind, claim.path, found)
-    except ApiStatusError as e:
-        if e.status in (404, 409):
-            return
-        raise
-    log.info((await release(api, ref, Mode.DELETE, before=pods)).text)
+    with contextlib.suppress(JobChanged):
+        await claim.end_job(ref, JobRead(found, await job_pods(api, ref)))
 
 
 async def _own(api: Api, claim: _Claim, found: Object, *, resume: bool, keep_mark: bool = False) -> Submitted | None:

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.errors import AccessError, KtrainError
-from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, TaskInstanceId, code_hash
+from airflow_provider_ktrain.core.identity import JobRef, TaskInstanceId, code_hash
 from airflow_provider_ktrain.core.text import clipped, with_short_first_line
 from airflow_provider_ktrain.links.training import TrainingJobLink, TrainingPageLink, page_url, url_of
 from airflow_provider_ktrain.operators.job_parameters import JobParameters
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
+    from airflow_provider_ktrain.core.ending import Event
     from airflow_provider_ktrain.engine.follow.messages import Deferral, Handover, Options, Outcome
     from airflow_provider_ktrain.engine.submit import Submitted
     from airflow_provider_ktrain.operators.submission import Submission
@@ -60,7 +61,7 @@ class TrainingJobOperator(JobParameters):
 
         with as_airflow_errors():
             if not self.server_dry_run and (earlier := self._earlier_success(context)):
-                return self._conclude(earlier, context)
+                return self._conclude(earlier, context, found=True)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             submission = Submission(request, context, hook, self.log)
@@ -77,8 +78,8 @@ class TrainingJobOperator(JobParameters):
                 patience = 0.0 if compat.has_retry(context) else self.patience
                 outcome = host.follow(submitted.ref, options, until, patience=patience)
                 if outcome is not None:
-                    return self._finish(outcome, context)
-            self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
+                    return self._finish(outcome, context, host)
+                self._defer(self._deferral(submitted.ref, options, host.handover), context, host)
 
     def _note(self, context: Context, submission: Submission, submitted: Submitted) -> None:
         """Describe the job, store and push its identity. A failure is only logged: it is also found by its name."""
@@ -111,7 +112,7 @@ class TrainingJobOperator(JobParameters):
     def _defer(self, deferral: Deferral, context: Context, host: WorkerHost | None = None) -> NoReturn:
         """Defer: a trigger follows the job from now on.
 
-        :param host: the host that followed the job and handles a kill until the task defers. Default: None.
+        :param host: the host that is responsible for the job until Airflow's TaskDeferred leaves it. Default: None.
         """
         from airflow_provider_ktrain.core.deadline import deferral_timeout
         from airflow_provider_ktrain.operators import task_state
@@ -127,14 +128,12 @@ class TrainingJobOperator(JobParameters):
             )
         if hint := compat.trigger_log_hint(context["ti"]):
             self.log.info(hint)
+        trigger = TrainingJobTrigger(**deferral.to_dict())
+        timeout = deferral_timeout(deferral.options.deadline, time.time(), self.defer_padding)
         if host is not None:
-            host.hand_over()
+            host.check()
         self.log.info("Deferred: the triggerer now follows %s.", deferral.job)
-        self.defer(
-            trigger=TrainingJobTrigger(**deferral.to_dict()),
-            method_name="execute_complete",
-            timeout=deferral_timeout(deferral.options.deadline, time.time(), self.defer_padding),
-        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Any:
         """Resume after the trigger: return the result, raise the cause, or follow the job if the trigger failed."""
@@ -144,7 +143,7 @@ class TrainingJobOperator(JobParameters):
         with as_airflow_errors():
             ended = read_event(event)
             if isinstance(ended, Outcome):
-                return self._finish(ended, context)
+                return self._finish(self._with_release(ended, context), context)
             return self._follow_in_worker(ended, context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
@@ -155,6 +154,7 @@ class TrainingJobOperator(JobParameters):
         """
         if next_method != compat.TRIGGER_FAILED:
             return super().resume_execution(next_method, next_kwargs, context)
+        from airflow_provider_ktrain.operators import task_state
         from airflow_provider_ktrain.worker_host import as_airflow_errors
 
         reason = compat.trigger_failure(next_kwargs)
@@ -163,9 +163,29 @@ class TrainingJobOperator(JobParameters):
                 if traceback := compat.trigger_traceback(next_kwargs):
                     self.log.warning("Traceback of the trigger:\n%s", traceback)
                 return self._follow_in_worker(reason, context)
-            if outcome := self._end_or_release(context):
-                return self._finish(outcome, context)
+            if (job := task_state.read_job_of_this_try(context)) is not None:
+                return self._end_after_deferral(job, context)
         return super().resume_execution(next_method, next_kwargs, context)
+
+    def _end_after_deferral(self, job: JobRef, context: Context) -> Any:
+        """Airflow's timeout of the deferral has expired: conclude a job that has ended, or release it.
+
+        :param job: the job of this try.
+        """
+        from airflow_provider_ktrain.core.diagnosis.model import Limit
+        from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.engine.follow.following import Noticed
+        from airflow_provider_ktrain.operators import task_state
+
+        found = task_state.read_deferral(context)
+        deferral = found[0] if found is not None else self._deferral(job, self._options({}), Handover())
+        seconds = self.execution_timeout.total_seconds() if self.execution_timeout is not None else 0.0
+        expired = Noticed(Event.DEFERRAL_EXPIRED, Limit.EXECUTION, seconds)
+        with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
+            host.take_over(job, deferral.options, deferral.handover)
+            outcome = host.follow(job, deferral.options, None, patience=self.patience, first=expired)
+            assert outcome is not None  # only with `until`
+            return self._finish(outcome, context, host)
 
     def _follow_in_worker(self, reason: str, context: Context) -> Any:
         """Follow a job whose trigger failed, for longer after each failure, and then defer again.
@@ -193,7 +213,7 @@ class TrainingJobOperator(JobParameters):
                 raise
             self._defer(deferral, context)
         with self._reachable_by_kill(host):
-            host.take_over(ref, options.on_finish_action, deferral.handover)
+            host.take_over(ref, options, deferral.handover)
             try:
                 outcome = host.follow(ref, options, until, patience=patience)
             except Exception:
@@ -202,8 +222,8 @@ class TrainingJobOperator(JobParameters):
                     raise
                 outcome = None
             if outcome is not None:
-                return self._finish(outcome, context)
-        self._defer(replace(deferral, handover=host.handover), context, host)
+                return self._finish(outcome, context, host)
+            self._defer(replace(deferral, handover=host.handover), context, host)
 
     def _patient_host(self, context: Context, until: float) -> WorkerHost:
         """A host for an existing job. A connection that can't be read is retried: its secrets backend may be down.
@@ -211,7 +231,7 @@ class TrainingJobOperator(JobParameters):
         :param until: of `time.monotonic`.
         :raises AccessError: it still can't be read at `until`.
         """
-        from airflow_provider_ktrain.worker_host import RETRY_SECONDS
+        from airflow_provider_ktrain.engine.training import RETRY_SECONDS
 
         while True:
             try:
@@ -274,8 +294,28 @@ class TrainingJobOperator(JobParameters):
                 self.log.warning("The identity of the job could not be pushed to Airflow.\n%s", e)
         return outcome
 
-    def _finish(self, outcome: Outcome, context: Context) -> Any:
-        """Store the outcome, so that no later try repeats the training; then conclude."""
+    def _with_release(self, outcome: Outcome, context: Context) -> Outcome:
+        """Complete the release of a job that has not ended, if the trigger could not: it may have ended since."""
+        from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.engine.follow.following import Noticed
+        from airflow_provider_ktrain.engine.follow.messages import cause_of
+        from airflow_provider_ktrain.operators import task_state
+
+        job = task_state.read_job_of_this_try(context)
+        if not outcome.release_error or outcome.succeeded or outcome.kept or job is None:
+            return outcome
+        found = task_state.read_deferral(context)
+        deferral = found[0] if found is not None else self._deferral(job, self._options({}), Handover())
+        failed = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
+        with self._reachable_by_kill(self._patient_host(context, time.monotonic() + self.patience)) as host:
+            host.take_over(job, deferral.options, deferral.handover)
+            return host.follow(job, deferral.options, None, patience=self.patience, first=failed) or outcome
+
+    def _finish(self, outcome: Outcome, context: Context, host: WorkerHost | None = None) -> Any:
+        """Store the outcome, so that no later try repeats the training; then conclude.
+
+        :param host: which has followed it in this process. Default: None, another process did.
+        """
         from airflow_provider_ktrain.operators import outcome_metrics, task_state
 
         stored = False
@@ -288,7 +328,7 @@ class TrainingJobOperator(JobParameters):
             outcome_metrics.count(context, outcome)
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The end of the training could not be counted in Airflow's metrics.\n%s", e)
-        return self._conclude(outcome, context, stored=stored)
+        return self._conclude(outcome, context, host, stored=stored)
 
     def _note_failed_nodes(self, outcome: Outcome, context: Context) -> None:
         """Store the nodes on which this try failed, if later tries are to avoid them."""
@@ -303,11 +343,22 @@ class TrainingJobOperator(JobParameters):
         except Exception as e:  # must not hide how the training ended
             self.log.warning("The failed nodes could not be stored in the task's state.\n%s", e)
 
-    def _conclude(self, outcome: Outcome, context: Context, *, stored: bool = True) -> Any:
+    def _conclude(
+        self,
+        outcome: Outcome,
+        context: Context,
+        host: WorkerHost | None = None,
+        *,
+        stored: bool = True,
+        found: bool = False,
+    ) -> Any:
         """Push the outcome to Airflow, delete the job, and return the result or raise the cause.
 
+        :param host: as of `_finish`.
         :param stored: whether the outcome is in the task's state. If not, a succeeded job is kept for a retry.
+        :param found: whether an earlier try has stored the outcome. Default: False.
         """
+        from airflow_provider_ktrain.core.ending import Event
         from airflow_provider_ktrain.engine.follow.messages import UNKNOWN_CAUSE
         from airflow_provider_ktrain.exceptions import TrainingReleaseError, TrainingSupersededError, failure
         from airflow_provider_ktrain.operators import outcome_metrics
@@ -316,8 +367,6 @@ class TrainingJobOperator(JobParameters):
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         outcome = self._with_fit_result(outcome)
-        late = bool(outcome.release_error)
-        unreleased = self._delete_or_release(context, spare_ended=outcome.succeeded) if late else ""
         try:
             outcome_metrics.push(context, outcome, xcoms=self.do_xcom_push)
         except Exception as e:  # must not hide how the training ended
@@ -326,15 +375,19 @@ class TrainingJobOperator(JobParameters):
             compat.push_return_value(context, self, outcome.result)
             if self.outlets:
                 self._describe_asset_events(context, outcome)
-        if unreleased and outcome.succeeded:  # the release failed, not the training
-            raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
-        if outcome.kept or (late and outcome.succeeded):
-            self._delete_ended_job(outcome, context, stored=stored)
-        if not outcome.succeeded and not unreleased and self._skips(outcome):
+        unreleased = "" if outcome.succeeded and outcome.kept else outcome.release_error
+        if outcome.kept:
+            proven = stored or not outcome.succeeded
+            event = Event.SUCCESS_FOUND if found else Event.OUTCOME_STORED if proven else Event.OUTCOME_NOT_STORED
+            left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, context, host)
+            unreleased = left if outcome.release_error else ""
+        if outcome.succeeded:
+            if unreleased and compat.has_retry(context):
+                raise TrainingReleaseError(f"the training succeeded, but its pods may still hold GPUs: {unreleased}")
+            return outcome.result
+        if not unreleased and self._skips(outcome):
             raise AirflowSkipException(f"the job ended with exit code {outcome.exit_code} (skip_on_exit_code)")
-        if not outcome.succeeded:
-            raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
-        return outcome.result
+        raise failure(outcome.cause or UNKNOWN_CAUSE, unreleased or outcome.released)
 
     def _describe_asset_events(self, context: Context, outcome: Outcome) -> None:
         """Add what the training returned to the events that Airflow sends for the outlets if the task succeeds."""
@@ -350,18 +403,27 @@ class TrainingJobOperator(JobParameters):
         codes = self.skip_on_exit_code
         return outcome.exit_code in ([codes] if isinstance(codes, int) else codes or ())
 
-    def _delete_ended_job(self, outcome: Outcome, context: Context, *, stored: bool) -> None:
-        """Delete the job, unless its status is the only proof of its success.
+    def _release_ended_job(self, job: JobRef, event: Event, context: Context, host: WorkerHost | None) -> str:
+        """Delete the job, unless its status is the only proof of its success; returns why that failed, or "".
 
-        :param stored: whether the outcome is in the task's state.
+        :param event: what is known about the outcome.
         """
-        if stored or not outcome.succeeded:
-            if self._delete_or_release(context, outcome.kept):
-                self.log.warning("The job could not be deleted. It has no running pods and holds no GPUs.")
-        elif compat.has_task_state(context):
-            self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
-        else:
-            self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
+        from airflow_provider_ktrain.core.ending import Event
+
+        if event is Event.OUTCOME_NOT_STORED:
+            if compat.has_task_state(context):
+                self.log.warning("The succeeded job is kept, without running pods: its outcome could not be stored.")
+            else:
+                self.log.info("The succeeded job is kept for a retry, without running pods. %s.", compat.WHO_DELETES_IT)
+        try:
+            with contextlib.nullcontext(host) if host is not None else self._host_for_existing_job(context) as ours:
+                error = ours.outcome_stored(job, event)
+        except Exception as e:  # must not hide how the training ended
+            self.log.error("%s", e)
+            error = str(e)
+        if error and event is not Event.OUTCOME_NOT_STORED:
+            self.log.warning("The job could not be deleted. To delete it, run: %s", job.delete_command)
+        return error
 
     def _with_fit_result(self, outcome: Outcome) -> Outcome:
         """The outcome with a result that Airflow can store: a bad result doesn't fail a successful training."""
@@ -382,43 +444,6 @@ class TrainingJobOperator(JobParameters):
         for warning in warnings:
             self.log.warning("The training succeeded, but in its result, %s.", warning)
         return replace(outcome, result=result)
-
-    def _delete_or_release(
-        self, context: Context, job: Mapping[str, str] | None = None, *, spare_ended: bool = False
-    ) -> str:
-        """Release this try's job by `on_finish_action`; returns the error, or an empty string.
-
-        :param job: a `JobRef` as a dict. Default: the one in the task's state.
-        :param spare_ended: keep a job that has ended and delete only its running pods. Default: False.
-        """
-        from airflow_provider_ktrain.operators import task_state
-
-        try:
-            ref = JobRef.from_dict(job) if job else task_state.read_job_of_this_try(context)
-            if ref is None:
-                return ""
-            with self._connected_host() or self._host_for_existing_job(context) as host:
-                action = OnFinishAction.of(self.on_finish_action)
-                self.log.info(host.release(ref, action, spare_ended=spare_ended).text)
-        except Exception as e:  # must not hide how the training ended
-            self.log.error("%s", e)
-            return str(e)
-        return ""
-
-    def _end_or_release(self, context: Context) -> Outcome | None:
-        """After the deferral timed out: the outcome of this try's job if it has ended, else release the job."""
-        from airflow_provider_ktrain.operators import task_state
-
-        if ref := task_state.read_job_of_this_try(context):
-            with self._host_for_existing_job(context) as host:
-                if job := host.ended(ref):
-                    return host.follow(ref, self._options(job), None)
-        self._delete_or_release(context)
-        return None
-
-    def _connected_host(self) -> contextlib.nullcontext[WorkerHost] | None:
-        """The host that has followed the job in this process, whose watches verify the release; None without one."""
-        return contextlib.nullcontext(self._host) if self._host is not None and self._host.is_connected else None
 
     def _host_for_existing_job(self, context: Context) -> WorkerHost:
         from airflow_provider_ktrain.hooks.training import TrainingHook

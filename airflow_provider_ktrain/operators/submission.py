@@ -15,18 +15,17 @@ from airflow_provider_ktrain.core.asset_events import checkpoint_dir
 from airflow_provider_ktrain.core.checks import check, raise_errors
 from airflow_provider_ktrain.core.errors import ManifestError, PlaceChangedError
 from airflow_provider_ktrain.core.formats import SUBMISSION_STATE, VERSION, mapping
-from airflow_provider_ktrain.core.identity import SUBMISSION_LABEL, JobRef, Owner, code_hash
+from airflow_provider_ktrain.core.identity import JobRef, code_hash
 from airflow_provider_ktrain.core.job_request import JobRequest
 from airflow_provider_ktrain.core.kinds import Manifest
 from airflow_provider_ktrain.core.kinds.served import Served
 from airflow_provider_ktrain.core.redaction import redacted
 from airflow_provider_ktrain.core.text import counted
-from airflow_provider_ktrain.engine import api_paths
-from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import Log, served_version
 from airflow_provider_ktrain.engine.preflight import preflight
 from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
+from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, adopt, find_own, submit
 from airflow_provider_ktrain.operators import task_state
 from airflow_provider_ktrain.operators.checkpoint_listing import CheckpointListing
 
@@ -60,7 +59,6 @@ class Submission:
     def __init__(self, request: JobRequest, context: Context, hook: TrainingHook, log: Log) -> None:
         self.version: str | None = None
         self._sent: Manifest = {}  # the manifest of the job that this try creates
-        self._submission = ""  # value of the submission label of the job that this try creates
         state = mapping(compat.recall(context, SUBMISSION_STATE))
         same_life = state.get("max_tries") == request.owner.max_tries
         before: Mapping[str, str] = mapping(state.get("place")) if same_life else {}
@@ -124,7 +122,7 @@ class Submission:
         """The number of this submission since the task was last cleared, from 1: KTRAIN_ATTEMPT."""
         return self._previous + 1
 
-    async def carry_out(self, api: Api, log: Log) -> Submitted:
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
         """Discover the served API version, then create or adopt the job."""
         request = self._request
         kind, owner = request.kind, request.owner
@@ -137,7 +135,7 @@ class Submission:
             submitted = await submit(
                 api, kind, self.version, lambda submission: self._stamped(fitted, submission, served), owner,
                 request.first_try, reattach=request.reattach, quota_patience=request.schedule_seconds or 0,
-                code=request.code, log=log,
+                code=request.code, posting=posting, end_job=end_job, log=log,
             )  # fmt: skip
         except ManifestError as invalid:
             if not self.is_retry:
@@ -146,7 +144,7 @@ class Submission:
             metadata = {"name": self.name, "namespace": self.namespace, "annotations": annotations}
             return await adopt(
                 api, kind, self.version, metadata, owner, request.first_try,
-                reattach=request.reattach, invalid=invalid, log=log,
+                reattach=request.reattach, invalid=invalid, end_job=end_job, log=log,
             )  # fmt: skip
         if submitted.created:
             self._log_avoided_nodes(served, log)
@@ -168,7 +166,6 @@ class Submission:
         :param submission: value of its submission label.
         :param served: what the cluster serves for it.
         """
-        self._submission = submission
         self._sent = self._request.stamped(
             fitted, self.namespace, submission, attempt=self.attempt, now=time.time(), served=served
         )
@@ -216,32 +213,11 @@ class Submission:
         if not submitted.created and self._previous:
             compat.remember(context, SUBMISSION_STATE, {**self._state, "attempt": self._previous})
 
-    async def find(self, api: Api, *, created: bool = False) -> JobRef | None:
-        """The job that this or an earlier try has created; None if there is none or another task owns it.
-
-        :param created: only a job that this try has created. Default: False.
-        """
+    async def find(self, api: Api) -> Submitted | None:
+        """The job that this or an earlier try has created; None if there is none or another task owns it."""
         kind = self._request.kind
         version = self.version or await served_version(api, kind)
-        try:
-            job = await api.request("GET", api_paths.jobs(kind, version, self.namespace, self.name), timeout=1)
-        except ApiStatusError as e:
-            if e.not_found:
-                return None
-            raise
-        owner = Owner.of(job)
-        me = self._request.owner
-        mine = owner == me
-        if owner is None or not (mine or (owner.key == me.key and owner.try_number < me.try_number)):
-            return None  # the name alone doesn't prove that the job is ours
-        meta = job["metadata"]
-        submission = (meta.get("labels") or {}).get(SUBMISSION_LABEL, "")
-        if created and not (mine and submission and submission == self._submission):
-            return None
-        return JobRef(
-            kind.name, version, self.namespace, self.name, meta["uid"], owner.ti_id,
-            owner.key.deployment, submission, await api.cluster(),
-        )  # fmt: skip
+        return await find_own(api, kind, version, self.namespace, self.name, self._request.owner)
 
 
 def _same_place(before: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -17,21 +17,17 @@ from airflow_provider_ktrain.compat import EARLIEST_EVENT, StorableLog, storable
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import VERSION, mapping
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kill_decision import UNKNOWN, KillAction, action_for_trigger
-from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.engine.threads import in_thread
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import TRIGGER, TaskStatusSink, question
 
 if TYPE_CHECKING:
-    from airflow_provider_ktrain.engine.api import Api
     from airflow_provider_ktrain.engine.follow.messages import Outcome
     from airflow_provider_ktrain.engine.logs.log_queue import LogQueue
+    from airflow_provider_ktrain.engine.training import Training
 
-#: seconds after a kill to retry an unreachable API server and to wait for the pods to terminate
-KILL_RELEASE_SECONDS = 300.0
-INTERRUPT_RELEASE_SECONDS = 4.0  #: seconds for the request that frees the GPUs after Ctrl-C
+INTERRUPT_SECONDS = 4.0  #: to release the job after Ctrl-C in `airflow dags test`
 WARM_UP_TIMEOUT = 60.0  #: seconds in which the request that warms up the supervisor holds back status writes
 STATE_INTERVAL = 5.0  #: seconds between two reads of the task's state
 LOG_INTERVAL = 0.05  #: seconds between two checks whether the supervisor has read the log
@@ -92,9 +88,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.failures = failures
         self.version = version
         self._killing: asyncio.Future[None] | None = None
-        self._cursor: Cursor | None = None  # the log position, for lines written after a kill
-        # the client, and what closes it: a release after a kill would read the connection through the supervisor again
-        self._opened: tuple[Api, contextlib.AbstractAsyncContextManager[Api]] | None = None
+        self._training: Training | None = None
+        self._sink: TaskStatusSink | None = None
 
     @property
     def log(self) -> Any:
@@ -119,8 +114,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             await asyncio.wait([working])
         except asyncio.CancelledError:
             await _cancel(working)
-            if self.task_instance is None:  # `airflow dags test` runs triggers inline: after Ctrl-C nothing else runs
-                await self._release(JobRef.from_dict(self.job), timeout=INTERRUPT_RELEASE_SECONDS, verify=False)
+            if self.task_instance is None:
+                await self._stop_owner()
                 await self._close()
             elif not compat.calls_on_kill():
                 await self.on_kill()
@@ -134,7 +129,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
         started, began_at = time.monotonic(), time.time()
         try:
-            event = event_of(await self._follow(JobRef.from_dict(self.job), began_at))
+            event = event_of(await self._follow(began_at))
         except Exception as e:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 # The error was raised while the cancellation closed what was open. An event would be too late.
@@ -146,42 +141,54 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         await self._log_read()
         return dict(clean(event))
 
-    async def _follow(self, ref: JobRef, began_at: float) -> Outcome:
-        from airflow_provider_ktrain.engine.follow.loop import follow
-        from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, StopSignal
+    async def _follow(self, began_at: float) -> Outcome:
+        from airflow_provider_ktrain.engine.follow.messages import Handover, Options
 
-        handover = Handover.from_dict(self.handover)
-        self._cursor = Cursor.from_dict(handover.cursor)
-
-        sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
+        training = self._owner(began_at)
+        sink = self._sink
         async with sink or contextlib.nullcontext():
-            api = await self._open(ref)
+            await training.api()
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
-            outcome = await follow(
-                ref,
-                api,
-                Options.from_dict(self.options),
-                log=self.log,
-                stop=StopSignal(),
-                handover=handover,
-                host=HostPolicy(
-                    fail_fast_on_forbidden=not self.options["release"],
-                    shared=True,
-                    began_at=began_at,
-                    status_sink=sink,
-                    unread_log=_log_queue().unread,
-                ),
-                cursor=self._cursor,
-            )
+            assert training.ref is not None
+            outcome = await training.follow(training.ref, Options.from_dict(self.options))
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome
+
+    def _owner(self, began_at: float | None = None) -> Training:
+        """The owner of the training's life in this process.
+
+        :param began_at: when this trigger began, in epoch seconds. Default: None, it does not follow the job.
+        """
+        from airflow_provider_ktrain.core.ending import Successor
+        from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
+        from airflow_provider_ktrain.engine.training import Host, Training
+
+        if self._training is None:
+            self._sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
+            policy = FollowPolicy(
+                shared=True, began_at=began_at, status_sink=self._sink, unread_log=_log_queue().unread
+            )
+            # `airflow dags test` runs triggers inline, without a task instance: after Ctrl-C nothing else runs
+            inline = self.task_instance is None
+            host = Host(
+                seconds=INTERRUPT_SECONDS if inline else None,
+                ask_state=None if inline else self._task_state,
+                successor=Successor.OTHER_PROCESS,
+                patience=self.state_patience,
+                policy=policy,
+            )
+            hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
+            training = self._training = Training(hook.api, host, self.log)
+            training.ref, training.options = JobRef.from_dict(self.job), Options.from_dict(self.options)
+            training.handover = Handover.from_dict(self.handover)
+        return self._training
 
     async def on_kill(self) -> None:
         """Release the job if its task was really killed.
 
         Airflow also calls this when a stalled triggerer resumes after another one took over its triggers, and after a
         clear, when the new try may already own the job. So the task's state is read first
-        (`core.kill_decision.action_for_trigger`), and the release is fenced by the owner.
+        (`core/ending.py`), and the release is fenced by the owner.
 
         A triggerer of Airflow 3.3 repeats its cancellation every second, and again after 30 s (on_kill_timeout), which
         would interrupt the release. So the release runs as an asyncio task of its own. This method waits for it and, if
@@ -202,21 +209,19 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
 
     async def _release_if_killed(self) -> None:
         """Release the job after a kill, unless the task's state shows that its training continues."""
-        ref = JobRef.from_dict(self.job)
+        if await self._stop_owner():
+            await asyncio.sleep(self.seconds_after_last_line)
+            await self._log_read()
+
+    async def _stop_owner(self) -> bool:
+        """Let the owner decide what happens to the job. False: the job is not this task's."""
         if not self.options["release"]:
-            return
-        state, action = await self._kill_action()
-        if action is not KillAction.RELEASE:
-            self.log.warning(
-                "%s is kept: its task is %s.\nThe next trigger or try continues with it, or the reaper releases it.",
-                ref,
-                state,
-            )
-            return
-        self.log.info("The task is %s. Releasing %s.", state, ref)
-        await self._release(ref, timeout=KILL_RELEASE_SECONDS)
-        await asyncio.sleep(self.seconds_after_last_line)
-        await self._log_read()
+            return False
+        try:
+            await self._owner().stop()
+        except KtrainError as e:
+            self.log.error("%s", e)
+        return True
 
     async def _log_read(self) -> None:
         """Wait until the supervisor has read the log: lines after the trigger's end would not be in the task's log."""
@@ -224,53 +229,12 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         while _log_queue().unread() and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(LOG_INTERVAL)
 
-    async def _kill_action(self) -> tuple[str, KillAction]:
-        """The task's state and what happens to the job; the state is read again while it doesn't decide that."""
-        end = time.monotonic() + self.state_patience
-        state = ""
-        while True:
-            before, state = state, await self._task_state(end)
-            action = action_for_trigger(state)
-            if action is not KillAction.ASK_AGAIN or self.task_instance is None or time.monotonic() >= end:
-                return state, action
-            if state != before:
-                self.log.info(
-                    "The trigger was cancelled while its task is %s. Waiting for that state to change.", state
-                )
-            await asyncio.sleep(min(STATE_INTERVAL, self.state_patience))
-
-    async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
-        """Release the job by `on_finish_action`, and log its last lines."""
-        from airflow_provider_ktrain.engine.follow.messages import Options
-        from airflow_provider_ktrain.engine.release import mode_of, release
-
-        options = Options.from_dict(self.options)
-        if not options.release:
-            return
-        mode = mode_of(options.on_finish_action, succeeded=False, ended=False)
-        try:
-            async with (
-                self._client(ref) as api,
-                self._last_lines(api, ref) if verify else contextlib.nullcontext(),
-            ):
-                released = await release(api, ref, mode, timeout=timeout, verify=verify)
-            self.log.info(released.text)
-        except KtrainError as e:
-            self.log.error("%s", e)
-
-    async def _open(self, ref: JobRef) -> Api:
-        """The client of this trigger, until `_close`."""
-        opening = TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref)
-        api = await opening.__aenter__()
-        self._opened = api, opening
-        return api
-
     async def _close(self) -> None:
         """Close the client. Triggerers repeat cancellations, which must not leave it half closed."""
-        opened, self._opened = self._opened, None
-        if opened is None:
+        training, self._training = self._training, None
+        if training is None:
             return
-        closing = asyncio.ensure_future(opened[1].__aexit__(None, None, None))
+        closing = asyncio.ensure_future(training.close())
         canceled = False
         while not closing.done():
             try:
@@ -282,38 +246,19 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         if canceled:
             raise asyncio.CancelledError
 
-    @contextlib.asynccontextmanager
-    async def _client(self, ref: JobRef) -> AsyncIterator[Api]:
-        """The client that has followed the job; a new one if there is none, such as in a triggerer that took over."""
-        if self._opened is not None:
-            yield self._opened[0]
-            return
-        async with TrainingHook(self.kubernetes_conn_id, self.cluster_context).api(ref) as api:
-            yield api
+    async def _task_state(self, seconds: float) -> str:
+        """The state of this trigger's task instance; empty if it can't be read.
 
-    def _last_lines(self, api: Api, ref: JobRef) -> contextlib.AbstractAsyncContextManager[None]:
-        """Logs the lines that the pods write between the kill and their end."""
-        from airflow_provider_ktrain.engine.follow.last_lines import last_lines
-        from airflow_provider_ktrain.engine.follow.messages import Handover, Options
+        A slow answer is waited for. The supervisor answers the requests of all triggers one after another, so a request
+        that is given up and sent again waits behind all others once more.
 
-        cursor = self._cursor or Cursor.from_dict(Handover.from_dict(self.handover).cursor)
-        return last_lines(api, ref, Options.from_dict(self.options).logs, cursor, self.log)
-
-    async def _task_state(self, end: float) -> str:
-        """The state of this trigger's task instance; UNKNOWN if it can't be read.
-
-        A slow answer is waited for until `end`. The supervisor answers the requests of all triggers one after another,
-        so a request that is given up and sent again waits behind all others once more.
-
-        :param end: a time of `time.monotonic`.
+        :param seconds: for which to wait.
         """
-        if self.task_instance is None:
-            return UNKNOWN
         try:
-            return await self._answer_of_airflow(self.task_instance, end)
+            return await self._answer_of_airflow(self.task_instance, time.monotonic() + seconds)
         except Exception as e:
             self.log.warning("The task's state can't be read from Airflow.\n%s: %s", type(e).__name__, e)
-            return UNKNOWN
+            return ""
 
     async def _answer_of_airflow(self, ti: Any, end: float) -> str:
         """Read the task's state from Airflow, after a kill. A triggerer's supervisor may be busy for minutes."""

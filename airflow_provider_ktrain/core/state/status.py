@@ -7,10 +7,12 @@ Running and Restarting replace each other; concurrent reconciles can write both 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
+from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
+from airflow_provider_ktrain.core.ending import Seen
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 
 
@@ -95,3 +97,17 @@ def wants_suspension(job: Mapping[str, Any]) -> bool:
 
 def _scheduled(pod: Mapping[str, Any]) -> bool:
     return bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def seen_in(job: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]) -> Seen:
+    """What a read of the job and its pods shows, as the rules of `core/ending.py` know it.
+
+    :param job: as it was read. None: it doesn't exist.
+    :param pods: the pods that existed then.
+    """
+    if job is None:
+        return Seen.GONE
+    phase = phase_of(job, pods)
+    if phase.ended:
+        return Seen.SUCCEEDED if phase is Phase.SUCCEEDED else Seen.FAILED
+    return Seen.RUNNING if find_ended_primary(_kind_of(job), job, pods) is None else Seen.PRIMARY_ENDED

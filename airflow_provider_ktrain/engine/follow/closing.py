@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Cause
 from airflow_provider_ktrain.core.logs.result import find_result
-from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
@@ -85,9 +85,21 @@ class Closing:
         :param releases: whether the job is released afterwards: replicas that outlive it are followed until then.
         """
         self._keeps_open = releases
+        await self._observer.wait_for_explaining_pod()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
-        await self._observer.wait_for_explaining_pod()
+
+    async def outcome_of_condition(self, conditions: Sequence[str]) -> Outcome:
+        """The job has a condition that the task waits for.
+
+        :param conditions: that it waits for.
+        """
+        state = self._state
+        if state.ended:
+            await self._drain_to_the_end()
+        met = set(conditions) & shown_conditions(state.known_job, self._phase)
+        self._log.info(f"{state.ref} has the condition {' and '.join(sorted(met))}")
+        return Outcome(self._phase, True)
 
     async def cause_of_end(self) -> Cause:
         """Why the job failed or is gone."""

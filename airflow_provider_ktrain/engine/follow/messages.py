@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.logs.selection import LogChoice
@@ -76,6 +77,18 @@ class StatusSink(Protocol):
 
     def mask(self, text: str) -> str:
         """The text without the secrets that the host knows. It may be called in a thread."""
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.
+
+        :return: whether it was stored within 10 s. False: it may still be stored later.
+        """
+
+    def retract(self) -> None:
+        """Leave the conclusion out of later statuses: the job was not released."""
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        """The conclusion that a process of the same try has stored; None if there is none. It never raises."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +203,14 @@ class Outcome:
         if fields.get("cause") is not None:
             fields["cause"] = {**UNKNOWN_CAUSE, **mapping(fields["cause"])}
         return cls(**fields)
+
+
+def cause_of(outcome: Outcome) -> Cause:
+    """The cause of an outcome, of this release or another one."""
+    given = {**UNKNOWN_CAUSE, **(outcome.cause or {})}
+    category = given["category"]
+    known = Category(category) if category in list(Category) else Category.UNKNOWN
+    return Cause(**{**known_fields(Cause, given), "category": known})
 
 
 def event_of(ended: Outcome | str) -> dict[str, Any]:

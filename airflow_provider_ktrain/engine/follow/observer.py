@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.identity import JobRef
@@ -76,6 +77,7 @@ class Observer:
         self._jobs, self._pods, self._queue, self._news = jobs, pods, queue, news
         self._fail_fast = fail_fast_on_forbidden
         self._own = OwnPods(state, pods)
+        self._read_pods: dict[str, Object] = {}  # by uid, as `take` got them: a watch may be behind
         self._rejected_since: float | None = None  # when a watch was first rejected, by `time.monotonic`
 
     async def wait(self, timeout: float) -> None:
@@ -125,7 +127,7 @@ class Observer:
         if not state.ref.uid and self._jobs.objects:
             state.bind(next(iter(self._jobs.objects)))
         job = await self._find_job()
-        if job is not None:
+        if job is not None and not is_older(job, state.job):
             state.job = job
         pods_known = self._pods.synced
         if state.job is not None:
@@ -135,8 +137,9 @@ class Observer:
             for number, pods in enumerate(self._own.changes()):
                 if number:
                     await asyncio.sleep(0)
-                state.pods.update(pods.changed, pods.removed, utc_now())
-                self._output.observe(state.job, pods.changed, pods.removed, deleted)
+                changed = {u: pod for u, pod in pods.changed.items() if not is_older(pod, self._read_pods.get(u))}
+                state.pods.update(changed, pods.removed, utc_now())
+                self._output.observe(state.job, changed, pods.removed, deleted)
                 deleted = []
         await self._queue.update()
         return pods_known and self._update_phase()
@@ -196,7 +199,7 @@ class Observer:
         state.gone, state.uncertain = read.job is None, False
         if read.job is not None:
             state.job = stripped(read.job)
-        pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
+        pods = self._read_pods = {pod["metadata"]["uid"]: stripped(pod) for pod in read.pods}
         removed = [uid for uid in list(state.pods.groups.pods) if uid not in pods]
         state.pods.update(pods, removed, utc_now())
         if state.job is not None:
@@ -217,3 +220,9 @@ class Observer:
     def seconds_away_since(self, at: float) -> float:
         """For how long the watches could not reach the API server since `at`, in epoch seconds."""
         return max(informer.seconds_away_since(at) for informer in self._informers)
+
+
+def is_older(obj: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+    """Whether an object that a watch shows is older than what was read. resourceVersions of one kind are ordered."""
+    versions = [str(((one or {}).get("metadata") or {}).get("resourceVersion") or "") for one in (obj, known)]
+    return all(version.isdigit() for version in versions) and int(versions[0]) < int(versions[1])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import time
 from collections import Counter, deque
@@ -98,7 +99,7 @@ class SharedInformer:
         """For how long the API server could not be reached since `at`, in epoch seconds."""
         now = time.time()
         present = () if self.unreachable_since is None else ((now - (time.monotonic() - self.unreachable_since), now),)
-        return sum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
+        return math.fsum(max(ended - max(began, at), 0.0) for began, ended in (*self._away, *present))
 
     def objects_of(self, keys: Iterable[Key]) -> list[Object]:
         """The objects that have one of these keys, as last seen."""
