@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from airflow_provider_ktrain.core.kill_decision import decision_for_worker
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
-from airflow_provider_ktrain.core.kill_decision import decision_for_worker
 
 from .test_diagnosis import RECORDINGS, cause_of, recording
 from .test_failures import CASES

@@ -1,0 +1,303 @@
+"""What must hold of every ending, over the product of all that an ending depends on.
+
+`python -m tests.core.ending_properties` removes each rule in turn, and prints which properties and scenarios then fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_ktrain.core.ending import (
+    ACTS,
+    ALIVE,
+    ENDED,
+    LIMITS,
+    RULES,
+    TROUBLE,
+    Action,
+    Event,
+    Ownership,
+    Rule,
+    Seen,
+    Situation,
+    Successor,
+    Task,
+    decide,
+)
+
+FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored")
+DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}
+#: events after which a read that shows a running job is proof enough for its release
+PROVEN_BY_READ = {
+    Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.INTERRUPT, Event.RELEASE_FAILED, Event.FINAL_ERROR,
+    Event.OUTCOME_STORED,
+}  # fmt: skip
+#: what following notices, after which the job's own end counts
+FOLLOWING = {Event.ENDED, *LIMITS, Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED, Event.BEING_DELETED}
+
+
+def situations() -> Iterator[Situation]:
+    """Every situation. Airflow is asked about the task after a kill alone."""
+    for event in Event:
+        tasks = Task if event is Event.KILL else (Task.NOT_ASKED,)
+        for seen, owner, task, successor in itertools.product(Seen, Ownership, tasks, Successor):
+            for values in itertools.product((False, True), repeat=len(FLAGS)):
+                flags = dict(zip(FLAGS, values, strict=True))
+                yield Situation(event, seen, owner=owner, task=task, successor=successor, **flags)
+
+
+def kill_proves(s: Situation) -> bool:
+    """Whether Airflow's answer after a kill proves that nobody continues with the job."""
+    if s.task in (Task.OVER, Task.CLEARED, Task.NOT_ASKED):
+        return True
+    return s.task in (Task.RUNNING, Task.UNKNOWN) and s.successor is Successor.NOBODY
+
+
+def live_job_is_deleted_on_proof_only(s: Situation, rule: Rule) -> bool:
+    if s.seen not in (*ALIVE, Seen.NOTHING) or rule.action not in ACTS:
+        return True
+    if s.event is Event.KILL:
+        return kill_proves(s)
+    if s.seen is Seen.NOTHING:
+        return False
+    lags = s.seen is Seen.PRIMARY_ENDED and s.may_wait
+    if s.event in LIMITS:
+        return s.holds and not lags
+    if s.event in (Event.DEADLINE, Event.DEFERRAL_EXPIRED, Event.RELEASE_FAILED):
+        return not lags
+    if s.event in TROUBLE:
+        return s.fresh and s.successor is Successor.NOBODY
+    if s.event is Event.BEING_DELETED:
+        return s.cause_stored
+    return s.event in PROVEN_BY_READ or (s.event is Event.CODE_REFUSED and s.holds)
+
+
+def ended_job_is_deleted_after_its_outcome_was_stored(s: Situation, rule: Rule) -> bool:
+    if s.seen not in ENDED or rule.action not in DELETES:
+        return True
+    return s.event in (Event.OUTCOME_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT)
+
+
+def job_of_another_owner_is_left_alone(s: Situation, rule: Rule) -> bool:
+    return s.owner is Ownership.MINE or rule.action not in ACTS
+
+
+def job_that_a_retry_could_adopt_is_kept_on_trouble(s: Situation, rule: Rule) -> bool:
+    stopped = s.event is Event.KILL and s.task not in (Task.OVER, Task.CLEARED, Task.NOT_ASKED)
+    if s.successor is Successor.NOBODY or not (s.event in TROUBLE or stopped):
+        return True
+    return rule.action not in DELETES
+
+
+def release_is_verified_or_named(s: Situation, rule: Rule) -> bool:
+    """A release without a wait is for processes that have no time. Where nobody continues, the text has the command."""
+    if rule.action is Action.RELEASE_NOW:
+        return s.hurried or (s.seen is Seen.NOTHING and not s.may_wait)
+    nobody = s.successor is Successor.NOBODY and s.event is not Event.KILL
+    return rule.action is not Action.KEEP or not nobody or "{command}" in rule.text
+
+
+def own_end_counts(s: Situation, rule: Rule) -> bool:
+    if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event not in FOLLOWING:
+        return True
+    return rule.action is Action.CONCLUDE
+
+
+def ended_job_holds_no_gpus(s: Situation, rule: Rule) -> bool:
+    """An ended job may have pods that still run."""
+    left = {Event.HAND_OVER, Event.TRIGGER_FAILED}
+    if s.owner is not Ownership.MINE or s.seen not in ENDED or s.event in left:
+        return True
+    if s.event is Event.KILL and not kill_proves(s):
+        return True
+    return rule.action in {*ACTS, Action.LOOK_AGAIN}
+
+
+def stored_cause_is_used(s: Situation, rule: Rule) -> bool:
+    if s.owner is not Ownership.MINE or not s.cause_stored or s.event in (Event.KILL, Event.HAND_OVER):
+        return True
+    if s.seen is Seen.GONE and s.event is not Event.TRIGGER_FAILED:
+        return rule.action is Action.CONCLUDE_STORED
+    under_way = s.event is Event.BEING_DELETED and s.seen in ALIVE
+    return rule.action is Action.CONCLUDE_STORED or not under_way
+
+
+def nothing_is_decided_without_a_read(s: Situation, rule: Rule) -> bool:
+    known = {Event.KILL, Event.HAND_OVER, Event.TRIGGER_FAILED}
+    if s.owner is not Ownership.MINE or s.seen is not Seen.NOTHING or s.event in known:
+        return True
+    return rule.action is (Action.LOOK_AGAIN if s.may_wait else Action.KEEP)
+
+
+def looking_again_takes_time(s: Situation, rule: Rule) -> bool:
+    return rule.action is not Action.LOOK_AGAIN or s.may_wait
+
+
+def limit_that_holds_ends_the_job(s: Situation, rule: Rule) -> bool:
+    if s.owner is not Ownership.MINE or s.event not in LIMITS or s.seen is not Seen.RUNNING:
+        return True
+    return rule.action is (Action.RELEASE if s.holds else Action.FOLLOW)
+
+
+def gone_job_is_not_released(s: Situation, rule: Rule) -> bool:
+    return s.seen is not Seen.GONE or rule.action not in {*DELETES, Action.FREE_PODS}
+
+
+PROPERTIES: Sequence[Callable[[Situation, Rule], bool]] = (
+    live_job_is_deleted_on_proof_only,
+    ended_job_is_deleted_after_its_outcome_was_stored,
+    job_of_another_owner_is_left_alone,
+    job_that_a_retry_could_adopt_is_kept_on_trouble,
+    release_is_verified_or_named,
+    own_end_counts,
+    ended_job_holds_no_gpus,
+    stored_cause_is_used,
+    nothing_is_decided_without_a_read,
+    looking_again_takes_time,
+    limit_that_holds_ends_the_job,
+    gone_job_is_not_released,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A situation, and what must happen, written by hand.
+
+    :param text: a part of the sentence that the user reads.
+    """
+
+    name: str
+    event: Event
+    action: Action
+    text: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def holds(self, rules: Sequence[Rule]) -> bool:
+        """Whether the rules decide as expected."""
+        rule = decide(Situation(self.event, **self.facts), rules)
+        return rule.action is self.action and self.text in rule.text
+
+
+MINE_RUNS = {"seen": Seen.RUNNING}
+RETRY = {"successor": Successor.NEXT_TRY}
+SCENARIOS = (
+    Scenario("another try adopted the job", Event.ENDED, Action.LET_GO, "another try",
+             {"seen": Seen.SUCCEEDED, "owner": Ownership.ANOTHER_TRY}),
+    Scenario("a sensor's job has failed", Event.ENDED, Action.REPORT, facts={"owner": Ownership.FOREIGN}),
+    Scenario("a sensor's job runs at the end of the worker's time", Event.HAND_OVER, Action.HAND_OVER,
+             facts={"owner": Ownership.FOREIGN}),
+    Scenario("a sensor times out", Event.WAIT_EXPIRED, Action.LET_GO, "submitted by somebody else",
+             {"owner": Ownership.FOREIGN, "seen": Seen.RUNNING}),
+    Scenario("a retry finds a stored success", Event.SUCCESS_FOUND, Action.DELETE_ENDED, "earlier try",
+             {"seen": Seen.SUCCEEDED}),
+    Scenario("SIGTERM while the task is deferred", Event.KILL, Action.KEEP, "another process or try",
+             {"task": Task.ELSEWHERE, "hurried": True}),
+    Scenario("a stale cancellation of a trigger", Event.KILL, Action.KEEP, "runs in another process",
+             {"task": Task.RUNNING, "successor": Successor.OTHER_PROCESS}),
+    Scenario("a rolling update of workers", Event.KILL, Action.KEEP, "kept for the next try",
+             {"task": Task.RUNNING, "hurried": True, **RETRY}),
+    Scenario("a trigger's event is on its way", Event.KILL, Action.LOOK_AGAIN, facts={"task": Task.CHANGING}),
+    Scenario("the task stays scheduled", Event.KILL, Action.KEEP, "about to be scheduled",
+             {"task": Task.CHANGING, "may_wait": False}),
+    Scenario("Airflow doesn't answer, with a retry", Event.KILL, Action.KEEP, "did not report",
+             {"task": Task.UNKNOWN, "may_wait": False, **RETRY}),
+    Scenario("Airflow doesn't answer, without a retry", Event.KILL, Action.RELEASE_NOW, "no retry",
+             {"task": Task.UNKNOWN, "may_wait": False, "hurried": True}),
+    Scenario("marked failed after the end", Event.KILL, Action.FREE_PODS, "had ended before",
+             {"task": Task.OVER, "seen": Seen.SUCCEEDED}),
+    Scenario("marked failed, and the job is gone", Event.KILL, Action.LET_GO, "is gone",
+             {"task": Task.OVER, "seen": Seen.GONE}),
+    Scenario("marked failed in a worker", Event.KILL, Action.RELEASE_NOW, "was killed",
+             {"task": Task.OVER, "hurried": True}),
+    Scenario("cleared in a worker", Event.KILL, Action.RELEASE_NOW, "was killed",
+             {"task": Task.CLEARED, "hurried": True}),
+    Scenario("SIGTERM without a retry", Event.KILL, Action.RELEASE_NOW, "no retry is left",
+             {"task": Task.RUNNING, "hurried": True}),
+    Scenario("marked failed while deferred, not read yet", Event.KILL, Action.LOOK_AGAIN, "was killed",
+             {"task": Task.OVER}),
+    Scenario("marked failed while deferred, never read", Event.KILL, Action.RELEASE_NOW, "could not be read",
+             {"task": Task.OVER, "may_wait": False}),
+    Scenario("marked failed while deferred", Event.KILL, Action.RELEASE, facts={"task": Task.OVER, **MINE_RUNS}),
+    Scenario("the worker's time is over", Event.HAND_OVER, Action.HAND_OVER),
+    Scenario("a trigger can't be loaded", Event.TRIGGER_FAILED, Action.FOLLOW, "trigger failed"),
+    Scenario("a limit passes while the API server is away", Event.LIMIT, Action.LOOK_AGAIN, "Nothing is decided"),
+    Scenario("trouble while the API server is away", Event.ERROR, Action.KEEP, "next try",
+             {"may_wait": False, **RETRY}),
+    Scenario(
+        "the deadline of a last try while the API server is away", Event.DEADLINE, Action.KEEP, "{command}",
+        {"may_wait": False, "hurried": True},
+    ),
+    Scenario("Airflow has the outcome", Event.OUTCOME_STORED, Action.DELETE_ENDED, facts={"seen": Seen.FAILED}),
+    Scenario("Airflow can't store the outcome", Event.OUTCOME_NOT_STORED, Action.FREE_PODS, "only proof",
+             {"seen": Seen.SUCCEEDED}),
+    Scenario("an XCom push fails after the end", Event.ERROR, Action.FREE_PODS, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("Ctrl-C after the end", Event.INTERRUPT, Action.RELEASE, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("the job has failed", Event.ENDED, Action.CONCLUDE, facts={"seen": Seen.FAILED}),
+    Scenario("a success shortly before the deadline", Event.DEADLINE, Action.CONCLUDE, facts={"seen": Seen.SUCCEEDED}),
+    Scenario("the triggerer died after a limit's release", Event.MISSING, Action.CONCLUDE_STORED,
+             facts={"seen": Seen.GONE, "cause_stored": True}),
+    Scenario("Ctrl-C, and the job is gone", Event.INTERRUPT, Action.LET_GO, facts={"seen": Seen.GONE}),
+    Scenario("somebody deleted the job", Event.MISSING, Action.CONCLUDE, "somebody else", {"seen": Seen.GONE}),
+    Scenario("the triggerer died during a limit's release", Event.BEING_DELETED, Action.CONCLUDE_STORED,
+             facts={"cause_stored": True, **MINE_RUNS}),
+    Scenario("the pod has started meanwhile", Event.STARTUP_RULE, Action.FOLLOW, "has changed meanwhile",
+             {"holds": False, **MINE_RUNS}),
+    Scenario("a limit just before the job's condition", Event.LIMIT, Action.LOOK_AGAIN, "program",
+             {"seen": Seen.PRIMARY_ENDED}),
+    Scenario("the deadline just before the job's condition", Event.DEADLINE, Action.LOOK_AGAIN, "program",
+             {"seen": Seen.PRIMARY_ENDED}),
+    Scenario("the job's condition never comes", Event.LIMIT, Action.RELEASE,
+             facts={"seen": Seen.PRIMARY_ENDED, "may_wait": False}),
+    Scenario("a limit holds", Event.LIMIT, Action.RELEASE, "a limit", MINE_RUNS),
+    Scenario("the deadline in a worker", Event.DEADLINE, Action.RELEASE_NOW, facts={"hurried": True, **MINE_RUNS}),
+    Scenario("the deadline in a trigger", Event.DEADLINE, Action.RELEASE, "execution_timeout", MINE_RUNS),
+    Scenario("the deferral's timeout", Event.DEFERRAL_EXPIRED, Action.RELEASE, "execution_timeout", MINE_RUNS),
+    Scenario("Ctrl-C in airflow dags test", Event.INTERRUPT, Action.RELEASE_NOW,
+             facts={"hurried": True, **MINE_RUNS}),
+    Scenario("Ctrl-C in a terminal", Event.INTERRUPT, Action.RELEASE, "after Ctrl-C", MINE_RUNS),
+    Scenario("a failed job trains again after its outcome was stored", Event.OUTCOME_STORED, Action.RELEASE,
+             facts=MINE_RUNS),
+    Scenario("the trigger's release failed", Event.RELEASE_FAILED, Action.RELEASE, "completed", MINE_RUNS),
+    Scenario("the code is refused", Event.CODE_REFUSED, Action.RELEASE, "code", MINE_RUNS),
+    Scenario("the code is refused, and a container runs", Event.CODE_REFUSED, Action.FOLLOW,
+             facts={"holds": False, **MINE_RUNS}),
+    Scenario("the task has failed for good", Event.FINAL_ERROR, Action.RELEASE, "for good", MINE_RUNS),
+    Scenario("trouble with a retry", Event.ERROR, Action.KEEP, "next try", {**MINE_RUNS, **RETRY}),
+    Scenario("no right to watch the new job", Event.NO_RIGHT, Action.RELEASE, "just now",
+             {"fresh": True, **MINE_RUNS}),
+    Scenario("trouble without a retry", Event.ERROR, Action.KEEP, "{command}", MINE_RUNS),
+    Scenario("somebody is deleting the job", Event.BEING_DELETED, Action.FOLLOW, "followed on", MINE_RUNS),
+)  # fmt: skip
+
+
+def broken(rules: Sequence[Rule]) -> list[str]:
+    """The properties and scenarios that the rules don't satisfy; "no rule" if a situation has none."""
+    names: dict[str, None] = {}
+    for scenario in SCENARIOS:
+        try:
+            if not scenario.holds(rules):
+                names[scenario.name] = None
+        except StopIteration:
+            names["no rule"] = None
+    for situation in situations():
+        try:
+            rule = decide(situation, rules)
+        except StopIteration:
+            names["no rule"] = None
+            continue
+        names |= {prop.__name__: None for prop in PROPERTIES if not prop(situation, rule)}
+    return list(names)
+
+
+def main() -> None:
+    print(f"{len(RULES)} rules, {len(PROPERTIES)} properties, {len(SCENARIOS)} scenarios")
+    for removed in RULES:
+        failing = broken([rule for rule in RULES if rule is not removed])
+        print(f"{removed.name}: {'; '.join(failing[:3]) or 'NOTHING FAILS'}{' ...' * (len(failing) > 3)}")
+
+
+if __name__ == "__main__":
+    main()
