@@ -156,7 +156,8 @@ async def release(
         )
     pods = list(releasing.seen.values())
     text = f"{ref} {what}. {describe_freed(pods, verify)}{f' ({seconds:.1f} s)' * verify}"
-    text += f"\n{why}" * bool(why) + f"\n{STILL_DELETED}" * (not gone)
+    text += f"\n{why}" * bool(why)
+    text += f"\n{STILL_DELETED}" * (not gone)
     released = pods if done is Mode.DELETE else [p for p in pods if not has_ended(p)]
     return Released(done, len(released), _held_gpus(pods), round(seconds, 3), text)
 
@@ -181,15 +182,13 @@ async def release_now(
     """
     releasing = _Release(api, ref, JobRead(job, []), timeout)
     fitting = fitting_mode(ref, job, mode)
-    if fitting is Mode.SUSPEND and _is_queued(job):
-        done, what, why = await releasing.pause_now(job, workload)
-    elif fitting is Mode.DELETE_PODS:
-        done, what, why = fitting, "has ended and is kept", ""
-    else:
-        done, what, why = await releasing.write(fitting, verify=False)
-    pods = "Its running pods are not deleted" if done is Mode.DELETE_PODS else "Its pods are being terminated"
-    seconds = time.monotonic() - releasing.began
-    return Released(done, 0, 0, round(seconds, 3), f"{ref} {what}. {pods}." + f"\n{why}" * bool(why))
+    if fitting is Mode.DELETE_PODS:
+        return Released(fitting, 0, 0, 0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
+    pauses = fitting is Mode.SUSPEND and _is_queued(job)
+    done, what, why = await (releasing.pause_now(job, workload) if pauses else releasing.write(fitting, verify=False))
+    text = f"{ref} {what}. Its pods are being terminated."
+    text += f"\n{why}" * bool(why)
+    return Released(done, 0, 0, round(time.monotonic() - releasing.began, 3), text)
 
 
 @overload

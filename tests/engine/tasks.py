@@ -33,8 +33,8 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.job_requests import job_pods
-from airflow_provider_ktrain.engine.release import release
+from airflow_provider_ktrain.engine.job_requests import job_pods, read_training
+from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster
@@ -111,6 +111,13 @@ async def until(look: Callable[[], Awaitable[T]], seconds: float = 240) -> T:
     return found
 
 
+async def release_job(api: Api, ref: JobRef, mode: Mode = Mode.DELETE, **how: Any) -> Released:
+    """Release the job in this mode, whatever a read of it says; again while the operator changes it."""
+    while True:
+        with contextlib.suppress(JobChanged):
+            return await release(api, ref, mode, await read_training(api, ref), **how)
+
+
 @dataclass
 class Task:
     """One run of a task with a unique key: its tries and their one job."""
@@ -185,7 +192,7 @@ class Task:
         outcome = await self.follow(ref, **how)
         assert isinstance(outcome, Outcome)
         if outcome.kept and deleted:
-            await release(self.api, ref)
+            await release_job(self.api, ref)
         return outcome
 
     # state of the cluster

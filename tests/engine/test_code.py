@@ -18,12 +18,12 @@ from airflow_provider_ktrain.core.manifest.code import ARCHIVE, Code, CodeFile, 
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import Submitted, submit
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, torch_runtime, until
+from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, release_job, torch_runtime, until
 from tests.engine.test_rbac import token_with
 
 Object = dict[str, Any]
@@ -113,12 +113,12 @@ async def test_config_map_is_owned_by_the_job_and_deleted_with_it(task: Task) ->
 async def test_config_map_of_a_kept_job_stays(task: Task) -> None:
     submitted = await run(task, 1, code_of(WAITS))
     await task.running(submitted.ref)
-    assert (await release(task.api, submitted.ref, Mode.SUSPEND)).done
+    await release_job(task.api, submitted.ref, Mode.SUSPEND)
     assert await config_map(task, submitted) is not None
     again = await run(task, 2, code_of(WAITS))
     assert again.ref.uid == submitted.ref.uid
     await task.running(again.ref)
-    assert (await release(task.api, again.ref, Mode.DELETE)).done
+    await release_job(task.api, again.ref, Mode.DELETE)
     await gone(task, submitted)
 
 

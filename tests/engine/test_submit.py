@@ -26,11 +26,11 @@ from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, SUBMISSION_L
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.request_errors import explain
 from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, TrainTask, api_of, of_each_kind, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, TrainTask, api_of, of_each_kind, release_job, until
 
 
 @of_each_kind
@@ -176,7 +176,7 @@ async def test_error_explains_the_pod_that_blocks_a_deletion(deleted: str | None
 async def test_job_suspended_by_a_release_is_resumed(task: Task) -> None:
     first = await task.submit(1)
     await task.running(first.ref)
-    assert (await release(task.api, first.ref, Mode.SUSPEND)).done
+    await release_job(task.api, first.ref, Mode.SUSPEND)
     second = await task.submit(2)
     assert second.ref.uid == first.ref.uid
     await task.running(second.ref)
@@ -189,7 +189,7 @@ async def test_job_suspended_by_a_kill_is_resumed_after_its_pods_are_gone(task: 
     first = await task.submit(1, "trap 'sleep 2; exit 143' TERM; echo started; sleep 600 & wait", grace=10)
     await task.running(first.ref)
     (before,) = await task.pods(first.ref)
-    assert (await release(task.api, first.ref, Mode.SUSPEND, verify=False)).done
+    await release_job(task.api, first.ref, Mode.SUSPEND, verify=False)
     await task.condition("Suspended")
     second = await task.submit(2)
     assert second.ref.uid == first.ref.uid

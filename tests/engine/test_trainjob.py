@@ -22,10 +22,10 @@ from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import job_pods, list_pods
-from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.release import Mode
 from tests.clusters import TestCluster
 from tests.core.trainjobs import CREATED, jobs_status, pod, trainjob
-from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, until
+from tests.engine.tasks import TRAINS, EvictedApi, Lines, MeddledApi, TrainTask, api_of, release_job, until
 
 Object = dict[str, Any]
 TASK = TrainTask  #: of the fixture `task`
@@ -211,7 +211,7 @@ async def test_pods_are_gone_when_the_release_ends(task: TrainTask) -> None:
     """The TrainJob is deleted immediately, its pods after their grace period."""
     ref = (await task.submit(1, STUBBORN, grace=3)).ref
     await task.running(ref)
-    releasing = asyncio.create_task(release(task.api, ref))
+    releasing = asyncio.create_task(release_job(task.api, ref))
 
     async def gone() -> bool:
         return await task.job() is None
@@ -241,7 +241,7 @@ async def test_pods_are_listed_after_the_jobset_is_gone(task: TrainTask, cluster
     await task.running(ref)
     async with api_of(cluster, RequestOrder) as api:
         api.made = []
-        await release(api, ref)
+        await release_job(api, ref)
     assert "jobsets" in api.made
     assert api.made[-1] == "pods"
 
@@ -318,7 +318,7 @@ async def test_job_released_right_after_its_creation_leaves_nothing(task: TrainT
     """The JobSet and its pods may appear while the TrainJob is being deleted."""
     for number in range(1, 11):
         ref = (await task.submit(number, first=number)).ref
-        await release(task.api, ref)
+        await release_job(task.api, ref)
         assert await jobset(task) is None
         assert not await list_pods(task.api, ref.namespace, ref.pod_selector)
 
@@ -340,10 +340,10 @@ async def test_a_trainjob_is_never_deleted_in_the_foreground(task: TrainTask, cl
         api.propagations = []
         ref = (await task.submit(1)).ref
         await task.running(ref)
-        await release(api, ref)
+        await release_job(api, ref)
         failed = (await task.submit(2, "exit 3", first=2)).ref
         await task.condition("Failed")
-        await release(api, failed)
+        await release_job(api, failed)
     assert api.propagations == ["Background", "Background"]
 
 
@@ -365,4 +365,4 @@ async def test_suspend_and_resume(task: TrainTask) -> None:
     assert "is resumed" in await operations.resume(task.api, ref, timeout=60)
     await task.running(ref)
     assert list(await task.pods(ref)) != [before]
-    await release(task.api, ref, Mode.DELETE)
+    await release_job(task.api, ref, Mode.DELETE)

@@ -12,8 +12,7 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
 from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.release import release
-from tests.engine.tasks import Lines
+from tests.engine.tasks import Lines, release_job
 from tests.job_control.jobs import Jobs, Object
 
 
@@ -42,7 +41,7 @@ async def follow_to_the_end(
     try:
         outcome = await follow(ref, api, Options(), log=log, stop=StopSignal())
         if isinstance(outcome, Outcome) and outcome.kept:  # operators do this last
-            await release(api, ref)
+            await release_job(api, ref)
     finally:
         await api.close()
     assert isinstance(outcome, Outcome)

@@ -10,9 +10,9 @@ from airflow_provider_ktrain.core.identity import OnFinishAction
 from airflow_provider_ktrain.core.state.status import Phase, wants_suspension
 from airflow_provider_ktrain.engine import kueue as requests
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.release import Mode
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, TrainTask
+from tests.engine.tasks import TRAINS, TrainTask, release_job
 
 from .workloads import write_workload
 
@@ -53,7 +53,7 @@ async def test_a_job_that_trains_again_is_suspended_and_not_its_finished_workloa
     await write_workload(task.api, await task.job() or {}, [ADMITTED, FINISHED])
     await task.patch({"spec": {"suspend": False}})
     await task.running(ref)
-    released = await release(task.api, ref, Mode.SUSPEND)
+    released = await release_job(task.api, ref, Mode.SUSPEND)
     assert "suspended. 1 GPU released, 1 pod deleted." in released.text
     assert wants_suspension(await task.job() or {})
     assert await is_active(task)

@@ -11,9 +11,9 @@ from airflow_provider_ktrain.core.identity import SUSPENDED_ANNOTATION
 from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.job_requests import job_pods
-from airflow_provider_ktrain.engine.release import Mode, release
+from airflow_provider_ktrain.engine.release import Mode
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind
+from tests.engine.tasks import TRAINS, Task, api_of, of_each_kind, release_job
 
 from .conftest import Replay
 from .workloads import account, write_workload
@@ -46,7 +46,7 @@ async def test_a_kept_job_is_paused_and_the_next_try_activates_it(api: Api, repl
         task = Task(api, driver.namespace)
         ref = (await task.submit(1, "sleep 5", queue="queue")).ref
         await task.condition("Running")
-        released = await release(api, ref, Mode.SUSPEND)
+        released = await release_job(api, ref, Mode.SUSPEND)
         assert f"{ref} paused by its Workload. 1 GPU released, 1 pod deleted." in released.text
         annotations = ((await task.job()) or {})["metadata"]["annotations"]
         assert annotations[SUSPENDED_ANNOTATION] == ref.owner
@@ -91,7 +91,7 @@ async def test_without_the_right_to_patch_workloads_an_unfinished_job_is_deleted
     async with api_of(kueue, token=await account(api, task.namespace)) as limited:
         with pytest.raises(KtrainError, match=r"ktrain rbac --kueue"):
             await operations.suspend(limited, ref, timeout=30)
-        released = await release(limited, ref, Mode.SUSPEND)
+        released = await release_job(limited, ref, Mode.SUSPEND)
     assert released.text.endswith("the right to read and patch workloads.kueue.x-k8s.io is missing.")
     assert await task.job() is None
     assert await job_pods(api, ref) == []

@@ -23,8 +23,7 @@ from airflow_provider_ktrain.engine import operations
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
 from airflow_provider_ktrain.engine.kueue import queue_of
-from airflow_provider_ktrain.engine.release import release
-from tests.engine.tasks import Task
+from tests.engine.tasks import Task, release_job
 
 from . import library
 from .conftest import Replay, with_test_image
@@ -87,7 +86,7 @@ async def test_provider_reports_the_recorded_course(
         ref = (await task.submit()).ref
         outcome = await play(api, task, driver, ref)
         if outcome.kept:
-            await release(api, ref)
+            await release_job(api, ref)
         await asyncio.to_thread(driver.finish)
     differing = list(differences(outcome, task.log.messages, expected(recording, job, ref.name)))
     facts = 3 + len(expected(recording, job, ref.name).lines) + len(steps)
