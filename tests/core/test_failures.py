@@ -60,11 +60,9 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     tails = {log_key("train-pod", container): text.splitlines() for container, text in logs.items() if text}
     cause = diagnose(*evidence(case), tails)
     assert (cause.summary, cause.category) == (case["first"], case["category"])
-    assert cause.retryable is case.get("retryable", True)
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
-    assert cause.category != "configuration" or not cause.retryable  # configuration errors are not retried
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "given up" in case])
@@ -169,4 +167,4 @@ def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[s
     if cause:
         assert cause.summary.startswith("Worker 0 can't start its command: ")
         assert cause.summary.endswith(". Giving up after 4 attempts.")
-        assert (cause.category, cause.retryable) == ("image", True)
+        assert cause.category == "image"

@@ -132,7 +132,6 @@ async def test_a_refused_jobset_is_found_by_its_event(task: TrainTask, monkeypat
     outcome = await task.ended(ref)
     assert outcome.cause is not None
     assert "can't create its JobSet: JobSet name is too long" in outcome.cause["summary"]
-    assert outcome.cause["retryable"]
     assert await task.job() is None
 
 

@@ -17,7 +17,7 @@ SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volu
 class FailurePattern:
     """A regular expression for a known message, and what the message means.
 
-    A match explains a failure, but isn't proof. So no pattern has the category configuration, which forbids retries.
+    A match explains a failure, but isn't proof: it never forbids a retry.
 
     :param pattern: regular expression to search for.
     :param category: category of the cause.

@@ -78,7 +78,7 @@ class StartupChecks:
         self._interval = min(self._interval * INTERVAL_FACTOR, MAX_INTERVAL_SECONDS)
         waited = time.monotonic() - state.phase_since
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
-        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, utc_now())
+        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, utc_now(), has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)
         return cause
