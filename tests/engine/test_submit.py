@@ -483,7 +483,7 @@ POLICY = (
         (ApiStatusError(403, "Forbidden", f'{WEBHOOK}TrainingRuntime "gone" not found'), "create", False),
         (ApiStatusError(422, "Invalid", POLICY), "create", False),
         (ApiStatusError(403, "Forbidden", f"{OTHERS}the pod needs a profile"), "create", False),
-        (ApiStatusError(400, "BadRequest", 'admission webhook "a" denied the request without explanation'), "create", False),
+        (ApiStatusError(400, "BadRequest", OTHERS.replace(": ", " without explanation")), "create", False),
         (ApiStatusError(400, "", "<html>a proxy</html>"), "create", False),
         (ApiStatusError(422, "Invalid", "metadata.resourceVersion"), "patch", False),
         (ApiStatusError(400, "Bad", 'admission webhook "policy.example" denied the request: no'), "create", False),

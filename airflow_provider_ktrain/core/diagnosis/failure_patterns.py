@@ -321,6 +321,26 @@ MOUNT_ERRORS = (
     ),
 )
 
+_CORRECT_FIELD = "Correct the field that the message names: in the manifest, the runtime or the webhook that sets it."
+#: Reasons and messages of events about refused pods and Services. A quota is not among them.
+POD_REFUSALS = (
+    FailurePattern(
+        "^FailedCreateService: .*must be no more than 63 characters",
+        ENVIRONMENT,
+        "has a name that is too long for its Services",
+        "Shorten the job's name.",
+    ),
+    FailurePattern("^FailedCreateService: .* is invalid: ", ENVIRONMENT, "can't create its Services", _CORRECT_FIELD),
+    FailurePattern("^FailedCreate.* is invalid: ", ENVIRONMENT, "can't create its pods", _CORRECT_FIELD),
+    FailurePattern(
+        "^FailedCreate.*(denied the request|is forbidden: (?!exceeded quota))",
+        ENVIRONMENT,
+        "can't create its pods",
+        "Correct what the message names, or ask the owner of the policy. A service account must exist in the job's "
+        "namespace.",
+    ),
+)
+
 #: Reasons in the scheduler's message, each with what to do. All that match are reported.
 SCHEDULING_HINTS = (
     (r'persistentvolumeclaim "[^"]+" not found', "Create the claim, or correct its name."),

@@ -183,39 +183,12 @@ def find_refused_pods(
     scheduling, since other jobs will free some of it.
     """
     for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate", max_waited_seconds, now):
-        known = next((known for known in _POD_REFUSALS if re.search(known[0], message)), None)
-        if known and reason.startswith("FailedCreate") and not _created_since(evidence, message):
-            _, description, resolution = known
-            what = "Services" if reason == "FailedCreateService" else "pods"
-            cause = Cause(
-                Category.ENVIRONMENT,
-                f"{evidence.title} {description.format(what=what)}: {_without_prefix(message)}",
-                f"Event {reason}: {message}",
-                resolution,
-            )
-            return _given_up(cause, waited_seconds)
+        text = f"{reason}: {message}"
+        known = next((p for p in failure_patterns.POD_REFUSALS if re.search(p.pattern, text)), None)
+        if known and not _created_since(evidence, message):
+            summary = f"{evidence.title} {known.description}: {_without_prefix(message)}"
+            return _given_up(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
     return None
-
-
-#: patterns of messages of events FailedCreate..., what happened, and what to do
-_POD_REFUSALS = (
-    (
-        'Service ".*must be no more than 63 characters',
-        "has a name that is too long for its {what}",
-        "Shorten the job's name.",
-    ),
-    (
-        " is invalid: ",
-        "can't create its {what}",
-        "Correct the field that the message names: in the manifest, or in the runtime or the webhook that adds it.",
-    ),
-    (
-        r"denied the request|is forbidden: (?!exceeded quota)",
-        "can't create its {what}",
-        "Correct what the message names, or ask the owner of the policy. A service account must exist in the "
-        "job's namespace.",
-    ),
-)
 
 
 def find_refused_resources(
@@ -303,11 +276,18 @@ def find_blocked_container(
 
 
 def _seconds_on_node(pod: Json, now: datetime) -> float:
-    """Seconds since the pod was scheduled, or since its creation if that time is unknown."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    scheduled = [c.get("lastTransitionTime") for c in conditions if c.get("type") == "PodScheduled"]
-    since = parse_timestamp(next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")))
-    return (now - since).total_seconds() if since else math.inf
+    """Seconds since the pod was scheduled and its last init container ended, which may take long.
+
+    If it isn't known when it was scheduled, since its creation.
+    """
+    status = pod.get("status") or {}
+    scheduled = [c.get("lastTransitionTime") for c in status.get("conditions") or () if c.get("type") == "PodScheduled"]
+    states = (c.get("state") or {} for c in status.get("initContainerStatuses") or ())
+    times = [
+        next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")),
+        *((state.get("terminated") or {}).get("finishedAt") for state in states),
+    ]
+    return min(((now - since).total_seconds() for time in times if (since := parse_timestamp(time))), default=math.inf)
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
