@@ -24,7 +24,7 @@ class TrainingJobError(AirflowException):
     """A training job did not succeed. The first line of the message is the cause, in at most 200 characters.
 
     `cause` is the cause as a dict (`core.diagnosis.model.Cause`), empty if there is none. Your own `retry_policy` can
-    read from it whether the cause is `retryable`, or which `replica` failed.
+    read from it the `category`, or which `replica` failed.
     """
 
     cause: Mapping[str, Any] = MappingProxyType({})
@@ -43,7 +43,10 @@ class TrainingOutOfMemoryError(TrainingJobError):
 
 
 class TrainingEnvironmentError(TrainingJobError):
-    """A ConfigMap, Secret or volume that the job needs is missing, or an admission policy denies its pods."""
+    """What the job needs is missing (ConfigMap, Secret, volume), its pods are refused, or its operator rejects it.
+
+    A policy, an injected container or a runtime may be the reason, so Airflow retries it.
+    """
 
 
 class TrainingImageError(TrainingJobError):
@@ -96,15 +99,14 @@ class TrainingClusterError(TrainingJobError):
 class TrainingConfigurationError(TrainingJobError, AirflowFailException):
     """The content of the manifest or of a parameter is rejected. Never retried.
 
-    Raised for parameters that can't be valid on any cluster, and if the API server (400, 413, 422) or the operator's
-    validation rejects this manifest.
+    Raised for parameters that can't be valid on any cluster, for a return value that isn't JSON, and if the API server
+    (400, 413, 422) or the operator's own webhook answers the creation of the job with a refusal of this manifest.
     """
 
 
 #: The exception of each category; `unknown` has none of its own.
 BY_CATEGORY: Mapping[Category, type[TrainingJobError]] = {
     Category.USER_CODE: TrainingUserCodeError,
-    Category.CONFIGURATION: TrainingConfigurationError,
     Category.ENVIRONMENT: TrainingEnvironmentError,
     Category.IMAGE: TrainingImageError,
     Category.SCHEDULING: TrainingSchedulingError,

@@ -138,7 +138,7 @@ PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
-    "{replica} {description}: {message}", "{line}", "{sent}",
+    "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
     "{repeated}", "{checkpoints}",
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ class ExitCode(enum.IntEnum):
 
 
 _OF_CATEGORY = {
-    Category.CONFIGURATION: ExitCode.INVALID,
     Category.ENVIRONMENT: ExitCode.NOT_RUN,
     Category.IMAGE: ExitCode.NOT_RUN,
     Category.SCHEDULING: ExitCode.NOT_RUN,

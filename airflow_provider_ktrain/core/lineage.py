@@ -17,7 +17,7 @@ from airflow_provider_ktrain.core.redaction import redacted
 
 JOB_KEYS = ("kind", "namespace", "name", "uid")
 GPU_SECONDS = ("requested", "queued", "held", "wasted")  #: keys of the usage that are GPU-seconds
-CAUSE_KEYS = ("category", "summary", "resolution", "replica", "retryable")  #: `detail` may have lines of a log
+CAUSE_KEYS = ("category", "summary", "resolution", "replica")  #: `detail` may have lines of a log
 #: schemes of storage, with the scheme that OpenLineage's naming conventions use
 SCHEMES = {
     "s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "gcs": "gs", "hdfs": "hdfs",

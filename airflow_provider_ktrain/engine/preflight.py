@@ -191,7 +191,7 @@ async def _dry_run(
         if e.reason == "AlreadyExists":  # the server reports this only for a valid manifest
             return []
         error = explain(e, "create", f"{kind.plural}.{kind.group}", namespace)
-        if isinstance(error, ManifestError) or e.status == 403:
+        if isinstance(error, ManifestError) or e.status in (403, 422):
             return [Problem(ERROR, "refused", "$", str(error))]
         raise error from None
     if runs_elsewhere(created):

@@ -17,11 +17,12 @@ _NO_RIGHT = re.compile(r"cannot \S+ (resource|path) ")
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+), used: (?P<used>.+), limited: (?P<limit>.+)"
 )
-_WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL)
+_WEBHOOK = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request(?:: | )(?P<why>.*)', re.DOTALL)
 #: webhooks of the operators of the job; the rules of other webhooks, such as Kueue's or a policy engine's, may change
-_OPERATORS_OWN = (".kubeflow.org", "jobset.x-k8s.io")
-#: the webhook misses another object, such as the runtime of a TrainJob (recording 55), which may be created later
-_OTHER_OBJECT = re.compile(r"\bnot found\b|^\[?spec\.runtimeRef: ", re.IGNORECASE)
+_OPERATORS_OWN = (".training-operator.kubeflow.org", ".trainer.kubeflow.org")
+#: another object is the reason, such as the runtime of a TrainJob (recording 55), which may be created or changed
+_OTHER_OBJECT = re.compile(r"\bnot found\b|\bspec\.runtimeRef\b", re.IGNORECASE)
+_POLICY = "ValidatingAdmissionPolicy '"  # in the message if a policy of the cluster refuses the object, with any status
 _WRITES = ("create", "patch", "delete")
 _RBAC_OPTIONS = {"configmaps": "--code "}  # of `ktrain rbac`, by the resource that is only in the Role with it
 
@@ -63,13 +64,12 @@ def unreachable(error: ApiUnavailable) -> UnreachableError:
 def refuses_manifest(error: ApiStatusError) -> bool:
     """Whether the response to a create proves that the content of the manifest is the reason for the refusal.
 
-    Schema and validation respond with 400 and 422, a webhook of the operator with 403 or 400 (recordings 21, 29, 55).
+    Schema and validation respond with 400, 413 and 422, a webhook of the operator with 403 or 400 (recordings 21, 29,
+    55). Without Kubernetes' reason, the response may be that of a proxy.
     """
     if webhook := _WEBHOOK.match(error.message):
         return webhook["name"].endswith(_OPERATORS_OWN) and not _OTHER_OBJECT.search(webhook["why"])
-    if error.status == 413:  # may come from a proxy, without a reason
-        return True
-    return error.status in (400, 422) and bool(error.reason)
+    return error.status in (400, 413, 422) and bool(error.reason) and _POLICY not in error.message
 
 
 def exceeded_quota(error: ApiStatusError) -> bool:

@@ -20,11 +20,11 @@ from airflow_provider_ktrain.exceptions import (
 
 @pytest.mark.parametrize("category", Category)
 def test_each_category_has_its_exception_and_carries_the_cause(category: Category) -> None:
-    error = failure(Cause(category, "why", "more", "do this", "Worker 3", retryable=False).as_dict(), "2 GPUs released")
+    error = failure(Cause(category, "why", "more", "do this", "Worker 3").as_dict(), "2 GPUs released")
     assert str(error).splitlines() == ["why", "more", "do this", "2 GPUs released"]
     assert type(error) is BY_CATEGORY.get(category, TrainingJobError)
-    assert isinstance(error, AirflowFailException) is (category is Category.CONFIGURATION)
-    assert (error.cause["replica"], error.cause["retryable"]) == ("Worker 3", False)
+    assert not isinstance(error, AirflowFailException), "what ended a job never forbids a retry"
+    assert error.cause["replica"] == "Worker 3"
 
 
 def test_a_category_of_a_later_release_raises_the_base_class() -> None:

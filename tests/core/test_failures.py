@@ -60,11 +60,9 @@ def test_the_first_line_of_a_failure(name: str) -> None:
     tails = {log_key("train-pod", container): text.splitlines() for container, text in logs.items() if text}
     cause = diagnose(*evidence(case), tails)
     assert (cause.summary, cause.category) == (case["first"], case["category"])
-    assert cause.retryable is case.get("retryable", True)
     assert case.get("resolution", "") in cause.resolution
     assert_sentences(cause.resolution)
     assert len(cause.summary) <= MAX_FIRST_LINE_CHARS
-    assert cause.category != "configuration" or not cause.retryable  # configuration errors are not retried
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "given up" in case])
@@ -76,14 +74,20 @@ def test_denied_pods_fail_the_job_after_the_grace_time(name: str) -> None:
     assert cause.summary == f"{CASES[name]['first']}. Giving up after waiting 300 s."
 
 
-@pytest.mark.parametrize(("on_node", "gives_up"), [(20, False), (179, False), (180, True)])
-def test_the_grace_time_of_a_pod_starts_when_it_gets_its_node(on_node: float, gives_up: bool) -> None:
+@pytest.mark.parametrize(("waited", "gives_up"), [(20, False), (179, False), (180, True)])
+@pytest.mark.parametrize("downloads", [False, True], ids=["gets its node", "has run its init container"])
+def test_the_grace_time_of_a_pod_starts_when_its_image_can_be_pulled(
+    waited: float, gives_up: bool, downloads: bool
+) -> None:
     """The job waited for hours until this worker got a node; the registry may have become unavailable only then."""
     why = {"reason": "ErrImagePull", "message": "429 Too Many Requests"}
     job, (it,), _ = evidence({"waits": True, "status": {"phase": "Pending"}, "waiting": why})
     now = datetime.fromisoformat(it["metadata"]["creationTimestamp"]) + timedelta(hours=2)
-    since = (now - timedelta(seconds=on_node)).isoformat()
-    it["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": since}]
+    since, earlier = ((now - timedelta(seconds=seconds)).isoformat() for seconds in (waited, 3600))
+    scheduled = earlier if downloads else since
+    it["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled}]
+    if downloads:
+        it["status"]["initContainerStatuses"] = [{"name": "fetch", "state": {"terminated": {"finishedAt": since}}}]
     cause = find_startup_failure(job, [it], waited_seconds=7200, now=now)
     assert (cause is not None) is gives_up
     assert cause is None or cause.summary.endswith("Giving up after waiting 180 s.")
@@ -169,4 +173,4 @@ def test_a_command_that_cannot_be_started_is_given_up(restarts: int, end: dict[s
     if cause:
         assert cause.summary.startswith("Worker 0 can't start its command: ")
         assert cause.summary.endswith(". Giving up after 4 attempts.")
-        assert (cause.category, cause.retryable) == ("image", True)
+        assert cause.category == "image"

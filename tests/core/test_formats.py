@@ -181,7 +181,7 @@ def test_missing_field_has_a_default(name: str, path: Path) -> None:
         read(shortened)
 
 
-@pytest.mark.parametrize("field", ["category", "summary", "detail", "resolution", "replica", "retryable"])
+@pytest.mark.parametrize("field", ["category", "summary", "detail", "resolution", "replica"])
 def test_cause_with_a_missing_field_is_an_exception(field: str) -> None:
     ended = read_event(without(recorded("event_outcome_failed"), ("outcome", "cause", field)))
     assert isinstance(ended, Outcome)

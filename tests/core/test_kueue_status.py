@@ -211,11 +211,11 @@ def test_a_missing_or_stopped_queue_waits_for_an_administrator(message: str, why
 
 @pytest.mark.parametrize("prefix", ["DeactivatedDueTo", "InactiveWorkload"])
 @pytest.mark.parametrize("cause", ["RequeuingLimitExceeded", "MaximumExecutionTimeExceeded", "AdmissionCheck"])
-def test_job_that_kueue_gave_up_on_fails_at_once(cause: str, prefix: str) -> None:
+def test_job_that_kueue_gave_up_on_fails_after_a_minute(cause: str, prefix: str) -> None:
     message = 'The workload is deactivated due to AdmissionCheck in Rejected state: "budget"'
     evicted = condition("Evicted", "True", prefix + cause, message)
     status = queue_status(workload(pending(message), evicted, active=False))
-    assert (status.phase, status.fails_after_seconds, status.message) == (QueuePhase.GIVEN_UP, 0, message)
+    assert (status.phase, status.fails_after_seconds, status.message) == (QueuePhase.GIVEN_UP, 60, message)
     assert status.line.startswith("Kueue ")
 
 

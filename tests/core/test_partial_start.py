@@ -125,7 +125,7 @@ def test_cause_is_the_pod_without_a_node_even_if_others_failed() -> None:
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": time(50)}
     master["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": ended}, "restartCount": 3}]
     cause = diagnose_limit(Limit.PARTIAL_START, 3600, job(), [master, pod("Worker", node=False)])
-    assert (cause.category, cause.replica, cause.retryable) == (Category.SCHEDULING, "Worker 0", True)
+    assert (cause.category, cause.replica) == (Category.SCHEDULING, "Worker 0")
     assert cause.summary.startswith(
         "PyTorchJob train held GPUs for 3600 s while some of its pods had no node (partial_start_timeout): "
         "Worker 0 can't be scheduled"

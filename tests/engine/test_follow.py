@@ -281,7 +281,6 @@ async def test_partially_scheduled_job_is_released_after_a_warning(task: Task) -
     outcome = await task.ended(ref, limits=Limits(partial_start=6))
     assert outcome.cause is not None
     assert outcome.cause["category"] == "scheduling"
-    assert outcome.cause["retryable"]
     assert "partial_start_timeout" in outcome.cause["summary"]
     (warned,) = [line for line in task.log.messages if "holds 40 GPUs in 1 pod, but" in line]
     assert "has no node" in warned
@@ -348,7 +347,7 @@ async def test_a_crash_loop_ends_the_job(task: Task) -> None:
     ref = (await task.submit(1, CRASHES, restart_policy="OnFailure")).ref
     outcome = await task.ended(ref, limits=Limits(crash_loop=3))
     assert outcome.cause is not None
-    assert (outcome.phase, outcome.cause["category"], outcome.cause["retryable"]) == ("Running", "user code", True)
+    assert (outcome.phase, outcome.cause["category"]) == ("Running", "user code")
     assert outcome.cause["summary"] == (
         f"{replica} failed 3 times in a row, each within 10 minutes of its start (crash_loop_limit): "
         "KeyError: 'label_map' (exit code 1)"

@@ -66,7 +66,7 @@ async def test_training_that_repeats_its_step_is_released(task: Task) -> None:
     ref = (await task.submit(1, HANGS)).ref
     outcome = await task.ended(ref, limits=Limits(progress=3))
     assert outcome.cause is not None
-    assert (outcome.cause["category"], outcome.cause["retryable"]) == ("hang", True)
+    assert outcome.cause["category"] == "hang"
     assert (
         f"{ref.kind} {ref.name} reported no step higher than 7 for 3 s (progress_timeout)" in outcome.cause["summary"]
     )

@@ -1,4 +1,4 @@
-"""What the follower logs about the phase of a job."""
+"""What the follower knows and logs about the phase of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.state.status import phase_of
+from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.engine.follow.messages import Handover
 from airflow_provider_ktrain.engine.follow.state import JobState
 
@@ -33,3 +33,22 @@ def test_message_of_a_condition_is_logged_unless_it_repeats_the_phase(condition:
     job: dict[str, Any] = {"status": {"conditions": [shown]}}
     state.job = job
     assert state.describe(phase_of(job)) == f"PyTorchJob ns/train {line}"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "phases", "has_run"),
+    [
+        ({}, [Phase.PENDING, Phase.STARTING], False),
+        ({}, [Phase.RUNNING, Phase.SUSPENDED, Phase.PENDING], True),
+        ({"seconds.running": 2400.0}, [Phase.PENDING], True),
+        ({"seconds.restarting": 1.0}, [Phase.PENDING], True),
+        ({"queue.evictions": 1}, [Phase.PENDING], True),
+    ],
+    ids=["starts", "ran", "ran in another process", "restarted in another process", "evicted by a queue"],
+)
+def test_job_that_ran_is_known_to_have_run(metrics: dict[str, float], phases: list[Phase], has_run: bool) -> None:
+    state = JobState(JobRef("MPIJob", "v2beta1", "ns", "train", "uid"), Handover(metrics=metrics))
+    for phase in phases:
+        state.enter(phase)
+        state.phase_since -= 60
+    assert state.has_run is has_run

@@ -462,7 +462,12 @@ def test_401_and_500_are_explained(error: ApiStatusError, reason: str) -> None:
         raise explain(error, "create", "pytorchjobs.kubeflow.org", "ns")
 
 
-WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied the request: '
+DENIED = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied the request'
+WEBHOOK = f"{DENIED}: "
+OTHERS = 'admission webhook "experiment.validator.katib.kubeflow.org" denied the request: '
+POLICY = (
+    "pytorchjobs.kubeflow.org \"train\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: x"
+)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +476,14 @@ WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied th
         (ApiStatusError(422, "Invalid", "spec.replicas: Invalid value"), "create", True),
         (ApiStatusError(400, "BadRequest", 'strict decoding error: unknown field "x"'), "create", True),
         (ApiStatusError(400, "", f"{WEBHOOK}json: cannot unmarshal number"), "create", True),
+        (ApiStatusError(403, "Forbidden", f"{DENIED} without explanation"), "create", True),
         (ApiStatusError(413, "RequestEntityTooLarge", "limit is 3145728"), "create", True),
+        (ApiStatusError(413, "", "<html>a proxy</html>"), "create", False),
+        (ApiStatusError(403, "Forbidden", f"{WEBHOOK}[spec.runtimeRef.name: Invalid value]"), "create", False),
+        (ApiStatusError(403, "Forbidden", f'{WEBHOOK}TrainingRuntime "gone" not found'), "create", False),
+        (ApiStatusError(422, "Invalid", POLICY), "create", False),
+        (ApiStatusError(403, "Forbidden", f"{OTHERS}the pod needs a profile"), "create", False),
+        (ApiStatusError(400, "BadRequest", OTHERS.replace(": ", " without explanation")), "create", False),
         (ApiStatusError(400, "", "<html>a proxy</html>"), "create", False),
         (ApiStatusError(422, "Invalid", "metadata.resourceVersion"), "patch", False),
         (ApiStatusError(400, "Bad", 'admission webhook "policy.example" denied the request: no'), "create", False),
@@ -480,7 +492,9 @@ WEBHOOK = 'admission webhook "defaulter.trainjob.trainer.kubeflow.org" denied th
         (ApiStatusError(401, "Unauthorized", "Unauthorized"), "create", False),
     ],
     ids=[
-        "schema", "strict", "the operator's defaulting", "too large", "a proxy", "a patch", "a policy's webhook",
+        "schema", "strict", "the operator's defaulting", "no explanation", "too large", "too large for a proxy",
+        "not on this runtime", "no runtime", "a policy of the cluster", "a webhook of another Kubeflow component",
+        "a policy without explanation", "a proxy", "a patch", "a policy's webhook",
         "a webhook that cannot be called", "no CRD", "credentials",
     ],
 )  # fmt: skip

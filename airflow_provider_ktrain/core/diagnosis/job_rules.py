@@ -17,10 +17,10 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
 from airflow_provider_ktrain.core.diagnosis.pod_failures import Json, deletion_requested_at
 from airflow_provider_ktrain.core.diagnosis.replica_rules import diagnose_replica
 from airflow_provider_ktrain.core.diagnosis.startup_rules import (
-    find_admission_denial,
     find_blocked_container,
     find_obstacle,
     find_operator_rejection,
+    find_refused_pods,
     find_refused_resources,
     find_startup_failure,
     find_unschedulable_pod,
@@ -76,7 +76,7 @@ def diagnose_limit(
     if limit is Limit.PARTIAL_START:  # whatever else failed, it failed while it waited for these pods
         obstacle = find_unschedulable_pod(evidence)
     else:
-        obstacle = find_operator_rejection(evidence) or diagnose_replica(evidence) or find_obstacle(evidence)
+        obstacle = diagnose_replica(evidence) or find_obstacle(evidence)
     if limit is Limit.RESTARTS:
         cause = obstacle or Cause(Category.USER_CODE, "")
         why = obstacle.summary if obstacle else _NO_FAILURE_LEFT
@@ -98,7 +98,6 @@ def diagnose_limit(
         obstacle.detail if obstacle else "",
         (obstacle.resolution if obstacle else "") or resolution,
         obstacle.replica if obstacle else "",
-        decisive.retryable if decisive else True,
     )
     return _with_failed_nodes(cause, evidence)
 
@@ -124,16 +123,21 @@ def diagnose_crash_loop(
     cause = replace(
         last or Cause(Category.USER_CODE, "", replica=replica, resolution=f"Read the log of {replica}."),
         summary=f"{often} ({Limit.CRASH_LOOP}): {why}",
-        retryable=True,
     )
     return _with_failed_nodes(cause, evidence)
 
 
 def find_startup_cause(
-    job: Json, pods: Sequence[Json], events: Sequence[Json], waited_seconds: float, now: datetime
+    job: Json,
+    pods: Sequence[Json],
+    events: Sequence[Json],
+    waited_seconds: float,
+    now: datetime,
+    *,
+    has_run: bool = False,
 ) -> Cause | None:
     """Why a job will never start, with the nodes that failed: see `find_startup_failure`."""
-    cause = find_startup_failure(job, pods, events, waited_seconds, now)
+    cause = find_startup_failure(job, pods, events, waited_seconds, now, has_run=has_run)
     return None if cause is None else _with_failed_nodes(cause, make_evidence(job, pods, events))
 
 
@@ -288,15 +292,15 @@ def _unknown(evidence: Evidence) -> Cause:
 
 
 _RULES: tuple[Rule, ...] = (
-    find_operator_rejection,
     _deadline_exceeded,
     diagnose_replica,
     _backoff_limit_exceeded,
     _pod_deleted,
+    find_operator_rejection,
     _failed_without_evidence,
     _job_deleted,
     find_blocked_container,
-    find_admission_denial,
+    find_refused_pods,
     find_unschedulable_pod,
     find_refused_resources,
     _suspended,

@@ -13,15 +13,13 @@ MAX_DETAIL_CHARS = 16 * 1024  #: `Cause.detail` is part of trigger events and of
 
 
 class Category(enum.StrEnum):
-    """The kind of a failure. It selects the exception that the task raises.
+    """The kind of a failure. It selects the exception that the task raises. None forbids a retry.
 
-    CONFIGURATION forbids retries, so it needs proof: the API server or the operator rejects this manifest.
-    ENVIRONMENT is for objects that the job needs and that can be fixed before a retry: a ConfigMap, a Secret, a
-    volume, a service account, an admission policy.
+    ENVIRONMENT is for what the job needs and what can be fixed before a retry: a ConfigMap, a Secret, a volume, a
+    service account, an admission policy, and a manifest that the operator accepts.
     """
 
     USER_CODE = "user code"
-    CONFIGURATION = "configuration"
     ENVIRONMENT = "environment"
     IMAGE = "image"
     SCHEDULING = "scheduling"
@@ -43,8 +41,6 @@ class Cause:
     :param detail: further evidence: the operator's message, restarts, the last lines of the replica's log. Default: "".
     :param resolution: what the user should do; empty if unknown. Default: "".
     :param replica: for example `Worker 3`; empty if the cause concerns the whole job. Default: "".
-    :param retryable: whether the same job may succeed if it is submitted again. False only if the API server, the
-        kubelet or the operator rejected the content of the manifest. Default: True.
     :param failed_nodes: nodes that failed, by name, each with the reason: see `failed_nodes.py`. Default: none.
     :param last_lines: the end of the replica's log, which the detail quotes as well. Not part of `to_dict`. Default:
         none.
@@ -55,7 +51,6 @@ class Cause:
     detail: str = ""
     resolution: str = ""
     replica: str = ""
-    retryable: bool = True
     failed_nodes: Mapping[str, str] = field(default_factory=dict)
     last_lines: tuple[str, ...] = ()
 
@@ -82,7 +77,6 @@ class Cause:
             "detail": self.detail,
             "resolution": self.resolution,
             "replica": self.replica,
-            "retryable": self.retryable,
             "failed_nodes": dict(self.failed_nodes),
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -25,10 +25,10 @@ from airflow_provider_ktrain.core.text import clipped, counted, first_line
 from airflow_provider_ktrain.core.timestamps import parse_timestamp
 
 #: How long a problem may last before the job is given up, by the reason of a waiting container or of an event. A
-#: registry may come back and a Secret may still be created; an invalid image name stays invalid.
+#: registry may come back, a Secret may still be created, and a webhook or a runtime may be corrected.
 GRACE_SECONDS: dict[str, float] = {
-    "InvalidImageName": 0,
-    "ErrImageNeverPull": 0,
+    "InvalidImageName": 60,
+    "ErrImageNeverPull": 60,
     "CreateContainerConfigError": 30,
     "CreateContainerError": 120,
     "RunContainerError": 120,
@@ -38,9 +38,11 @@ GRACE_SECONDS: dict[str, float] = {
     "RegistryUnavailable": 300,
     "FailedMount": 300,
     "FailedAttachVolume": 300,
-    "FailedCreatePod": 60,
+    "FailedValidation": 60,
+    "FailedCreate": 60,
     "ResourcesCreationFailed": 60,
 }
+LONG_RUN_SECONDS = 600.0  #: a job whose primary replica has run for as long is not given up because of events
 MAX_START_RESTARTS = 3  #: restarts after which a command that can't be started is given up
 
 
@@ -50,26 +52,52 @@ def find_startup_failure(
     events: Sequence[Json] = (),
     waited_seconds: float = 0.0,
     now: datetime | None = None,
+    *,
+    has_run: bool = False,
 ) -> Cause | None:
     """Why a job will never start; None while it may still start.
+
+    Events don't end a job that has run: it may be a part of a training that waits for its pods again.
 
     :param job: the job as last seen.
     :param pods: its pods.
     :param events: Events of the job and its pods. Default: none.
     :param waited_seconds: seconds since the job's phase last changed, compared with GRACE_SECONDS. Default: 0.
-    :param now: the current time. With it, the grace time of a pod starts when it gets its node, since the job may have
-        waited for hours until then. Default: None, only `waited_seconds` counts.
+    :param now: the current time. With it, the grace time of a pod starts when it gets its node, and that of an event
+        when it was first seen, since the job may have waited for hours until then. Default: None, only
+        `waited_seconds` counts.
+    :param has_run: whether the job is known to have run before. Default: False, its conditions and pods show it.
     """
     evidence = make_evidence(job, pods, events)
     if "Running" in evidence.conditions or evidence.failed_condition:
         return None
-    cause = (
-        find_operator_rejection(evidence)
-        or find_blocked_container(evidence, waited_seconds, now)
-        or find_admission_denial(evidence, waited_seconds)
-        or find_refused_resources(evidence, waited_seconds)
-    )
+    cause = find_blocked_container(evidence, waited_seconds, now)
+    if cause is None and not has_run and not _has_run(evidence, now):
+        refusals = (rule(evidence, waited_seconds, now) for rule in _REFUSALS)
+        cause = next((refusal for refusal in refusals if refusal), None)
     return cause.with_short_summary() if cause else None
+
+
+def _has_run(evidence: Evidence, now: datetime | None) -> bool:
+    """Whether the job was Running, or its primary replica has run for long.
+
+    An operator that can't create all pods writes no status, although the first pods run (recording 21c).
+    """
+    kind, primary = evidence.kind, evidence.kind.primary(evidence.job)
+    return kind.was_running(evidence.job) or any(
+        _longest_run(status, now) >= LONG_RUN_SECONDS
+        for pod in evidence.pods
+        if kind.pod_role((pod.get("metadata") or {}).get("labels") or {})[0] == primary
+        for status in (pod.get("status") or {}).get("containerStatuses") or ()
+    )
+
+
+def _longest_run(container: Json, now: datetime | None) -> float:
+    """Seconds of the container's current or previous run, whichever is longer; 0 if it has not run."""
+    states = (container.get("state") or {}, container.get("lastState") or {})
+    runs = [run for state in states if (run := state.get("running") or state.get("terminated"))]
+    times = [(parse_timestamp(run.get("startedAt")), parse_timestamp(run.get("finishedAt")) or now) for run in runs]
+    return max(((end - start).total_seconds() if start and end else math.inf for start, end in times), default=0.0)
 
 
 def find_unstartable_command(job: Json, pods: Sequence[Json]) -> Cause | None:
@@ -99,94 +127,83 @@ def find_obstacle(evidence: Evidence) -> Cause | None:
     """What keeps pods from being created, scheduled or started, however long it has lasted."""
     return (
         find_blocked_container(evidence)
-        or find_admission_denial(evidence)
+        or find_operator_rejection(evidence)
+        or find_refused_pods(evidence)
         or find_unschedulable_pod(evidence)
         or find_refused_resources(evidence)
     )
 
 
-def _given_up(cause: Cause, waited_seconds: float, grace_seconds: float) -> Cause:
+def _given_up(cause: Cause, waited_seconds: float) -> Cause:
     """The cause with the time that was waited, if the job is given up because the grace time is over."""
-    if not grace_seconds or math.isinf(waited_seconds):
+    if math.isinf(waited_seconds):
         return cause
     return replace(cause, summary=f"{cause.summary.rstrip('.')}. Giving up after waiting {waited_seconds:.0f} s.")
 
 
-def find_operator_rejection(evidence: Evidence) -> Cause | None:
-    """The operator rejects the manifest: proof enough to forbid retries."""
+def _lasting(
+    evidence: Evidence, grace: str, max_waited_seconds: float, now: datetime | None
+) -> Iterator[tuple[Json, str, str, float]]:
+    """The events that were first seen a grace period ago: each with its reason, message, and the seconds since then."""
     for event in evidence.events:
-        reason, message = str(event.get("reason")), str(event.get("message"))
-        for reason_pattern, message_pattern, description, resolution in _OPERATOR_REJECTIONS:
-            if re.search(reason_pattern, reason) and re.search(message_pattern, message):
-                return Cause(
-                    Category.CONFIGURATION,
-                    f"{evidence.title} {description}: {_without_prefix(message)}",
-                    f"Event {reason}: {message}",
-                    resolution,
-                    retryable=False,
-                )
-    return None
+        created = (event.get("metadata") or {}).get("creationTimestamp")
+        first = parse_timestamp(event.get("firstTimestamp") or event.get("eventTime") or created)
+        waited_seconds = min(max_waited_seconds, (now - first).total_seconds()) if now and first else max_waited_seconds
+        if waited_seconds >= GRACE_SECONDS[grace]:
+            yield event, str(event.get("reason")), str(event.get("message")), waited_seconds
 
 
-_OPERATOR_REJECTIONS = (
-    (
-        r"FailedValidation$|^ValidationError$",
-        "",
-        "was rejected by its operator",
-        "Correct the manifest. `ktrain check` names the field.",
-    ),
-    (
-        r"^FailedCreateService$",
-        "must be no more than 63 characters",
-        "has a name that is too long for its Services",
-        "Shorten the job's name.",
-    ),
-    (
-        r"^FailedCreate",
-        "is invalid",
-        "has pods that the API server rejects as invalid",
-        "Correct the field that the message names.",
-    ),
-)
-
-
-def find_admission_denial(evidence: Evidence, waited_seconds: float = math.inf) -> Cause | None:
-    """Admission denies the pods: Pod Security, a LimitRange, a webhook, a missing service account.
-
-    Not a quota: that is a matter of scheduling, since other jobs will free some of it.
-    """
-    grace_seconds = GRACE_SECONDS["FailedCreatePod"]
-    for event in evidence.events if waited_seconds >= grace_seconds else ():
-        message = str(event.get("message"))
-        denied = str(event.get("reason")).startswith("FailedCreate") and re.search(_ADMISSION_DENIAL, message)
-        if denied and not _created_since(evidence, message):
+def find_operator_rejection(
+    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
+) -> Cause | None:
+    """The operator reports that the manifest is invalid, and has created no pods."""
+    for _, reason, message, waited_seconds in _lasting(evidence, "FailedValidation", max_waited_seconds, now):
+        if re.search(r"FailedValidation$|^ValidationError$", reason) and not _has_pods(evidence):
             cause = Cause(
                 Category.ENVIRONMENT,
-                f"{evidence.title} can't create its pods: {_without_prefix(message)}",
-                f"Event {event.get('reason')}: {message}",
-                "Correct what the message names, or ask the owner of the policy. A service account must exist in the "
-                "job's namespace.",
+                f"{evidence.title} was rejected by its operator: {first_line(message)}",
+                f"Event {reason}: {message}",
+                "Correct the manifest. `ktrain check` names the field.",
             )
-            return _given_up(cause, waited_seconds, grace_seconds)
+            return _given_up(cause, waited_seconds)
     return None
 
 
-def find_refused_resources(evidence: Evidence, waited_seconds: float = math.inf) -> Cause | None:
+def _has_pods(evidence: Evidence) -> bool:
+    """Whether there are pods that aren't being deleted."""
+    return any(not (pod.get("metadata") or {}).get("deletionTimestamp") for pod in evidence.pods)
+
+
+def find_refused_pods(
+    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
+) -> Cause | None:
+    """The API server refuses pods or Services: as invalid, or by Pod Security, a LimitRange, a webhook and so on.
+
+    It is no proof against this manifest: a webhook may have added the part that is refused. A quota is a matter of
+    scheduling, since other jobs will free some of it.
+    """
+    for _, reason, message, waited_seconds in _lasting(evidence, "FailedCreate", max_waited_seconds, now):
+        text = f"{reason}: {message}"
+        known = next((p for p in failure_patterns.POD_REFUSALS if re.search(p.pattern, text)), None)
+        if known and not _created_since(evidence, message):
+            summary = f"{evidence.title} {known.description}: {_without_prefix(message)}"
+            return _given_up(Cause(known.category, summary, f"Event {text}", known.resolution), waited_seconds)
+    return None
+
+
+def find_refused_resources(
+    evidence: Evidence, max_waited_seconds: float = math.inf, now: datetime | None = None
+) -> Cause | None:
     """The API server refuses the objects between the job and its pods: a TrainJob's JobSet, or its Jobs.
 
     The job itself shows nothing of it (recordings 55b, 55d, 56b). It is no proof against this manifest, since the
     runtime is a part of these objects: a retry may succeed. An event may also pass (recording 58b), so a refusal counts
-    only while there are no pods, and after some time unless the object is invalid.
+    only while there are no pods, and after some time.
     """
-    if any(not (pod.get("metadata") or {}).get("deletionTimestamp") for pod in evidence.pods):
-        return None
-    for event in reversed(evidence.events):
-        reason, message = str(event.get("reason")), str(event.get("message"))
+    lasting = _lasting(evidence, "ResourcesCreationFailed", max_waited_seconds, now)
+    for event, reason, message, waited_seconds in reversed([] if _has_pods(evidence) else list(lasting)):
         if reason not in _CREATION_FAILURES or "exceeded quota" in message:
             continue
-        grace_seconds = 0.0 if " is invalid: " in message else GRACE_SECONDS["ResourcesCreationFailed"]
-        if waited_seconds < grace_seconds:
-            return None
         what = str((event.get("involvedObject") or {}).get("kind"))
         error = next((match[1] for pattern in _CREATION_ERRORS if (match := re.search(pattern, message))), message)
         resolutions = (known for pattern, known in _CREATION_RESOLUTIONS if re.search(pattern, message))
@@ -196,10 +213,11 @@ def find_refused_resources(evidence: Evidence, waited_seconds: float = math.inf)
             f"Event {reason} ({what}): {message}",
             next(resolutions, "Correct what the message names in the runtime or in the manifest."),
         )
-        return _given_up(cause, waited_seconds, grace_seconds)
+        return _given_up(cause, waited_seconds)
     return None
 
 
+_REFUSALS = (find_operator_rejection, find_refused_pods, find_refused_resources)
 #: reasons of events, and what could not be created
 _CREATION_FAILURES = {"TrainJobResourcesCreationFailed": "JobSet", "JobCreationFailed": "Jobs"}
 _CREATION_ERRORS = (
@@ -221,15 +239,15 @@ _CREATION_RESOLUTIONS = (
 )
 
 
-_ADMISSION_DENIAL = r"denied the request|is forbidden: (?!exceeded quota)"
-
-
 def _created_since(evidence: Evidence, message: str) -> bool:
-    """Whether the denied pod exists now: a missing object may have been created since the event."""
+    """Whether the refused pod exists now: a missing object may have been created since the event.
+
+    Whether a Service exists isn't known, but one that was invalid still is: it has the job's name.
+    """
     existing = [str((pod.get("metadata") or {}).get("name")) for pod in evidence.pods]
-    denied = re.search(r'pods "([^"]+)"', message)
+    denied = re.search(r'(?:pods|Pod) "([^"]+)"', message)
     if denied is None:
-        return bool(existing)
+        return bool(existing) and 'Service "' not in message
     stem = re.sub(r"(-launcher-)\w{5}$", r"\1", denied[1])  # a batch Job gives each attempt another name
     return any(name == stem or (stem.endswith("-") and name.startswith(stem)) for name in existing)
 
@@ -251,18 +269,25 @@ def find_blocked_container(
             reason = str(waiting.get("reason"))
             if reason in GRACE_SECONDS and waited_seconds >= GRACE_SECONDS[reason]:
                 cause = _waiting_cause(replica, container, reason, str(waiting.get("message") or ""))
-                found.append(_given_up(cause, waited_seconds, GRACE_SECONDS[reason]))
+                found.append(_given_up(cause, waited_seconds))
         if waiting_containers and not found:
             found += _mount_failures(evidence, pod, waited_seconds)
     return min(found, key=lambda c: c.category is not Category.IMAGE, default=None)
 
 
 def _seconds_on_node(pod: Json, now: datetime) -> float:
-    """Seconds since the pod was scheduled, or since its creation if that time is unknown."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    scheduled = [c.get("lastTransitionTime") for c in conditions if c.get("type") == "PodScheduled"]
-    since = parse_timestamp(next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")))
-    return (now - since).total_seconds() if since else math.inf
+    """Seconds since the pod was scheduled and its last init container ended, which may take long.
+
+    If it isn't known when it was scheduled, since its creation.
+    """
+    status = pod.get("status") or {}
+    scheduled = [c.get("lastTransitionTime") for c in status.get("conditions") or () if c.get("type") == "PodScheduled"]
+    states = (c.get("state") or {} for c in status.get("initContainerStatuses") or ())
+    times = [
+        next(iter(scheduled), (pod.get("metadata") or {}).get("creationTimestamp")),
+        *((state.get("terminated") or {}).get("finishedAt") for state in states),
+    ]
+    return min(((now - since).total_seconds() for time in times if (since := parse_timestamp(time))), default=math.inf)
 
 
 def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> Cause:
@@ -276,7 +301,6 @@ def _waiting_cause(replica: str, container: Json, reason: str, message: str) -> 
             detail,
             _pull_resolution(reason, message),
             replica,
-            retryable=reason != "InvalidImageName",
         )
     if reason != "CreateContainerConfigError" and "OCI runtime" in message:
         known, error = _start_error(message)
@@ -367,7 +391,7 @@ def _mount_failures(evidence: Evidence, pod: Json, waited_seconds: float) -> lis
             replica = evidence.replica_of(pod)
             summary = f"{replica} {known.description}: {first_line(message)}"
             cause = Cause(known.category, summary, f"Event {reason}: {message}", known.resolution, replica)
-            return [_given_up(cause, waited_seconds, GRACE_SECONDS[reason])]
+            return [_given_up(cause, waited_seconds)]
     return []
 
 
@@ -467,5 +491,5 @@ def _node_reasons(message: str) -> str:
 
 
 def _without_prefix(message: str) -> str:
-    """The reason in the message of an event FailedCreate..., without the name of the pod."""
-    return re.sub(r'^Error creating: (pods "[^"]+" is forbidden: )?', "", first_line(message))
+    """The reason in the message of an event FailedCreate..., without the name of the object."""
+    return re.sub(r'^Error creating: (\w+ "[^"]+" is (forbidden|invalid): )?', "", first_line(message))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # only a task with code needs it
 
 OPERATOR_LABEL = "training.kubeflow.org"
 JOB_NAME_LABEL = f"{OPERATOR_LABEL}/job-name"
+_RAN = ("Running", "Restarting")  # conditions of a job that runs or has run
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,14 @@ class Kind:
         :param pods: its pods; none if they are not known.
         """
         return False
+
+    def was_running(self, job: Mapping[str, Any]) -> bool:
+        """Whether the job's conditions prove that it runs or has run.
+
+        mpi-operator writes Running False also for a job that it suspends before its first start (recording 74e).
+        """
+        found = (c for c in (job.get("status") or {}).get("conditions") or () if c.get("type") in _RAN)
+        return any(str(c.get("status")) == "True" or c.get("reason") != "MPIJobSuspended" for c in found)
 
     def is_restarting(self, pods: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the job starts again after a failure although no condition shows it.

@@ -65,8 +65,8 @@ class QueuePhase(enum.StrEnum):
     FINISHED = "finished"
 
 
-#: phases in which no job comes to run. Quotas may be raised within a while; what Kueue gave up on doesn't change
-FAILS_AFTER_SECONDS = {QueuePhase.NEVER_FITS: 600.0, QueuePhase.GIVEN_UP: 0.0}
+#: phases in which no job comes to run, unless the quota is raised or the Workload is activated within this time
+FAILS_AFTER_SECONDS = {QueuePhase.NEVER_FITS: 600.0, QueuePhase.GIVEN_UP: 60.0}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class StartupChecks:
         waited = time.monotonic() - state.phase_since - away
         now = utc_now() - datetime.timedelta(seconds=away)
         events = await self._evidence.read_events(state.ref, state.known_job, state.pods.uids, self._warnings)
-        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, now)
+        cause = find_startup_cause(state.known_job, state.pods.all, events, waited, now, has_run=state.has_run)
         if cause is None:
             self._log_obstacle(events)
         return cause

@@ -98,6 +98,12 @@ class JobState:
         return self.phase in (Phase.PENDING, Phase.STARTING)
 
     @property
+    def has_run(self) -> bool:
+        """Whether the job was Running or Restarting, or a queue has evicted it, in any process that followed it."""
+        ran = any(self.seconds_in(phase) for phase in (Phase.RUNNING, Phase.RESTARTING))
+        return ran or bool(self.metrics.get("queue.evictions"))
+
+    @property
     def superseded(self) -> bool:
         """Whether the job, as last seen, belongs to another try of the task."""
         owner = Owner.of(self.job or {})
