@@ -11,31 +11,33 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
-from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
-from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.core.state.status import Phase, phase_of, shown_conditions, wants_suspension
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe, Look
 from airflow_provider_ktrain.engine.follow.finish import Finisher
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.follow.observer import Observer, subscriptions
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
-from airflow_provider_ktrain.engine.follow.progress import ProgressCheck, unfinished_job
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
-from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_job
 from airflow_provider_ktrain.engine.wakeup import Wakeup
 from airflow_provider_ktrain.engine.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
 RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
+LOOK_AGAIN_SECONDS = 10.0  #: until the logs are read again after they could not confirm a limit
 MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
 
 
@@ -108,7 +110,7 @@ async def follow(
             )
             startup = StartupChecks(state, output.evidence, warnings, log)
             partial = PartialStartWarning(state, options, log)
-            progress = ProgressCheck(api, state, output, options, clocks_now, log)
+            probe = ActivityProbe(api, state, output, log)
             replicas = ReplicaReporter(state, log, resumed=bool(handover.handed_over_at))
             loop = _Loop(
                 api,
@@ -117,7 +119,7 @@ async def follow(
                 observer,
                 startup,
                 partial,
-                progress,
+                probe,
                 queue,
                 replicas,
                 finisher,
@@ -165,7 +167,7 @@ class _Loop:
         observer: Observer,
         startup: StartupChecks,
         partial: PartialStartWarning,
-        progress: ProgressCheck,
+        probe: ActivityProbe,
         queue: QueueFollower,
         replicas: ReplicaReporter,
         finisher: Finisher,
@@ -176,11 +178,12 @@ class _Loop:
         stopped: Wakeup,
     ) -> None:
         self._api, self._state, self._output, self._observer = api, state, output, observer
-        self._startup, self._partial, self._progress, self._queue = startup, partial, progress, queue
+        self._startup, self._partial, self._probe, self._queue = startup, partial, probe, queue
         self._replicas, self._finisher, self._reporter = replicas, finisher, reporter
         self._options, self._host = options, host
         self._stop, self._stopped = stop, stopped
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
+        self._look_again_at = 0.0  # epoch seconds, before which LOG_LIMITS don't act
         self._pods_behind = False  # the job has ended, and the watch of the pods doesn't show why yet
 
     async def run(self) -> Outcome | Handover:
@@ -250,7 +253,7 @@ class _Loop:
     def _seconds_to_wait(self) -> float:
         """Seconds until something is due, if nothing changes before."""
         now, state, until = time.monotonic(), self._state, self._host.until
-        seconds = min((clock.due - time.time() for clock in self._clocks()), default=MAX_WAIT_SECONDS)
+        seconds = min((self._due(clock) - time.time() for clock in self._clocks()), default=MAX_WAIT_SECONDS)
         if state.phase is None:
             seconds = max(seconds, state.began + FIRST_SYNC_SECONDS - now)
         if state.uncertain:
@@ -266,34 +269,39 @@ class _Loop:
     # limits
 
     def _clocks(self) -> list[Clock]:
-        clocks = running_clocks(self._state, self._output, self._options)
-        return [self._progress.postponed(clock) for clock in clocks]
+        return running_clocks(self._state, self._output, self._options)
+
+    def _due(self, clock: Clock) -> float:
+        """When the limit may act, in epoch seconds."""
+        return max(clock.due, self._look_again_at) if clock.limit in LOG_LIMITS else clock.due
 
     async def _passed_limit(self) -> Cause | None:
         """The limit that was passed first, as a cause."""
         now = time.time()
-        passed = min((c for c in self._clocks() if c.due <= now), key=lambda c: c.due, default=None)
+        passed = min((c for c in self._clocks() if self._due(c) <= now), key=lambda c: c.due, default=None)
         if passed is None:
             most = self._options.limits.max_restarts
             if most is None or self._state.pods.restarts <= most:
                 return None
             return await self._finisher.diagnose_limit(Limit.RESTARTS, float(most))
-        if passed.limit is Limit.LOG_STALL and not await self._silence_confirmed():
-            self._output.restart_silence(now)
-            return None
-        if passed.limit is Limit.PROGRESS and not await self._progress.confirmed():
+        look = await self._look(passed) if passed.limit in LOG_LIMITS else Look(Activity.QUIET)
+        if look.activity is not Activity.QUIET:
+            if look.activity is Activity.UNKNOWN:
+                self._look_again_at = time.time() + LOOK_AGAIN_SECONDS
             return None
         cause = await self._finisher.diagnose_limit(passed.limit, passed.seconds)
+        cause = replace(cause, detail="\n".join(filter(None, (look.note, cause.detail))))
         return self._queue.explain(cause) if passed.limit is Limit.QUEUE else cause
 
-    async def _silence_confirmed(self) -> bool:
-        """Whether the API server confirms that the job goes on and its pods have written nothing.
-
-        The lack of new lines doesn't prove that none was written: a stream may be cut, or the API server unreachable.
-        The job may also have ended, and its watch doesn't show this yet.
-        """
-        silent = await self._output.follower.silent()
-        return silent and await unfinished_job(self._api, self._state.ref) is not None
+    async def _look(self, clock: Clock) -> Look:
+        """Read the job, its pods and their logs: a watch may not have shown yet that the job has ended."""
+        try:
+            job, pods = await read_job(self._api, self._state.ref), await job_pods(self._api, self._state.ref)
+        except (ApiUnavailable, ApiStatusError):
+            return Look(Activity.UNKNOWN)
+        if job is None or phase_of(job).ended or wants_suspension(job):
+            return Look(Activity.UNKNOWN)
+        return await self._probe.look(clock, job, pods)
 
     async def _crash_loop(self) -> Cause | None:
         loop = self._output.restarts.crash_loop(self._options.limits.crash_loop)
