@@ -62,15 +62,17 @@ def containers_to_read(kind: Kind, job: Object, pods: Sequence[Object], since: f
     :param since: in epoch seconds; containers that ended before are left out.
     """
     primary = kind.primary(job), 0
-    ranked = sorted(pods, key=lambda pod: (_role(kind, pod) != primary, -_role(kind, pod)[1]))
-    kept = MAX_REPLICAS + any(_role(kind, pod) == primary for pod in pods)
+    found = [(_role(kind, pod), list(_containers(kind, job, pod, since))) for pod in pods]
+    replicas = [(role, containers) for role, containers in found if containers]
+    replicas.sort(key=lambda replica: (replica[0] != primary, -replica[0][1]))
+    kept = MAX_REPLICAS + sum(role == primary for role, _ in replicas)
     note = ""
-    if len(pods) > kept:
+    if len(replicas) > kept:
         note = (
-            f"Of {len(pods)} replicas, only the logs of {kind.replica_name(*primary)} and of the {MAX_REPLICAS} with "
-            "the highest index were read."
+            f"Of {len(replicas)} replicas, only the logs of {kind.replica_name(*primary)} and of the {MAX_REPLICAS} "
+            "with the highest index were read."
         )
-    return Selection(tuple(c for pod in ranked[:kept] for c in _containers(kind, job, pod, since)), note)
+    return Selection(tuple(container for _, containers in replicas[:kept] for container in containers), note)
 
 
 def _role(kind: Kind, pod: Object) -> tuple[str, int]:

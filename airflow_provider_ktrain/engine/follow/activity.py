@@ -99,6 +99,7 @@ class ActivityProbe:
         return Look(Activity.QUIET, selection.note) if runs else Look(Activity.UNKNOWN)
 
     def _note_unreadable(self, clock: Clock) -> None:
+        """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""
         now = time.monotonic()
         self._unreadable_since = self._unreadable_since or now
         if not self._warned and now - self._unreadable_since >= UNREADABLE_SECONDS:
