@@ -167,7 +167,8 @@ class _Search:
             self.failed = True
 
     async def _look_at(self, container: Container) -> None:
-        since = {"sinceTime": f"{datetime.datetime.fromtimestamp(int(self.since), datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        began = datetime.datetime.fromtimestamp(self.since + ROUNDING_SECONDS, datetime.UTC)
+        since = {"sinceTime": f"{began:%Y-%m-%dT%H:%M:%SZ}"}
         tail = await self._request(container, TAIL_BYTES, **since, tailLines=str(TAIL_LINES))
         read_until = self._read_until(container)
         wrote = self._wrote.setdefault(container, read_until > 0)
