@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ class Probing:
         """In seconds after EPOCH."""
         return max(self.output.clock_began(self.limit), START + BEGAN) - START
 
-    async def look(self, seconds: float = SECONDS) -> Activity:
-        clock = Clock(self.limit, START + self.began + seconds, seconds)
+    async def look(self) -> Activity:
+        clock = Clock(self.limit, START + self.began + SECONDS, SECONDS)
         self.kube.queries.clear()
         return (await self.probe.look(clock, self.job, list(self.kube.objects.values()))).activity
 
@@ -227,25 +228,15 @@ async def test_at_most_16_logs_are_read_at_a_time_until_one_shows_activity(limit
 
 async def test_requests_share_the_streams_of_the_process() -> None:
     kube = Kube()
-    for index in range(20):
-        kube.worker(index)
-    kube.together, kube.left = 2, 20
-    async with probing(kube, Limit.LOG_STALL) as training:
-        process_budget().streams = 2
-        assert await training.look() is Activity.QUIET
-    assert kube.most == 2
-
-
-@of_each_limit
-async def test_rounding_of_times_moves_no_clock(limit: Limit) -> None:
-    kube = Kube()
     kube.worker(0)
-    async with probing(kube, limit) as training:
-        for number in range(10):
-            at = 130 + number / 7
-            kube.write(0, at, step(number))
-            assert await training.look(seconds=0.1) is Activity.MOVED
-            assert await training.look(seconds=0.1) is Activity.QUIET, at
+    async with probing(kube, Limit.LOG_STALL) as training:
+        budget = process_budget()
+        budget.streams = 1
+        async with budget.slot():
+            looking = asyncio.create_task(training.look())
+            await until(lambda: budget.is_crowded)
+            assert kube.queries == []
+        assert await looking is Activity.QUIET
 
 
 @of_each_limit

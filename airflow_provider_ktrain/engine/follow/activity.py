@@ -36,7 +36,6 @@ LOOK_SECONDS = 60.0  #: for all logs together
 TAIL_LINES, TAIL_BYTES = 200, 64 * 1024  #: of the first request for a log
 REST_BYTES = 32 * 1024 * 1024  #: of a request for everything since the clock began; a kubelet's file has 10 MiB
 FIRST_LINE_BYTES = 64  #: enough for the timestamp of a line
-ROUNDING_SECONDS = 0.001  #: by which the beginning of a clock may be off
 UNREADABLE_SECONDS = 10.0  #: for which logs must be unreadable until this is logged
 
 
@@ -139,11 +138,7 @@ class _Search:
     @property
     def moved(self) -> bool:
         """Whether the clock began later than it did before."""
-        return self._is_later(self._output.clock_began(self._limit), self.since)
-
-    @staticmethod
-    def _is_later(at: float, other: float) -> bool:
-        return at > other + ROUNDING_SECONDS
+        return self._output.clock_began(self._limit) > self.since
 
     async def read(self, containers: Sequence[Container]) -> None:
         """Read the logs one after the other, CONCURRENT_READS at a time, until the clock has moved."""
@@ -167,7 +162,7 @@ class _Search:
             self.failed = True
 
     async def _look_at(self, container: Container) -> None:
-        began = datetime.datetime.fromtimestamp(self.since + ROUNDING_SECONDS, datetime.UTC)
+        began = datetime.datetime.fromtimestamp(self.since, datetime.UTC)
         since = {"sinceTime": f"{began:%Y-%m-%dT%H:%M:%SZ}"}
         tail = await self._request(container, TAIL_BYTES, **since, tailLines=str(TAIL_LINES))
         read_until = self._read_until(container)
@@ -176,7 +171,7 @@ class _Search:
         if self.moved:
             return
         cut, known = tail.size >= TAIL_BYTES, max(read_until, self.since)
-        if known >= self._due or (tail.lines and not cut and not self._is_later(tail.newest, known)):
+        if known >= self._due or (tail.lines and not cut and tail.newest <= known):
             return
         if cut or tail.lines >= TAIL_LINES // 2:  # a long line counts as several
             rest = await self._request(container, REST_BYTES, **since)
@@ -195,7 +190,7 @@ class _Search:
         An empty file of a container that has written was just rotated: then the clock moves to now.
         """
         first = (await self._request(container, FIRST_LINE_BYTES)).first
-        if not first or self._is_later(first, known):
+        if not first or first > known:
             self._wrote[container] = first > 0
             self._output.restart_clock(self._limit, first or time.time())
 
@@ -223,7 +218,7 @@ class _Search:
         first, newest, lines = before.first, before.newest, before.lines
         for at, text in timed_lines(block or b""):
             first, newest, lines = first or at, max(newest, at), lines + 1
-            if not self._is_later(at, self.since):
+            if at <= self.since:
                 continue
             if self._limit is Limit.LOG_STALL:
                 self._output.restart_clock(self._limit, at)
