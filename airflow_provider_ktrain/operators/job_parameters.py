@@ -391,20 +391,8 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             from airflow_provider_ktrain.core.checks.pod_override import check_pod_override
 
             check_pod_override(self.pod_override, self.kind)
-        if "logs" not in given:
-            return
-        check_choice(self.logs, self.kind)
-        if self.logs != "none":
-            return
-        for name in ("log_stall_timeout", *(() if self.kind.reports_progress else ("progress_timeout",))):
-            if (limit := getattr(self, name)) is not None:
-                raise ManifestError(
-                    "no log is followed",
-                    where=name,
-                    found=f"{limit!r} with logs='none'",
-                    expected="followed logs: without them, every job appears to stall",
-                    remedy=f"follow a replica, such as logs='primary', or remove {name}",
-                )
+        if "logs" in given:
+            check_choice(self.logs, self.kind)
 
     def _can_follow(self) -> bool:
         """Whether the job of an earlier try can be followed although the manifest or another parameter is invalid."""

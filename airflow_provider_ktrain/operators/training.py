@@ -74,10 +74,11 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
-    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+    :param log_stall_timeout: how long no replica of a running job, followed or not, may log a line, in seconds or as a
         timedelta. Default: None, no limit.
-    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
+    :param progress_timeout: how long no replica of a running job, followed or not, may report a higher step
+        (`KTRAIN_METRIC`) before the job counts as hung, in seconds or as a timedelta. This includes a job that never
+        reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -182,10 +183,11 @@ class MPIJobOperator(_ReplicaSpecsOperator):
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
-    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+    :param log_stall_timeout: how long no replica of a running job, followed or not, may log a line, in seconds or as a
         timedelta. Default: None, no limit.
-    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
+    :param progress_timeout: how long no replica of a running job, followed or not, may report a higher step
+        (`KTRAIN_METRIC`) before the job counts as hung, in seconds or as a timedelta. This includes a job that never
+        reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts and replaced pods (restart policy ExitCode), over all
         pods. Default: None, no limit.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its
@@ -296,10 +298,11 @@ class TrainJobOperator(TrainingJobOperator):
         timedelta; None means no limit. Default: one hour.
     :param partial_start_timeout: how long some pods may hold GPUs while others have no node, in seconds or as a
         timedelta; None means no limit. Elastic jobs with their minimum of Workers are exempt. Default: one hour.
-    :param log_stall_timeout: how long a running job may log nothing in all followed replicas, in seconds or as a
+    :param log_stall_timeout: how long no replica of a running job, followed or not, may log a line, in seconds or as a
         timedelta. Default: None, no limit.
-    :param progress_timeout: how long a running job may report no higher step (`KTRAIN_METRIC`) before it counts as
-        hung, in seconds or as a timedelta. This includes a job that never reports a step. Default: None, no limit.
+    :param progress_timeout: how long no replica of a running job, followed or not, may report a higher step
+        (`KTRAIN_METRIC`) before the job counts as hung, in seconds or as a timedelta. This includes a job that never
+        reports a step. Default: None, no limit.
     :param max_restarts: maximum number of container restarts, replaced pods and restarts of the JobSet, over all
         pods. Default: None, no limit but the runtime's.
     :param crash_loop_limit: number of consecutive failures of one container, each less than 10 minutes after its

@@ -11,7 +11,7 @@ from airflow_provider_ktrain.engine.logs.emitter import LogLine, RateLimit
 from airflow_provider_ktrain.engine.logs.log_gate import MAX_UNREAD_BYTES, LogGate
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget
 
-from .fakekube import FakeKube, Record, stamp, until
+from .fakekube import FakeKube, stamp, until
 from .log_following import Sink, following, numbered, of_each_kind, write
 
 
@@ -169,35 +169,6 @@ async def test_lines_are_held_back_while_many_are_unread() -> None:
         await until(lambda: len(sink.lines) == 5)
         await follower.drain(240)
     assert sink.texts == numbered(0, 5)
-
-
-async def test_silence_is_confirmed_by_the_server() -> None:
-    kube, sink = FakeKube(), Sink()
-    kube.pod("p", containers="ab")
-    logs = [kube.log("p", container) for container in "ab"]
-    async with following(kube, sink) as follower:
-        assert await follower.silent()  # nothing was written
-        for log in logs:
-            write(log, 0, 10)
-        await until(lambda: len(sink.lines) == 20)
-        assert await follower.silent()
-        logs[1].files[-1].append(Record(stamp(5), b"x" * 16384, partial=True))  # the stream delivers none of them
-        assert not await follower.silent()
-        assert await follower.silent()  # since the request
-        await until(lambda: kube.open == 2)
-        kube.away = True
-        kube.cut()
-        assert not await follower.silent()
-        kube.away, kube.refusal = False, (403, "Forbidden")
-        assert not await follower.silent()
-        kube.refusal = None
-        assert await follower.silent()
-        follower.observe(kube.pod("p", containers="ab", state="terminated", phase="Succeeded"))
-        assert not await follower.silent()  # no container runs
-        for log in logs:
-            log.end()
-    asked = [query for query in kube.queries if query.get("tailLines") == "1"]
-    assert {query["limitBytes"] for query in asked} == {"64"}
 
 
 async def test_tail_check_requests_few_bytes() -> None:

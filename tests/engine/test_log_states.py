@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from airflow_provider_ktrain.core.logs.container_run import Run
 from airflow_provider_ktrain.core.logs.cursor import Position
-from airflow_provider_ktrain.engine.logs.container_run import Run
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, State, next_state
 from airflow_provider_ktrain.engine.logs.line_logger import format_line
 

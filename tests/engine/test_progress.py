@@ -117,6 +117,39 @@ async def test_training_with_steps_is_not_released(task: Task) -> None:
     assert outcome.training_metrics == {}, "a step alone is no metric"
 
 
+@of_all_kinds
+async def test_steps_of_replicas_that_are_not_followed_are_progress(task: Task) -> None:
+    ref = (await task.submit(1, ADVANCES)).ref
+    ended = await task.follow(ref, limits=Limits(progress=5, log_stall=5), logs="none", until=soon(20))
+    assert isinstance(ended, Handover)
+    assert ended.training_metrics["step"] > 10
+
+
+async def test_steps_of_the_master_are_progress_if_only_a_worker_is_followed(task: Task) -> None:
+    """The Worker is silent: Megatron, for example, prints on one rank only."""
+    program = f'[ "$RANK" = 0 ] || exec sleep 600; {ADVANCES}'
+    ref = (await task.submit(1, program, workers=1)).ref
+    limits = Limits(progress=5, log_stall=5)
+    ended = await task.follow(ref, limits=limits, logs={"Worker": [0]}, until=soon(20))
+    assert isinstance(ended, Handover)
+
+
+@of_all_kinds
+@pytest.mark.parametrize(
+    ("limits", "summary"),
+    [
+        (Limits(progress=3), "reported no step higher than 7 for 3 s (progress_timeout)"),
+        (Limits(log_stall=3), "wrote no log line for 3 s (log_stall_timeout)"),
+    ],
+    ids=["progress", "log_stall"],
+)
+async def test_limit_ends_a_training_whose_logs_are_not_followed(task: Task, limits: Limits, summary: str) -> None:
+    hangs = f"""{TRAP}; echo 'KTRAIN_METRIC {{"step": 7}}'; sleep 600 & wait"""
+    ref = (await task.submit(1, HANGS if limits.progress else hangs)).ref
+    outcome = await task.ended(ref, limits=limits, logs="none")
+    assert summary in (outcome.cause or {})["summary"]
+
+
 class ApiWithoutLogs(Api):
     """An API server that refuses to serve logs."""
 

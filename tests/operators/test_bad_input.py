@@ -38,7 +38,6 @@ def changed(change: str) -> str:
         ({"rendered": {"on_finish_action": "keep"}}, ["on_finish_action", "'keep'", "keep_job"]),
         ({"rendered": {"reattach": "never"}}, ["reattach", "'never'", "if_unchanged"]),
         ({"rendered": {"logs": "some"}}, ["logs", "some", "primary"]),
-        ({"rendered": {"logs": "none", "log_stall_timeout": 60}}, ["log_stall_timeout", "60", "logs='primary'"]),
         ({"rendered": {"hosts": "node1"}}, ["hosts", "found 'node1'", "write ['node1']", "a list"]),
         ({"rendered": {"schedule_timeout": "10m"}}, ["schedule_timeout", "found '10m'", "timedelta(minutes=10)"]),
         ({"rendered": {"namespace": "Not A NS"}}, ["namespace", "found 'Not A NS'", "lower-case"]),
@@ -46,7 +45,7 @@ def changed(change: str) -> str:
     ],
     ids=[
         "no YAML", "another kind", "another operator", "no container pytorch", "two masters", "on_finish_action",
-        "reattach", "logs", "silence of no logs", "text for a list", "no duration", "no namespace's name", "gpus twice",
+        "reattach", "logs", "text for a list", "no duration", "no namespace's name", "gpus twice",
     ],
 )  # fmt: skip
 def test_parameters_invalid_on_any_cluster_are_final(

@@ -42,8 +42,6 @@ WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
     (PyTorchJobOperator, {**IMAGE, "on_finish_action": "{{ params.x }}"}, r"on_finish_action: .*expected one of"),
     (PyTorchJobOperator, {**IMAGE, "reattach": "never"}, r"reattach: .*found 'never'; expected one of always"),
     (PyTorchJobOperator, {**IMAGE, "startup_timeout": timedelta(seconds=-1)}, r"startup_timeout: .*expected seconds"),
-    (MPIJobOperator, {**IMAGE, "workers": 1, "logs": "none", "progress_timeout": 5}, r"progress_timeout: no log is"),
-    (PyTorchJobOperator, {**IMAGE, "logs": "none", "log_stall_timeout": 5}, r"log_stall_timeout: no log is followed"),
     (PyTorchJobOperator, {**IMAGE, "hosts": "n1"}, r"hosts: .*found 'n1'; expected a list .*write \['n1'\]"),
     (PyTorchJobOperator, {**IMAGE, "env": {"A": None}}, r"env\['A'\]: .*found None"),
     (PyTorchJobOperator, {**IMAGE, "deferrable": "yes"}, r"deferrable: .*found 'yes'; expected True or False"),

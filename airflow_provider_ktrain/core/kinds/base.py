@@ -60,7 +60,6 @@ class Kind:
     :param main_containers: containers whose failure fails the job, others being sidecars. Default: `container`, or all.
     :param fixed_size_reason: why a job can't be scaled; empty if it can.
     :param reports_phases: whether the operator sets the conditions Created, Running, Restarting and Succeeded.
-    :param reports_progress: whether the job's status may contain the progress of the training (`trainerStatus`).
     :param restarts_failed_jobs: whether a failed job may train again, unless it is suspended: its condition Failed then
         vanishes.
     :param failure_deletes_peers: whether the operator deletes the pods of all replicas when one fails for good.
@@ -94,7 +93,6 @@ class Kind:
     main_containers: tuple[str, ...] = ()
     fixed_size_reason: str = ""
     reports_phases: bool = True
-    reports_progress: bool = False
     restarts_failed_jobs: bool = False
     failure_deletes_peers: bool = False
     pod_owner: str = ""

@@ -195,7 +195,6 @@ TRAINJOB = TrainJob(
     single_roles=(LAUNCHER, *INITIALIZERS),
     main_containers=(NODE, *INITIALIZERS),
     reports_phases=False,
-    reports_progress=True,
     failure_deletes_peers=True,  # and with maxRestarts of the runtime recreates them
     restarts_failed_jobs=True,  # when its JobSet is deleted, for example by a TTL of the runtime (recording 60b)
     pod_owner="jobset.x-k8s.io/v1alpha2/jobsets",

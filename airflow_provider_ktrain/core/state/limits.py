@@ -29,8 +29,8 @@ class Limits:
     :param startup: a pod has a node but its containers don't run yet (image pull, mounts, init containers), or no
         operator has reconciled the job.
     :param partial_start: some pods hold GPUs while others have no node; see `partial_start.py`.
-    :param log_stall: the job runs, and no followed replica writes a log line.
-    :param progress: the job runs, and reports no higher step; see `progress.py`.
+    :param log_stall: the job runs, and no replica writes a log line.
+    :param progress: the job runs, and no replica reports a higher step; see `progress.py`.
     :param max_restarts: number of restarts of containers, and of pods recreated after a failure (ExitCode).
     :param crash_loop: number of failures of one container in a row, each after a short run; see `crash_loop.py`.
     """

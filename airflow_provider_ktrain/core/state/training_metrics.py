@@ -120,6 +120,15 @@ class TrainingMetrics:
         self._add_all(source, step, values, written_at)
         return True
 
+    def read_step(self, source: str, text: str, written_at: float) -> None:
+        """Take only the step of a line, as progress: the series are those of the followed replicas.
+
+        The parameters are those of `read_line`.
+        """
+        step = parse_metric_line(text).get(STEP)
+        if step is not None and math.isfinite(step):
+            self._note_progress(source, step, written_at)
+
     def read_trainer_status(self, job: Mapping[str, Any]) -> None:
         """Take `status.trainerStatus` of a TrainJob: its metrics, with the percentage as their step.
 

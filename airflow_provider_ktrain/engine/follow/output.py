@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
@@ -52,6 +53,7 @@ class JobOutput:
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
         self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
         self.training_metrics = TrainingMetrics(handover.training_metrics)  #: what the program reports while it runs
+        self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
         self._starts = RunStarts()
         self.evidence = EvidenceCollector(api, state.kind, cursor, log)
         self.restarts = RestartReporter(state.kind, self.evidence, log, handover.pod_history.get("crashes"))
@@ -103,7 +105,26 @@ class JobOutput:
     def progress_since(self) -> float | None:
         """From when on the job makes no progress, in epoch seconds; None while this doesn't count."""
         began = self._starts.last(self._state.job or {}, self._state.pods.live)
-        return None if began is None else max(began, self.training_metrics.progress_at or began)
+        return None if began is None else max(began, self.clock_began(Limit.PROGRESS))
+
+    def clock_began(self, limit: Limit) -> float:
+        """When the last line or progress was noted, in epoch seconds; 0: none was.
+
+        :param limit: LOG_STALL or PROGRESS.
+        """
+        if limit is Limit.LOG_STALL:
+            return self.last_line_at
+        return max(self.training_metrics.progress_at or 0.0, self._unread_until)
+
+    def restart_clock(self, limit: Limit, at: float) -> None:
+        """Count silence, or the time without progress, from `at` on, in epoch seconds, unless it counts from later on.
+
+        :param limit: LOG_STALL or PROGRESS.
+        """
+        if limit is Limit.LOG_STALL:
+            self.last_line_at = max(self.last_line_at, at)
+        else:
+            self._unread_until = max(self._unread_until, at)
 
     def restart_silence(self, at: float) -> None:
         """Count the time without a line from `at` on, in epoch seconds."""

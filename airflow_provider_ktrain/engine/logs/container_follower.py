@@ -27,11 +27,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Replay
 from airflow_provider_ktrain.core.logs.selection import is_init_container
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable, pause_after
-from airflow_provider_ktrain.engine.logs.container_run import Pod, Run, run_of
 from airflow_provider_ktrain.engine.logs.container_state import ObservedContainer, RunProgress, State, next_state
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, RateLimitedEmitter
 from airflow_provider_ktrain.engine.logs.reader import (
@@ -103,7 +104,6 @@ class ContainerFollower:
         self._finished = False  # the log is read as far as it goes
         self._drained = False
         self.caught_up = False  #: whether everything was read that had been written when `catch_up` was called
-        self._last_peeked = ""  # the time of the last line, as of the last check for silence
         self._steps = {
             State.WAITING: self._wait,
             State.RESUMING: self._resume,
@@ -188,29 +188,13 @@ class ContainerFollower:
         """Whether the container may write, as far as is known."""
         return self._observed.run.started and not self._observed.stream_ends_by_itself
 
-    async def silent(self) -> bool:
-        """Whether the container certainly wrote nothing since the last line read, or since this was last asked."""
-        known = max(self._position.last, self._last_peeked)
-        last = await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")
-        if not last:
-            return last is not None and not known
-        self._last_peeked = time_of_line(last) or ""
-        return "" < self._last_peeked <= known
-
-    async def has_read_until(self, time: str) -> bool:
-        """Whether every line that was written before `time` has certainly been read."""
-        position, run = self._position, self._observed.run
-        if position.last >= time or (position.complete and position.restart >= run.restart):
-            return True
-        last = await self._reader.peek(TIMESTAMP_BYTES, tailLines="1")
-        if not last:
-            return last is not None and not position.last
-        return "" < (time_of_line(last) or "") <= position.last
-
-    @property
-    def read_since(self) -> str:
-        """From when on the newest run's log was read without a gap; "" before its first line."""
-        return max(self._position.first, self._emitter.gap_until)
+    def read_span(self, restart: int) -> tuple[float, float]:
+        """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read."""
+        position = self._position
+        if position.restart != restart:
+            return 0.0, 0.0
+        first = max(position.first, self._emitter.gap_until)
+        return epoch_seconds(first) or 0.0, epoch_seconds(position.last) or 0.0
 
     # the states
 

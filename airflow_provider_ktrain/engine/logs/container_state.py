@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from airflow_provider_ktrain.core.logs.container_run import Run
 from airflow_provider_ktrain.core.logs.cursor import Position
-from airflow_provider_ktrain.engine.logs.container_run import Run
 
 
 @dataclass

@@ -6,20 +6,18 @@ One asyncio task per container reads its runs one after the other: see `containe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from airflow_provider_ktrain.core.kinds import Kind
+from airflow_provider_ktrain.core.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.logs.container_follower import ContainerFollower, JobLogs
-from airflow_provider_ktrain.engine.logs.container_run import Pod, run_of, started_at
 from airflow_provider_ktrain.engine.logs.emitter import Inspect, LogLine, RateLimit, ignore
 from airflow_provider_ktrain.engine.logs.reader import ForbiddenNotice
 from airflow_provider_ktrain.engine.logs.report import DrainReport, Tally
 from airflow_provider_ktrain.engine.logs.stream_budget import StreamBudget, process_budget
 
-SILENCE_CHECK_TIMEOUT_SECONDS = 60.0  #: for asking whether all containers are silent
 WHOLE = Tally(complete=True)  #: of no container; one object for all jobs
 LATE_LINES_SECONDS = 5.0  #: at the end of a drain in which lines are only counted, at most
 
@@ -198,36 +196,14 @@ class LogFollower:
         behind = (container for container in self._followed.values() if not container.caught_up)
         return self._gone_whole.lines + sum(container.lines_read for container in behind)
 
-    async def silent(self) -> bool:
-        """Whether all running containers have certainly written nothing since the last line read, or the last call.
+    def read_span(self, uid: str, container: str, restart: int) -> tuple[float, float]:
+        """From when until when a run's log was read without a gap, in epoch seconds; zeros: nothing was read.
 
-        The server is asked for the last line of each, because a stream without lines may just be broken or late.
-        False if no container runs, if one has written, or if this can't be found out.
+        :param uid: of the pod.
+        :param restart: the run.
         """
-        running = [container for container in self._followed.values() if container.runs]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_CHECK_TIMEOUT_SECONDS):
-                return bool(running) and all(await asyncio.gather(*(container.silent() for container in running)))
-        return False
-
-    async def has_read_until(self, time: str) -> bool:
-        """Whether every line that the followed containers wrote before a time has certainly been read.
-
-        False if none has started, or if this can't be found out.
-
-        :param time: as `core.logs.cursor.normal_time` returns it.
-        """
-        followed = list(self._followed.values())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_CHECK_TIMEOUT_SECONDS):
-                checks = (container.has_read_until(time) for container in followed)
-                return bool(followed) and all(await asyncio.gather(*checks))
-        return False
-
-    @property
-    def read_since(self) -> str:
-        """From when on all followed logs were read without a gap, as far as they have lines; "" if none has."""
-        return max((container.read_since for container in self._followed.values()), default="")
+        followed = self._followed.get((uid, container))
+        return (0.0, 0.0) if followed is None else followed.read_span(restart)
 
     def report(self) -> DrainReport:
         """What became of the logs so far, including pods in the cursor that were never observed here."""

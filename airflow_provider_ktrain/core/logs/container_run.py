@@ -33,8 +33,7 @@ def run_of(pod: Pod, container: str) -> Run:
     """The newest run of a container. During a back-off (waiting, with a lastState), that is the run that ended."""
     status, spec = pod.get("status") or {}, pod.get("spec") or {}
     final = status.get("phase") in ("Succeeded", "Failed")
-    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
+    found = _status(pod, container)
     state = found.get("state") or {}
     running, terminated = "running" in state, state.get("terminated")
     started = running or terminated is not None or bool(found.get("lastState"))
@@ -54,9 +53,22 @@ def run_of(pod: Pod, container: str) -> Run:
 
 def started_at(pod: Pod, container: str) -> str:
     """When the newest run of a container started, according to its pod's status; "" if unknown."""
+    return str(_newest(pod, container).get("startedAt") or "")
+
+
+def finished_at(pod: Pod, container: str) -> str:
+    """When the newest run of a container ended, according to its pod's status; "" if it runs or this isn't known."""
+    return str(_newest(pod, container).get("finishedAt") or "")
+
+
+def _newest(pod: Pod, container: str) -> Mapping[str, Any]:
+    """The state of the newest run that has started."""
+    found = _status(pod, container)
+    states, last = found.get("state") or {}, found.get("lastState") or {}
+    return states.get("running") or states.get("terminated") or last.get("terminated") or {}
+
+
+def _status(pod: Pod, container: str) -> Mapping[str, Any]:
     status = pod.get("status") or {}
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    found: Mapping[str, Any] = next((s for s in statuses if s.get("name") == container), {})
-    states = found.get("state") or {}
-    state = states.get("running") or states.get("terminated") or (found.get("lastState") or {}).get("terminated") or {}
-    return str(state.get("startedAt") or "")
+    return next((s for s in statuses if s.get("name") == container), {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_ktrain.engine.logs.container_run import Run, run_of
+from airflow_provider_ktrain.core.logs.container_run import Run, run_of
 
 STATES: dict[str, tuple[dict[str, Any], Run]] = {
     "nothing known": ({}, Run()),

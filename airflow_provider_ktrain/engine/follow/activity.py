@@ -1,0 +1,227 @@
+"""Reads the logs of all replicas before `log_stall_timeout` or `progress_timeout` ends a job.
+
+That no line was read doesn't prove that none was written: the replica may not be followed, or its stream may be cut or
+behind. So each replica's newest lines since the clock began are requested, until one shows that the clock must move.
+
+A kubelet serves only the newest file of a log that it has rotated. Where the file begins after the clock did, what was
+before may have been a step, and the clock moves to the first line that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import enum
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.logs.activity import Container, containers_to_read, timed_lines
+from airflow_provider_ktrain.core.state.limits import Clock
+from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError
+from airflow_provider_ktrain.engine.follow.output import JobOutput
+from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.logs.emitter import LineSplitter
+from airflow_provider_ktrain.engine.logs.reader import NO_LOG_TEXT, PEEK_TIMEOUT_SECONDS
+
+Object = dict[str, Any]
+LOG_LIMITS = (Limit.LOG_STALL, Limit.PROGRESS)  #: that act only if the logs of all replicas confirm it
+CONCURRENT_READS = 16
+LOOK_SECONDS = 60.0  #: for all logs together
+TAIL_LINES, TAIL_BYTES = 200, 64 * 1024  #: of the first request for a log
+REST_BYTES = 32 * 1024 * 1024  #: of a request for everything since the clock began; a kubelet's file has 10 MiB
+FIRST_LINE_BYTES = 64  #: enough for the timestamp of a line
+UNREADABLE_SECONDS = 10.0  #: for which logs must be unreadable until this is logged
+
+
+class Activity(enum.Enum):
+    """What the logs show."""
+
+    MOVED = "the clock has moved: a line or a step was written since it began"
+    QUIET = "nothing was written since the clock began: the limit may act"
+    UNKNOWN = "this can't be found out now: look again"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The result of reading the logs.
+
+    :param note: which replicas were not read, for the cause's detail; empty if all were. Default: "".
+    """
+
+    activity: Activity
+    note: str = ""
+
+
+class ActivityProbe:
+    """Decides whether the logs of all replicas confirm that a clock of LOG_LIMITS has expired.
+
+    :param api: client for the cluster.
+    :param state: the job.
+    :param output: its logs and what the program reported; `look` moves its clocks.
+    :param log: where it is logged, once, that logs can't be read.
+    """
+
+    def __init__(self, api: Api, state: JobState, output: JobOutput, log: Log) -> None:
+        self._api, self._state, self._output, self._log = api, state, output, log
+        self._wrote: dict[Container, bool] = {}
+        self._unreadable_since: float | None = None  # monotonic
+        self._warned = False
+
+    async def look(self, clock: Clock, job: Object, pods: Sequence[Object]) -> Look:
+        """Read what the replicas wrote since the clock began, until a line or step moves the clock.
+
+        Nothing is raised if requests fail: the result is UNKNOWN then, unless another replica has moved the clock.
+
+        :param clock: an expired clock of one of LOG_LIMITS, as `core.state.limits.clocks` returned it.
+        :param job: as the API server has it now; it has not ended.
+        :param pods: its pods, likewise.
+        """
+        search = _Search(self._api, self._output, self._state.ref.namespace, clock, self._wrote)
+        selection = containers_to_read(self._state.kind, job, pods, search.since)
+        self._output.restart_clock(clock.limit, selection.last_start)
+        self._output.training_metrics.read_trainer_status(job)
+        await search.read(selection.containers)
+        if search.moved:
+            self._unreadable_since = None
+            return Look(Activity.MOVED)
+        if search.failed:
+            self._note_unreadable(clock)
+            return Look(Activity.UNKNOWN)
+        self._unreadable_since = None
+        runs = any(not container.ended for container in selection.containers)
+        return Look(Activity.QUIET, selection.note) if runs else Look(Activity.UNKNOWN)
+
+    def _note_unreadable(self, clock: Clock) -> None:
+        """Log once that `log_stall_timeout` or `progress_timeout` has passed, and logs can't be read to confirm it."""
+        now = time.monotonic()
+        self._unreadable_since = self._unreadable_since or now
+        if not self._warned and now - self._unreadable_since >= UNREADABLE_SECONDS:
+            self._warned = True
+            what = "log line" if clock.limit is Limit.LOG_STALL else "progress"
+            self._log.warning(
+                f"{self._state.ref} may have hung: no {what} was read for {clock.seconds:.0f} s ({clock.limit}).\n"
+                "The job is kept, because its latest log lines can't be read."
+            )
+
+
+@dataclass(frozen=True)
+class _Response:
+    """One response to a request for a log.
+
+    :param first, newest: times of lines, in epoch seconds; 0 without lines.
+    """
+
+    first: float
+    newest: float
+    lines: int
+    size: int
+
+
+class _Search:
+    """One look for a line or step that was written since a clock began.
+
+    :param wrote: whether the file of a container is known to have had lines, over all looks.
+    """
+
+    def __init__(self, api: Api, output: JobOutput, namespace: str, clock: Clock, wrote: dict[Container, bool]) -> None:
+        self._api, self._output, self._namespace, self._wrote = api, output, namespace, wrote
+        self._limit, self._due = clock.limit, clock.due
+        self.since = clock.due - clock.seconds
+        self.failed = False  #: whether a log could not be read
+
+    @property
+    def moved(self) -> bool:
+        """Whether the clock began later than it did before."""
+        return self._output.clock_began(self._limit) > self.since
+
+    async def read(self, containers: Sequence[Container]) -> None:
+        """Read the logs one after the other, CONCURRENT_READS at a time, until the clock has moved."""
+        left = iter(containers)
+
+        async def read_on() -> None:
+            for container in left:
+                if self.moved:
+                    return
+                try:
+                    await self._look_at(container)
+                except KtrainError as e:
+                    gone = container.ended and isinstance(e, ApiStatusError) and e.status in (400, 404)
+                    self.failed = self.failed or not gone
+
+        try:
+            async with asyncio.timeout(LOOK_SECONDS), asyncio.TaskGroup() as group:
+                for _ in range(min(CONCURRENT_READS, len(containers))):
+                    group.create_task(read_on())
+        except TimeoutError:
+            self.failed = True
+
+    async def _look_at(self, container: Container) -> None:
+        began = datetime.datetime.fromtimestamp(self.since, datetime.UTC)
+        since = {"sinceTime": f"{began:%Y-%m-%dT%H:%M:%SZ}"}
+        tail = await self._request(container, TAIL_BYTES, **since, tailLines=str(TAIL_LINES))
+        read_until = self._read_until(container)
+        wrote = self._wrote.setdefault(container, read_until > 0)
+        self._wrote[container] = wrote or tail.lines > 0
+        if self.moved:
+            return
+        cut, known = tail.size >= TAIL_BYTES, max(read_until, self.since)
+        if known >= self._due or (tail.lines and not cut and tail.newest <= known):
+            return
+        if cut or tail.lines >= TAIL_LINES // 2:  # a long line counts as several
+            rest = await self._request(container, REST_BYTES, **since)
+            self.failed = self.failed or rest.size >= REST_BYTES
+        if self._wrote[container] and not self.moved:
+            await self._check_beginning(container, known)
+
+    def _read_until(self, container: Container) -> float:
+        """Until when the follower has read all lines since the clock began, in epoch seconds; 0: it has not."""
+        first, last = self._output.follower.read_span(container.uid, container.name, container.run)
+        return last if 0 < first <= self.since else 0.0
+
+    async def _check_beginning(self, container: Container, known: float) -> None:
+        """Move the clock to the first line that is left if lines after `known` may have been rotated away.
+
+        An empty file of a container that has written was just rotated: then the clock moves to now.
+        """
+        first = (await self._request(container, FIRST_LINE_BYTES)).first
+        if not first or first > known:
+            self._wrote[container] = first > 0
+            self._output.restart_clock(self._limit, first or time.time())
+
+    async def _request(self, container: Container, limit_bytes: int, **query: str) -> _Response:
+        """Request lines and take from them what moves the clock.
+
+        :raises KtrainError: the log can't be read.
+        """
+        path = f"{api_paths.core(self._namespace, 'pods', container.pod)}/log"
+        query |= {"container": container.name, "timestamps": "true", "limitBytes": str(limit_bytes)}
+        splitter, size, found = LineSplitter(), 0, _Response(0.0, 0.0, 0, 0)
+        async with (
+            self._output.follower.budget.slot(),
+            self._api.stream(path, query=query, pool="logs", read_timeout=PEEK_TIMEOUT_SECONDS) as response,
+        ):
+            async for chunk in response.content.iter_any():
+                size += len(chunk)
+                found = self._take(container, splitter.feed(chunk), found)
+        if splitter.unended_line.startswith(NO_LOG_TEXT):
+            raise ApiStatusError(404, "NotFound", splitter.unended_line.decode(errors="replace"))
+        found = self._take(container, splitter.unended_line, found)
+        return _Response(found.first, found.newest, found.lines, size)
+
+    def _take(self, container: Container, block: bytes | None, before: _Response) -> _Response:
+        first, newest, lines = before.first, before.newest, before.lines
+        for at, text in timed_lines(block or b""):
+            first, newest, lines = first or at, max(newest, at), lines + 1
+            if at <= self.since:
+                continue
+            if self._limit is Limit.LOG_STALL:
+                self._output.restart_clock(self._limit, at)
+            else:
+                self._output.training_metrics.read_step(container.replica, text, at)
+        return _Response(first, newest, lines, 0)
