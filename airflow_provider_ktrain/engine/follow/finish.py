@@ -9,7 +9,6 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause, Limit
-from airflow_provider_ktrain.core.logs.result import find_result
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.success_summary import summary_of_success
@@ -79,7 +78,8 @@ class Finisher:
         return Handover(
             cursor=self._output.cursor.to_dict(),
             metrics=self._state.metrics,
-            result_line=self._output.result_line,
+            result_line=self._output.result.line,
+            result_from=self._output.result.origin,
             pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
             queue=self._state.queue,
             handed_over_at=time.time(),
@@ -256,6 +256,7 @@ class Finisher:
             verify = False
         released = error = ""
         kept: dict[str, str] | None = None
+        await self._output.result.complete()
         if self._options.release and self._state.ref.uid:
             released, error, kept = await self._request_release(cause is None, verify, timeout)
         state, job, now = self._state, self._state.job or {}, utc_now()
@@ -269,7 +270,7 @@ class Finisher:
         if line := steps.describe(repeated):
             self._log.info(line)
         self._count()
-        result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
+        result, result_error = self._output.result.find(state.kind, job, state.pods.all)
         return Outcome(
             self._phase,
             cause is None,
