@@ -44,11 +44,13 @@ OPAQUE = (
     "metrics",
     "usage",
     "result",
+    "result_from",
     "pod_history",
     "candidates",
     "return_value",
     "kept",
     "cause",
+    "failed_nodes",
 )  # any keys are valid
 JOB = {f"job.{field}" for field in ("kind", "version", "namespace", "name", "uid")} | {"job"}
 

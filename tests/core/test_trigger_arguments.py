@@ -80,7 +80,11 @@ def fitted(**fields: Any) -> Handover:
 
 
 def test_arguments_that_fit_are_not_changed() -> None:
-    fields = {"result_line": "x" * 30_000, "cursor": cursor(100).to_dict(), "training_metrics": {"step": 1}}
+    fields: dict[str, Any] = {
+        "result_line": "x" * 30_000,
+        "cursor": cursor(100).to_dict(),
+        "training_metrics": {"step": 1},
+    }
     assert fitted(**fields) == Handover(**fields)
 
 
