@@ -256,7 +256,8 @@ class Finisher:
             verify = False
         released = error = ""
         kept: dict[str, str] | None = None
-        await self._output.result.complete()
+        if cause is None:
+            await self._output.result.complete()
         if self._options.release and self._state.ref.uid:
             released, error, kept = await self._request_release(cause is None, verify, timeout)
         state, job, now = self._state, self._state.job or {}, utc_now()
