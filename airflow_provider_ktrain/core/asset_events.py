@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.redaction import redacted
 
 MODEL_URI = "model_uri"  #: key of the result under which a program reports where its model is
 MAX_URI_CHARS = 1500  #: Airflow rejects longer URIs of assets
-MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON, in UTF-8
+MAX_EXTRA_BYTES = 16 * 1024  #: of the extra's JSON
 LEFT_OUT = "left_out"  #: key of the extra that names the fields that were too large
 _DISPENSABLE = ("result", "metrics", "checkpoint_dir", MODEL_URI)  #: fields, in the order in which they are left out
 
@@ -72,4 +72,5 @@ def bounded(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(data: Mapping[str, Any]) -> int:
-    return len(json.dumps(data, ensure_ascii=False).encode(errors="replace"))
+    """Bytes of JSON. Airflow stores it with other characters than ASCII escaped."""
+    return len(json.dumps(data))

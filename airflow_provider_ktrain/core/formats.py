@@ -22,7 +22,7 @@ TRIES_STATE = "ktrain_tries"  #: a summary of each of the last tries
 
 STATUS_XCOM = "ktrain_status"  #: key of the XCom that the training page shows: see `core.state.status_document`
 
-MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON, in UTF-8
+MAX_OUTCOME_BYTES = 60 * 1024  #: of the stored outcome's JSON
 MAX_TRIES = 10  #: tries that are summarized
 MAX_FAILED_NODES = 8  #: nodes that are avoided: the latest
 
@@ -140,4 +140,5 @@ def with_failed_nodes(stored: Any, max_tries: int, more: Mapping[str, str]) -> d
 
 
 def _size(data: Mapping[str, Any]) -> int:
-    return len(json.dumps(data, ensure_ascii=False).encode(errors="replace"))
+    """Bytes of JSON. Airflow stores and counts it with other characters than ASCII escaped."""
+    return len(json.dumps(data))

@@ -44,11 +44,13 @@ OPAQUE = (
     "metrics",
     "usage",
     "result",
+    "result_from",
     "pod_history",
     "candidates",
     "return_value",
     "kept",
     "cause",
+    "failed_nodes",
 )  # any keys are valid
 JOB = {f"job.{field}" for field in ("kind", "version", "namespace", "name", "uid")} | {"job"}
 
@@ -256,16 +258,17 @@ def test_stored_failure_is_not_used_by_the_next_try() -> None:
 
 @pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600"])
 def test_stored_outcome_is_small_and_keeps_a_result(character: str) -> None:
-    result = {"text": character * (40 * 1024 // len(character.encode()))}
+    result = {"text": character * (40 * 1024 // len(json.dumps(character)))}
     detail = character * 16 * 1024
     outcome = Outcome("Succeeded", True, result=result, released=detail, metrics={detail: 1.0}).to_dict()
     stored = stored_outcome(outcome, 1, 0)
-    assert len(json.dumps(stored, ensure_ascii=False).encode()) <= MAX_OUTCOME_BYTES + 200
+    assert len(json.dumps(stored)) <= MAX_OUTCOME_BYTES + 200
     assert stored["outcome"]["result"] == result
 
 
-def test_result_that_is_too_large_is_left_out_with_a_reason() -> None:
-    stored = stored_outcome({**SUCCEEDED, "result": "x" * 70_000}, 1, 0)
+@pytest.mark.parametrize("result", ["x" * 70_000, "\u0451" * 11_000])
+def test_result_that_is_too_large_is_left_out_with_a_reason(result: str) -> None:
+    stored = stored_outcome({**SUCCEEDED, "result": result}, 1, 0)
     assert stored["outcome"]["result"] is None
     assert "too large" in stored["outcome"]["result_error"]
     assert stored["outcome"]["succeeded"]

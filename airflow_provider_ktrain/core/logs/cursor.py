@@ -189,7 +189,7 @@ class Replay:
 
 
 KEY_BYTES = 6  #: of a container's hash: of 1,000 containers, two collide once in 500 million cursors
-MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text: encrypted it must fit the 64 KiB of MySQL's column
+MAX_SIZE = 32 * 1024  #: bytes of a cursor as JSON text; see also `core.reporting.trigger_arguments`
 MAX_WATCH_DELAY = timedelta(seconds=60)  #: until a watch shows a container that has started
 _MILLISECOND = 10**6
 _COMPLETE, _STARTED, _WHOLE, _ANCHORED = 1, 2, 4, 8  # flags of a packed position

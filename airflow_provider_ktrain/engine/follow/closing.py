@@ -10,7 +10,6 @@ from typing import Any
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.exit_code import primary_exit_code
 from airflow_provider_ktrain.core.diagnosis.model import Cause
-from airflow_provider_ktrain.core.logs.result import find_result
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.success_summary import summary_of_success
 from airflow_provider_ktrain.core.text import counted
@@ -71,7 +70,8 @@ class Closing:
         return Handover(
             cursor=self._output.cursor.to_dict(),
             metrics=self._state.metrics,
-            result_line=self._output.result_line,
+            result_line=self._output.result.line,
+            result_from=self._output.result.origin,
             pod_history={**self._state.pods.handover(utc_now()), "crashes": self._output.restarts.handover()},
             queue=self._state.queue,
             handed_over_at=time.time(),
@@ -88,6 +88,8 @@ class Closing:
         await self._observer.wait_for_explaining_pod()
         await self._drain_to_the_end()
         await self._observer.update()  # pods may have changed while the logs were read
+        if self._state.phase is Phase.SUCCEEDED:
+            await self._output.result.complete()
 
     async def outcome_of_condition(self, conditions: Sequence[str]) -> Outcome:
         """The job has a condition that the task waits for.
@@ -232,7 +234,7 @@ class Closing:
         if line := steps.describe(repeated):
             self._log.info(line)
         self._count()
-        result, result_error = find_result(state.kind, job, state.pods.all, self._output.result_line)
+        result, result_error = self._output.result.find(state.kind, job, state.pods.all)
         return replace(
             brief,
             usage={**spent.as_dict(), **repeated},

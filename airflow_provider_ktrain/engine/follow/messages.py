@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.logs.selection import LogChoice
+from airflow_provider_ktrain.core.reporting.trigger_arguments import fitted
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import clean
 from airflow_provider_ktrain.engine.wakeup import Wakeup
@@ -239,6 +240,7 @@ class Handover:
     :param cursor: position in each container's log: see `core.logs.cursor`. Default: empty.
     :param metrics: as in `Outcome`, so far. Default: empty.
     :param result_line: last result line of the primary. Default: "", there is none.
+    :param result_from: where the log has it, if it is left out: `pod`, `container` and `time`. Default: there is none.
     :param pod_history: counts of pods that no longer exist: see `core.state.pod_history`. Default: empty.
     :param queue: what Kueue did with the job so far: see `engine.follow.queueing.QueueMemory`. Default: empty.
     :param handed_over_at: when the handover was made, in epoch seconds. Default: 0, unknown.
@@ -249,6 +251,7 @@ class Handover:
     cursor: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     result_line: str = ""
+    result_from: dict[str, str] = field(default_factory=dict)
     pod_history: dict[str, Any] = field(default_factory=dict)
     queue: dict[str, Any] = field(default_factory=dict)
     handed_over_at: float = 0.0
@@ -288,8 +291,8 @@ class Deferral:
     failures: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The trigger's kwargs, in the format of docs/reference/formats.md."""
-        return {
+        """The trigger's kwargs, in the format of docs/reference/formats.md, without what doesn't fit: see `fitted`."""
+        arguments = {
             "version": VERSION,
             "job": self.job.to_dict(),
             "options": self.options.to_dict(),
@@ -298,6 +301,7 @@ class Deferral:
             "cluster_context": self.cluster_context,
             "failures": self.failures,
         }
+        return fitted(arguments)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Deferral:

@@ -9,7 +9,6 @@ from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.logs.cursor import Cursor
-from airflow_provider_ktrain.core.logs.result import MARKER_PREFIX, keep_result_line
 from airflow_provider_ktrain.core.logs.selection import LogChoice, chooser, is_followed
 from airflow_provider_ktrain.core.state.progress import RunStarts
 from airflow_provider_ktrain.core.state.training_metrics import METRIC_MARKER, TrainingMetrics
@@ -18,6 +17,7 @@ from airflow_provider_ktrain.core.timestamps import epoch_seconds
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.evidence_collector import EvidenceCollector
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover
+from airflow_provider_ktrain.engine.follow.primary_result import PrimaryResult
 from airflow_provider_ktrain.engine.follow.restarts import RestartReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.job_requests import Log
@@ -51,7 +51,6 @@ class JobOutput:
         self._roles: tuple[str, ...] = ()  # of the job when it was chosen
         self.cursor = cursor
         self.last_line_at = time.time()  #: time of the last line in epoch seconds, or when silence starts to count
-        self.result_line = handover.result_line  #: last result line of the primary; "" if there is none
         self.training_metrics = TrainingMetrics(handover.training_metrics)  #: what the program reports while it runs
         self._unread_until = 0.0  # until when steps may have been written that nobody can read any more, epoch seconds
         self._starts = RunStarts()
@@ -65,6 +64,7 @@ class JobOutput:
             chosen=self._is_chosen,
             inspector=self._inspector,
         )
+        self.result = PrimaryResult(api, state.ref.namespace, self.follower.budget, handover)
 
     def _is_chosen(self, pod: Mapping[str, Any], container: str) -> bool:
         state = self._state
@@ -74,6 +74,7 @@ class JobOutput:
 
     async def close(self) -> None:
         """Stop reading logs and keep their positions."""
+        await self.result.close()
         await self.follower.close()
 
     def observe(
@@ -86,6 +87,7 @@ class JobOutput:
         :param removed: uids of pods that it no longer has. Default: none.
         :param deleted: last states of pods that were deleted since the previous call. Default: none.
         """
+        self.result.start()
         roles = tuple(sorted(self._state.kind.replicas(job)))
         if self._chosen is None or roles != self._roles:  # a TrainJob shows its launcher only in its status
             self._roles = roles
@@ -170,7 +172,7 @@ class JobOutput:
             keep(text, written, run)
             if METRIC_MARKER in text:
                 self.training_metrics.read_line(replica, text, epoch_seconds(written) or self.last_line_at)
-            if primary and MARKER_PREFIX in text:
-                self.result_line = keep_result_line(self.result_line, text)
+            if primary:
+                self.result.take(source, text, written)
 
         return inspect

@@ -1,0 +1,79 @@
+"""The arguments of a training's trigger, in a size that each of Airflow's databases can store.
+
+MySQL and MariaDB store at most 65,535 bytes. Airflow 3.2 and 3.3 store the arguments as `json.dumps` writes them, with
+characters other than ASCII escaped: a Cyrillic letter takes 6 bytes, an emoji 12. Other ways into the same column
+encrypt them first (Fernet), which adds a third.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_ktrain.core.formats import mapping
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+
+MAX_BYTES = 48_000  #: of the arguments' JSON; encrypted, 49,087 bytes become 65,532
+
+Handover = dict[str, Any]
+Shrink = Callable[[Handover, int], Handover]
+
+
+def fitted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in at most MAX_BYTES of JSON.
+
+    What makes them larger is removed from the handover, in the order of `_STEPS`: first what costs least. The job and
+    the options are never changed.
+
+    :param arguments: `engine.follow.messages.Deferral` as a dict.
+    """
+    handover = dict(mapping(arguments.get("handover")))
+    for shrink in _STEPS:
+        excess = _size({**arguments, "handover": handover}) - MAX_BYTES
+        if excess <= 0:
+            break
+        handover = shrink(handover, excess)
+    return {**arguments, "handover": handover}
+
+
+def _without_points(handover: Handover, excess: int) -> Handover:
+    """Without the points of the metrics: curves on the training page begin again."""
+    metrics = mapping(handover.get("training_metrics"))
+    series = {name: {**mapping(one), "points": []} for name, one in mapping(metrics.get("series")).items()}
+    return {**handover, "training_metrics": {**metrics, "series": series}} if series else handover
+
+
+def _without_result_line(handover: Handover, excess: int) -> Handover:
+    """Without the result line if the log has it: the next process reads it there."""
+    return {**handover, "result_line": ""} if handover.get("result_from") else handover
+
+
+def _with_shorter_cursor(handover: Handover, excess: int) -> Handover:
+    """With fewer exact log positions: lines of the other containers may be repeated."""
+    cursor = handover.get("cursor")
+    return {**handover, "cursor": Cursor.from_dict(cursor).to_dict(max(_size(cursor) - excess, 0))}
+
+
+def _without(field: str, empty: Any) -> Shrink:
+    """A step that empties a field."""
+    return lambda handover, excess: {**handover, field: empty}
+
+
+_STEPS: Sequence[Shrink] = (
+    _without_points,
+    _without_result_line,
+    _with_shorter_cursor,
+    _without("metrics", {}),
+    _without("phases", []),
+    _without("training_metrics", {}),
+    _without("pod_history", {}),
+    _without("queue", {}),
+    _without("result_line", ""),
+    _without("result_from", {}),
+    _without("cursor", {}),
+)
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
