@@ -55,6 +55,7 @@ class TrainingJobOperator(JobParameters):
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
         from airflow_provider_ktrain.hooks.training import TrainingHook
+        from airflow_provider_ktrain.operators import airflow_settings
         from airflow_provider_ktrain.operators.submission import Submission
         from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
 
@@ -71,6 +72,7 @@ class TrainingJobOperator(JobParameters):
                     return None
                 submitted = host.submit(submission, request.on_finish_action)
                 self._note(context, submission, submitted)
+                airflow_settings.check(self, submitted.ref)
                 host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None
