@@ -44,6 +44,9 @@ SIGKILL_DELAY_SECONDS = 5.0  #: from SIGTERM, on which Airflow calls `on_kill`, 
 #: remote log storage to which Airflow uploads a log file when its process or trigger ends
 UPLOADED_LOGS = ("s3://", "gs://", "wasb", "oss://", "hdfs://")
 
+VISIBILITY_TIMEOUT = 86400.0  #: seconds; what Airflow's Celery provider sets for these brokers by default
+VISIBILITY_BROKERS = ("redis://", "rediss://", "sqs://", "sentinel://")
+
 
 def deployment_id() -> str:
     """`[ktrain] deployment_id`, else a hash of Airflow's base URL: identifies this Airflow on a shared cluster."""
@@ -74,6 +77,23 @@ def worker_seconds() -> float:
     from airflow.sdk.configuration import conf
 
     return float(conf.getfloat("ktrain", "worker_seconds", fallback=DEFAULT_WORKER_SECONDS))
+
+
+def redelivery_seconds(executor: str | None) -> float | None:
+    """Seconds after which Celery's broker delivers the message of a running task again; None if it doesn't.
+
+    :param executor: the task's `executor`: a name, a class or an alias; None is the default executor.
+    """
+    from airflow.sdk.configuration import conf
+
+    entries = [e.strip() for e in str(conf.get("core", "executor", fallback="")).split(";")[0].split(",")]
+    aliased = [entry for entry in entries if entry.split(":")[0] == executor]
+    if not any("Celery" in entry for entry in ([executor, *aliased] if executor else entries[:1])):
+        return None
+    if seconds := conf.get("celery_broker_transport_options", "visibility_timeout", fallback=""):
+        return float(seconds)
+    broker = str(conf.get("celery", "broker_url", fallback="") or "")
+    return VISIBILITY_TIMEOUT if broker.startswith(VISIBILITY_BROKERS) else None
 
 
 def default_deferrable() -> bool:

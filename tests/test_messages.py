@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from airflow.utils.state import TaskInstanceState
+from airflow_provider_ktrain.core.kill_decision import ABSENT, NONE, UNKNOWN, decision_for_worker
 
 from airflow_provider_ktrain.core.adoption import decide
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
@@ -20,7 +21,6 @@ from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
-from airflow_provider_ktrain.core.kill_decision import ABSENT, NONE, UNKNOWN, decision_for_worker
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed

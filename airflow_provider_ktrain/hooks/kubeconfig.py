@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import copy
 import hashlib
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.text import clean
+from airflow_provider_ktrain.core.timestamps import epoch_seconds
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
 
 T = TypeVar("T")
 Extras = Mapping[str, Any]
+Credential = Mapping[str, Any]  #: `status` of an ExecCredential: token, certificate and key, expirationTimestamp
 
 BUILD_TIMEOUT = 30.0  #: seconds
+EXPIRY_MARGIN_SECONDS = 60.0  #: before its expiry, a credential is no longer given to a new client
 EXTRAS = ("in_cluster", "kube_config_path", "kube_config", "cluster_context", "disable_verify_ssl", "namespace")
 SOURCES = ("in_cluster", "kube_config_path", "kube_config")
 FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_credentials: dict[str, Credential] = {}  # of exec plugins, by the content of their `exec` section
 
 
 def effective(extras: Extras) -> dict[str, Any]:
@@ -109,7 +117,7 @@ def _in_cluster() -> bool:
 
 
 async def configuration(
-    conn_id: str, cluster_context: str | None, extras: Extras, timeout: float = BUILD_TIMEOUT
+    conn_id: str, cluster_context: str | None, extras: Extras, timeout: float = BUILD_TIMEOUT, *, renew: bool = False
 ) -> Configuration:
     """The client configuration of a connection, built in a thread: nothing that it reads or runs blocks this loop.
 
@@ -117,10 +125,12 @@ async def configuration(
     :param cluster_context: context of the kubeconfig; None is the connection's, or the current one.
     :param extras: `effective` ones of the connection.
     :param timeout: seconds for everything, an exec plugin included. Default: 30.
+    :param renew: run an exec plugin although its last credential has not expired. Default: False.
     :raises AccessError: no configuration can be built in time, or the connection has no address of a cluster.
     """
+    context = cluster_context or extras.get("cluster_context")
     try:
-        return await in_thread_with_loop(lambda: _build(conn_id, cluster_context, extras), timeout)
+        return await in_thread_with_loop(lambda: _build(conn_id, context, extras, renew), timeout)
     except AccessError:
         raise
     except TimeoutError as error:
@@ -132,31 +142,94 @@ async def configuration(
         where = extras.get("kube_config_path") or ", ".join((*SOURCES[::-1], "KUBECONFIG"))
         raise AccessError(
             f"No client for the connection {conn_id!r}. Check its kubeconfig ({where}) and cluster_context "
-            f"({cluster_context or extras.get('cluster_context') or 'not set'}).\n{clean(str(error))}"
+            f"({context or 'not set'}).\n{clean(str(error))}"
         ) from error
 
 
-async def _build(conn_id: str, cluster_context: str | None, extras: Extras) -> Configuration:
+async def _build(conn_id: str, context: str | None, extras: Extras, renew: bool) -> Configuration:
     """As KubernetesHook does: AsyncKubernetesHook ignores disable_verify_ssl, and the pod that it runs in."""
-    from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import load_incluster_config
 
-    chosen = dict(extras)
-    if not any(name in chosen for name in SOURCES):
-        if _in_cluster():
-            chosen["in_cluster"] = True
-        elif not any(path.exists() for path in kubeconfigs(chosen)):
-            raise AccessError(
-                f"No cluster is configured: the connection {conn_id!r} is missing or empty, there is no kubeconfig "
-                f"({os.pathsep.join(map(str, kubeconfigs(chosen)))}), and this process does not run in a pod.\n"
-                f"Add the connection: airflow connections add {conn_id} --conn-type kubernetes "
-                """--conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
-            )
-    hook = AsyncKubernetesHook(conn_id=conn_id, cluster_context=cluster_context, connection_extras=chosen)
-    async with hook.get_conn() as client:
-        built: Configuration = client.configuration
-    if str(chosen.get("disable_verify_ssl", "")).strip().lower() == "true":
+    sources = [name for name in SOURCES if name in extras]
+    if len(sources) > 1:
+        raise ValueError(f"Invalid connection configuration: {' and '.join(sources)} are mutually exclusive")
+    built = Configuration()
+    if "in_cluster" in extras or (not sources and _in_cluster()):
+        load_incluster_config(client_configuration=built)
+    elif not sources and not any(path.exists() for path in kubeconfigs(extras)):
+        raise AccessError(
+            f"No cluster is configured: the connection {conn_id!r} is missing or empty, there is no kubeconfig "
+            f"({os.pathsep.join(map(str, kubeconfigs(extras)))}), and this process does not run in a pod.\n"
+            f"Add the connection: airflow connections add {conn_id} --conn-type kubernetes "
+            """--conn-extra '{"kube_config_path": "/path/to/kubeconfig"}'"""
+        )
+    else:
+        await _load(built, extras, context, renew)
+    if str(extras.get("disable_verify_ssl", "")).strip().lower() == "true":
         built.verify_ssl = False
     return built
+
+
+async def _load(built: Configuration, extras: Extras, context: str | None, renew: bool) -> None:
+    """Fill a client configuration from the connection's kubeconfig. The output of an exec plugin replaces its user."""
+    from kubernetes_asyncio.config.kube_config import ConfigNode, KubeConfigLoader, KubeConfigMerger
+
+    if inline := extras.get("kube_config"):
+        import yaml
+
+        content = yaml.safe_load(inline) if isinstance(inline, str) else copy.deepcopy(inline)
+        config = ConfigNode("kube_config", content)
+    else:
+        config = KubeConfigMerger(os.pathsep.join(map(str, kubeconfigs(extras)))).config
+    options = {"active_context": context, "config_base_path": None}
+    loader = KubeConfigLoader(config, **options)
+    name = loader.current_context["context"].get("user")
+    entry = config["users"].get_with_name(name, safe=True) if name and config.safe_get("users") else None
+    if entry is not None and "exec" in (entry.value.get("user") or {}):
+        entry.value["user"] = _user(await _credential(entry["user"]["exec"], renew), entry.value["user"])
+        loader = KubeConfigLoader(config, **options)
+    await loader.load_and_set(built)
+
+
+async def _credential(section: Any, renew: bool) -> Credential:
+    """The credential of an exec plugin, which runs if none is known that is still valid.
+
+    As in kubectl, a credential without an expiry is valid until the API server refuses it. It stays in memory.
+
+    :param section: `exec` of a user in a kubeconfig, as a ConfigNode.
+    :param renew: run the plugin in any case.
+    :raises ValueError: the plugin returned neither a token nor a certificate with its key.
+    """
+    from kubernetes_asyncio.config.exec_provider import ExecProvider
+
+    key = json.dumps(section.value, sort_keys=True, default=str)
+    known = None if renew else _credentials.get(key)
+    if known is not None and _lasts(known):
+        return known
+    _credentials.pop(key, None)
+    made: Credential = await ExecProvider(section).run() or {}
+    if not made.get("token") and not {"clientCertificateData", "clientKeyData"} <= made.keys():
+        raise ValueError("exec: the plugin returned neither a token nor a certificate with its key")
+    _credentials[key] = made
+    return made
+
+
+def _lasts(credential: Credential) -> bool:
+    """Whether a credential is valid for another EXPIRY_MARGIN_SECONDS."""
+    expiry = credential.get("expirationTimestamp")
+    return not expiry or (epoch_seconds(expiry) or 0.0) > time.time() + EXPIRY_MARGIN_SECONDS
+
+
+def _user(credential: Credential, user: Mapping[str, Any]) -> dict[str, Any]:
+    """A user of a kubeconfig with what its exec plugin has returned."""
+    found = {name: value for name, value in user.items() if name.startswith("client-")}
+    if token := credential.get("token"):
+        found["token"] = token
+    for name, key in (("client-certificate-data", "clientCertificateData"), ("client-key-data", "clientKeyData")):
+        if data := credential.get(key):
+            found[name] = base64.b64encode(data.encode()).decode()
+    return found
 
 
 class _PluginLoop(asyncio.SelectorEventLoop):

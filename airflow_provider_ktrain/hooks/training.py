@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextvars import Context
@@ -71,16 +72,24 @@ class TrainingHook:
         """The connection's namespace, once `load` has read it."""
         return kubeconfig.effective(self._extras or {}).get("namespace")
 
-    async def make_client(self) -> ApiClient:
+    async def make_client(self, *, renew: bool = False) -> ApiClient:
         """A new client with credentials as they are now.
 
+        :param renew: run an exec plugin although its last credential has not expired. Default: False.
         :raises AccessError: no client can be built from the connection, or not in time.
         """
         from kubernetes_asyncio.client import ApiClient
 
         extras = kubeconfig.effective(await self._read())
         self._files, self._digest = await in_thread(lambda: _read_files(extras))
-        return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras))
+        return ApiClient(await kubeconfig.configuration(self.conn_id, self.cluster_context, extras, renew=renew))
+
+    def _new_api(self) -> Api:
+        """An API whose first client may reuse an exec plugin's credential. A rebuilt one doesn't: it may be refused."""
+        from airflow_provider_ktrain.engine.api import Api
+
+        built = itertools.count()
+        return Api(lambda: self.make_client(renew=next(built) > 0), self.changed)
 
     async def changed(self) -> bool:
         """Whether the files that the last client was built from have changed since."""
@@ -130,12 +139,11 @@ class TrainingHook:
         :raises AccessError: the connection now leads to another cluster than that of the job.
         """
         from airflow_provider_ktrain.engine import api_paths
-        from airflow_provider_ktrain.engine.api import Api
         from airflow_provider_ktrain.engine.job_requests import check_cluster
 
         key = (self.conn_id, self.cluster_context, await _content(await self._read_together()))
         apis = _shared.setdefault(asyncio.get_running_loop(), {})
-        api, users = apis.get(key) or (Api(self.make_client, self.changed), 0)
+        api, users = apis.get(key) or (self._new_api(), 0)
         apis[key] = (api, users + 1)
         try:
             await api.cluster()  # its client is built now, by what was read

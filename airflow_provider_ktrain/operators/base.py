@@ -56,6 +56,7 @@ class TrainingJobOperator(JobParameters):
     def execute(self, context: Context) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
         from airflow_provider_ktrain.hooks.training import TrainingHook
+        from airflow_provider_ktrain.operators import airflow_settings
         from airflow_provider_ktrain.operators.submission import Submission
         from airflow_provider_ktrain.worker_host import Try, WorkerHost, as_airflow_errors
 
@@ -64,7 +65,7 @@ class TrainingJobOperator(JobParameters):
                 return self._conclude(earlier, context, found=True)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            submission = Submission(request, context, hook, self.log)
+            submission = Submission(request, context, hook, self.log, patience=self.patience)
             with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
@@ -72,6 +73,7 @@ class TrainingJobOperator(JobParameters):
                     return None
                 submitted = host.submit(submission, request.on_finish_action)
                 self._note(context, submission, submitted)
+                airflow_settings.check(self, submitted.ref)
                 host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
                 options = self._options(submitted.job)
                 until = time.monotonic() + compat.worker_seconds() if self.deferrable else None

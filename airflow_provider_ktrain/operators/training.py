@@ -137,7 +137,8 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
         shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
-        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`. Set `retries` to 1 or more: Airflow
+        may fail a try by mistake (apache/airflow#72716), and only a retry then returns the result of the training.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -247,7 +248,8 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
         shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
-        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`. Set `retries` to 1 or more: Airflow
+        may fail a try by mistake (apache/airflow#72716), and only a retry then returns the result of the training.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.
@@ -361,7 +363,8 @@ class TrainJobOperator(TrainingJobOperator):
     :param kwargs: parameters of `BaseOperator`. `execution_timeout` counts from the submission of the job, also
         while deferred and over retries that adopt it; it restarts when a kept job is resumed. The job is released
         shortly before this time is over. The asset events of `outlets` contain the job, its result, metrics and
-        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`.
+        GPU-seconds; an `AssetAlias` becomes the asset of the result's `model_uri`. Set `retries` to 1 or more: Airflow
+        may fail a try by mistake (apache/airflow#72716), and only a retry then returns the result of the training.
     :raises TrainingJobError: the job did not succeed; a subclass for each category of causes (see `exceptions`).
     :raises ValueError: when the DAG is parsed: a parameter without a template is invalid.
     :raises TrainingConfigurationError: the manifest or a parameter is invalid; never retried.

@@ -14,10 +14,10 @@ from typing import Any
 
 import aiohttp
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow_provider_ktrain.core.kill_decision import KillAction
 
 from airflow_provider_ktrain.compat import task_state
 from airflow_provider_ktrain.core.identity import JobRef
-from airflow_provider_ktrain.core.kill_decision import KillAction
 from airflow_provider_ktrain.status_writer import TaskStatusSink
 from airflow_provider_ktrain.triggers import training
 

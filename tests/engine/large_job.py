@@ -8,9 +8,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.engine.follow.loop import follow
+
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StatusSink, StopSignal
 from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.job_requests import Log

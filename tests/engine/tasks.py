@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, overload
 
 import pytest
+from airflow_provider_ktrain.engine.follow.loop import follow
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
@@ -31,7 +32,6 @@ from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import job_pods, read_training
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release

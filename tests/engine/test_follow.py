@@ -10,13 +10,13 @@ import time
 from typing import Any
 
 import pytest
+from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster

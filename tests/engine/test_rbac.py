@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner, TaskKey
@@ -17,7 +18,6 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.submit import Submitted, submit

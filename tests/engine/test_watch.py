@@ -380,7 +380,7 @@ async def test_subscription_while_the_last_api_closes_gets_all_events() -> None:
     async with clients(kube) as make:
 
         class Hook(TrainingHook):
-            async def make_client(self) -> ApiClient:
+            async def make_client(self, *, renew: bool = False) -> ApiClient:
                 return await make()
 
         selectors = [f"app={n}" for n in range(3)]

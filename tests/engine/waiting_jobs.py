@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from airflow_provider_ktrain.engine.follow.loop import follow
+
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
 from airflow_provider_ktrain.engine.job_requests import Log
 from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody

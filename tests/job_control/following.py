@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from airflow_provider_ktrain.engine.follow.loop import follow
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StopSignal
 from tests.engine.tasks import Lines, release_job
 from tests.job_control.jobs import Jobs, Object

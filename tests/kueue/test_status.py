@@ -7,9 +7,9 @@ import contextlib
 from typing import Any
 
 import pytest
+from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.loop import follow
 from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
 from tests.engine.tasks import TRAINS, Task, until
 

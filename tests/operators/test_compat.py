@@ -218,6 +218,7 @@ def test_gauges_have_tags() -> None:
     ("section", "option", "breaks"),
     [
         ("api", "base_url", "deployment_id: two Airflows that share a cluster use the same job names"),
+        ("core", "executor", "redelivery_seconds: no warning of a redelivered message"),
         ("core", "execution_api_server_url", "deployment_id: two Airflows that share a cluster use the same job names"),
         ("logging", "remote_logging", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
         ("logging", "remote_base_log_folder", "trigger_log_hint: nothing tells where a deferred task's log lines are"),
@@ -229,6 +230,33 @@ def test_configuration_options_exist(section: str, option: str, breaks: str) -> 
     assert option in described[section]["options"], breaks
 
 
+CELERY = "airflow.providers.celery.executors.celery_executor.CeleryExecutor"
+
+
+@pytest.mark.parametrize(
+    ("configured", "executor", "more", "seconds"),
+    [
+        ("LocalExecutor", None, "", None),
+        ("CeleryExecutor", None, "", 86400.0),
+        ("CeleryExecutor,KubernetesExecutor", "KubernetesExecutor", "", None),
+        ("LocalExecutor,CeleryExecutor", "CeleryExecutor", "", 86400.0),
+        (f"LocalExecutor, slow:{CELERY}", "slow", "", 86400.0),
+        (f"slow:{CELERY}", None, "", 86400.0),
+        ("LocalExecutor;team=CeleryExecutor", None, "", None),
+        ("CeleryExecutor", None, "[celery_broker_transport_options]\nvisibility_timeout = 600\n", 600.0),
+        ("CeleryExecutor", None, "[celery]\nbroker_url = amqp://rabbit\n", None),
+    ],
+)
+def test_time_to_the_redelivery_of_a_message_by_the_executor(
+    configured: str, executor: str | None, more: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = AirflowSDKConfigParser()
+    monkeypatch.setattr("airflow.sdk.configuration.conf", configuration, raising=False)
+    monkeypatch.delenv("AIRFLOW__CORE__EXECUTOR", raising=False)
+    configuration.read_string(f"[core]\nexecutor = {configured}\n{more}")
+    assert compat.redelivery_seconds(executor) == seconds
+
+
 def test_trigger_logs_have_the_suffix_that_is_announced() -> None:
     handler: Any = FileTaskHandler
     name = handler.add_triggerer_suffix("attempt=1.log", 7)
@@ -238,10 +266,9 @@ def test_trigger_logs_have_the_suffix_that_is_announced() -> None:
 # the provider for Kubernetes
 
 
-def test_async_client_is_built_from_the_extras_of_a_connection() -> None:
-    breaks = "hooks: no client can be built, or each reads the connection again in the triggerer's event loop"
-    assert accepts(KubernetesHook.__init__, "conn_id", "cluster_context"), breaks
-    assert accepts(AsyncKubernetesHook.__init__, "connection_extras"), breaks
+def test_extras_of_a_connection_can_be_read() -> None:
+    breaks = "hooks: no client can be built"
+    assert accepts(KubernetesHook.__init__, "conn_id"), breaks
     assert inspect.iscoroutinefunction(AsyncKubernetesHook.get_conn_extras), breaks
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from airflow_provider_ktrain.core.kill_decision import NONE
 
 from airflow_provider_ktrain.core.errors import ClusterError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
-from airflow_provider_ktrain.core.kill_decision import NONE
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.exceptions import TrainingKilledError
 from airflow_provider_ktrain.hooks.training import TrainingHook

@@ -24,12 +24,12 @@ from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.engine.api import Api
+from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
 from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
 from airflow_provider_ktrain.engine.follow.observer import Observer, informers_of
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.partial_start import PartialStartWarning
-from airflow_provider_ktrain.engine.follow.progress import ProgressCheck
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.replicas import ReplicaReporter
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
@@ -44,8 +44,6 @@ log = logging.getLogger(__name__)
 FIRST_SYNC_SECONDS = 10.0  #: for the first lists of job and pods, before a limit may pass without them
 RETRY_SECONDS = 1.0  #: until the API server is asked again after a failed request
 MAX_WAIT_SECONDS = 3600.0  #: without changes and without a limit
-#: limits that a read of the logs confirms: time in which the API server was away is covered by that read
-READ_FROM_LOGS = (Limit.LOG_STALL, Limit.PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,7 @@ class Following:
         self._broken: list[Callable[[], None]] = []  # reports that have raised an error
         self._not_before: dict[tuple[Event, Limit | None], float] = {}  # epoch seconds until which a rule rests
         self._deletion_noticed = False
+        self._unread_replicas = ""  # which replicas' logs could not be read before a limit, for the cause
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -130,7 +129,7 @@ class Following:
             away = self._observer.seconds_away_since
             self._startup = StartupChecks(state, output.evidence, warnings, log, seconds_away_since=away)
             self._partial = PartialStartWarning(state, self._options, log)
-            self._progress = ProgressCheck(api, state, output, self._options, clocks_now, log)
+            self._probe = ActivityProbe(api, state, output, log)
             self._replicas = ReplicaReporter(state, log, resumed=self._resumed)
             self.closing = Closing(
                 api, state, output, self._observer, self._options,
@@ -233,11 +232,11 @@ class Following:
             due = clock.due
             if clock.limit is Limit.EXECUTION:
                 event = Event.DEADLINE
-            elif clock.limit not in READ_FROM_LOGS:
+            elif clock.limit not in LOG_LIMITS:  # a read of the logs covers that time
                 due += self._observer.seconds_away_since(clock.due - clock.seconds)
             due = max(due, self._not_before.get((event, clock.limit), 0.0))
             postponed.append(replace(clock, due=due))
-        return [self._progress.postponed(clock) for clock in postponed]
+        return postponed
 
     # what was read
 
@@ -251,11 +250,8 @@ class Following:
         rested, self._not_before = self._not_before, {}
         try:
             match noticed.event:
-                case Event.LIMIT if noticed.limit in READ_FROM_LOGS:
-                    return await self._quiet(noticed)
                 case Event.LIMIT:
-                    now = time.time()
-                    return any(c.limit is noticed.limit and c.due <= now for c in self._clocks())
+                    return await self._still_passed(noticed)
                 case Event.RESTARTS:
                     return self._restarts() is not None
                 case Event.CRASH_LOOP:
@@ -267,14 +263,15 @@ class Following:
         finally:
             self._not_before = rested
 
-    async def _quiet(self, noticed: Noticed) -> bool | None:
-        """Whether the logs, as they are read now, show no line or step since the limit's clock began."""
-        if noticed.limit is Limit.PROGRESS:
-            return await self._progress.confirmed()
-        if await self._output.follower.silent():
-            return True
-        self._output.restart_silence(time.time())
-        return False
+    async def _still_passed(self, noticed: Noticed) -> bool | None:
+        """Whether a limit has passed by what was read, and for silence by what all logs show now."""
+        now = time.time()
+        clock = next((c for c in self._clocks() if c.limit is noticed.limit and c.due <= now), None)
+        if clock is None or clock.limit not in LOG_LIMITS:
+            return clock is not None
+        look = await self._probe.look(clock, self.state.known_job, [dict(pod) for pod in self.state.pods.live])
+        self._unread_replicas = look.note
+        return {Activity.QUIET: True, Activity.MOVED: False, Activity.UNKNOWN: None}[look.activity]
 
     async def cause_of(self, noticed: Noticed) -> Cause:
         """Why the training is ended by a rule, with the last log lines. Reading of logs ends with this."""
@@ -286,6 +283,8 @@ class Following:
         limit = noticed.limit or Limit.EXECUTION
         step = self._output.training_metrics.step
         cause = diagnosis.diagnose_limit(limit, noticed.amount, *seen, step=step)
+        if limit in LOG_LIMITS and self._unread_replicas:
+            cause = replace(cause, detail="\n".join(filter(None, (self._unread_replicas, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause
 
     # reports
