@@ -54,11 +54,15 @@ def endings() -> str:
     used = [action for action in Action if any(rule.action is action for rule in RULES)]
     actions = ((f"**{name_of(action)}**", action.value) for action in used)
     rules = (
-        (number, events_of(rule), "; ".join(conditions_of(rule)), f"**{name_of(rule.action)}**", rule.text)
+        (number, events_of(rule), "; ".join(conditions_of(rule)), f"**{name_of(rule.action)}**", words_of(rule))
         for number, rule in enumerate(RULES, 1)
     )
     head = ("", "what happened", "and", "action", "in words")
     return f"{table(('action', 'the process'), actions)}\n\n{table(head, rules)}"
+
+
+def words_of(rule: Rule) -> str:
+    return rule.text.replace("\n", " ")
 
 
 def name_of(action: Action) -> str:

@@ -464,7 +464,7 @@ class Training:
         """Log once per outage that nothing is decided."""
         if not self._unread_said:
             what = noticed.limit or noticed.event
-            self._log.warning(f"{self.ref} is kept, because it can't be read now ({what}). Reading it again.\n{error}")
+            self._log.warning(f"{self.ref} is kept: it can't be read now ({what}). Reading it again.\n{error}")
         self._unread_said = True
 
     def _mode(self, rule: Rule, read: JobRead) -> Mode | None:
