@@ -10,14 +10,13 @@ import time
 from typing import Any
 
 import pytest
-from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster
 from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
@@ -55,7 +54,7 @@ class BrokenSink:
 async def test_status_that_fails_does_not_end_the_training(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0")).ref
     sink: Any = BrokenSink()
-    outcome = await follow(ref, task.api, Options(), log=task.log, stop=StopSignal(), host=HostPolicy(status_sink=sink))
+    outcome = await task.follow(ref, status_sink=sink)
     assert isinstance(outcome, Outcome)
     assert (outcome.succeeded, outcome.status) == (True, {})
     assert "no GPUs were left to release" in outcome.released
@@ -629,7 +628,7 @@ async def test_403_ends_a_job_that_was_just_created(task: Task, cluster: TestClu
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
     try:
         with pytest.raises(AccessError, match="no right to watch"):
-            await task.ended(ref, fail_fast_on_forbidden=True)
+            await task.ended(ref, created=True)
     finally:
         cluster.admin("clear")
 

@@ -7,11 +7,9 @@ import contextlib
 from typing import Any
 
 import pytest
-from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
-from tests.engine.tasks import TRAINS, Task, until
+from tests.engine.tasks import TRAINS, Task, follow, until
 
 from .workloads import write_workload
 
@@ -43,8 +41,7 @@ class Sink:
 
 async def test_status_is_offered_again_when_the_reason_in_the_queue_changes(api: Api, task: Task) -> None:
     ref, sink = (await task.submit(1, TRAINS, queue="team-a")).ref, Sink()
-    host: Any = HostPolicy(status_sink=sink)
-    following = asyncio.create_task(follow(ref, api, Options(), log=task.log, stop=StopSignal(), host=host))
+    following = asyncio.create_task(follow(ref, api, log=task.log, status_sink=sink))
     try:
         await until(lambda: sink.queue_is(""))
         await write_workload(api, await task.job() or {}, [PENDING])
