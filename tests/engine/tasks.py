@@ -128,6 +128,31 @@ async def release_job(api: Api, ref: JobRef, mode: Mode = Mode.DELETE, **how: An
             return await release(api, ref, mode, await read_training(api, ref), **how)
 
 
+class Sink:
+    """A host that stores conclusions in memory and publishes no status. Tests override what they look at."""
+
+    host = "worker"
+    try_number = 1
+
+    def __init__(self) -> None:
+        self.conclusion: Mapping[str, Any] | None = None  #: that a process of this try has stored
+
+    def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
+
+    def mask(self, text: str) -> str:
+        return text
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        self.conclusion = document
+        return True
+
+    def retract(self) -> None:
+        self.conclusion = None
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        return self.conclusion
+
+
 #: seconds that a worker may still take after SIGTERM
 WORKER_SECONDS = 3.5
 

@@ -19,7 +19,7 @@ from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
+from tests.engine.tasks import TRAINS, Lines, MeddledApi, Sink, Task, api_of, of_each_kind, soon, until
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
 
@@ -38,13 +38,11 @@ async def test_succeeded_job_is_logged_and_released(task: Task) -> None:
     assert await task.job() is None
 
 
-class BrokenSink:
+class BrokenSink(Sink):
     """A host whose status can be neither published nor built."""
 
-    host = "worker"
-
     @property
-    def try_number(self) -> int:
+    def try_number(self) -> int:  # type: ignore[override]
         raise RuntimeError("no try")
 
     def offer(self, build: object, *, urgent: bool) -> None:
