@@ -21,6 +21,8 @@ from typing import Any, Protocol, TypeVar
 from airflow_provider_ktrain.core.adoption import may_have_begun
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import (
+    ACTS,
+    ENDED,
     LIMITS,
     Action,
     Event,
@@ -696,7 +698,7 @@ class Training:
         await self._find_submitted(end - 1.0)
         if self.ref is None:
             return "The task was killed before it had submitted a job.", ""
-        read = None if event is Event.KILL else await self._last_read()
+        read = self._seen_end() if event is Event.KILL else await self._last_read()
         while True:
             situation = replace(self._situation(event, read), task=task, may_wait=False)
             rule = decide(situation)
@@ -707,9 +709,10 @@ class Training:
                         if self._job is None:
                             raise JobChanged("the job was not seen yet")
                         text = f"{text}\n{await self._release_at_once(end)}"
-                    elif rule.action is Action.FREE_PODS and read is not None:
+                    elif rule.action in ACTS and read is not None:  # it has ended
                         pods = await read_training(await self.api(), self.ref)
-                        await release(await self.api(), self.ref, Mode.DELETE_PODS, pods, verify=False, timeout=1)
+                        mode = self._mode(rule, pods) or Mode.DELETE_PODS
+                        await release(await self.api(), self.ref, mode, pods, verify=False, timeout=1)
             except JobChanged:
                 with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError):
                     async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
@@ -724,6 +727,10 @@ class Training:
             if not error or time.monotonic() > late:
                 return text, error
             end = late  # the process may not be killed yet
+
+    def _seen_end(self) -> JobRead | None:
+        """The job as last seen, if it had ended then: its status is the only proof of how, so a kill keeps it."""
+        return JobRead(self._job, []) if self._job is not None and seen_in(self._job, ()) in ENDED else None
 
     async def _release_at_once(self, end: float) -> str:
         assert self.ref is not None
