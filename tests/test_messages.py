@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from airflow.utils.state import TaskInstanceState
-from airflow_provider_ktrain.core.kill_decision import ABSENT, NONE, UNKNOWN, decision_for_worker
 
 from airflow_provider_ktrain.core.adoption import decide
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.ending import RULES
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed
@@ -188,10 +187,11 @@ CONDITIONS = [
 ]
 
 
-def kills() -> Iterator[str]:
-    """The decisions of a worker about its job after a SIGTERM, in each state of the task."""
-    for state, retry_left in itertools.product((*TaskInstanceState, NONE, ABSENT, UNKNOWN), (False, True)):
-        yield decision_for_worker(str(state), retry_left).reason
+def endings() -> Iterator[str]:
+    """What is logged about each way in which the life of a training ends."""
+    command = JobRef("PyTorchJob", "v1", NAMESPACE, "j" * 46, "uid").delete_command
+    for rule in RULES:
+        yield rule.text.format(job=JOB, command=command, state="restarting")
 
 
 def orphans() -> Iterator[str]:
@@ -229,7 +229,7 @@ def releases() -> Iterator[str]:
         yield f"{JOB} kept without running pods. {describe_freed(pods, verified)}"
 
 
-@pytest.mark.parametrize("source", [existing_jobs, kills, orphans, limits, releases])
+@pytest.mark.parametrize("source", [existing_jobs, endings, orphans, limits, releases])
 def test_messages_about_decisions_are_short_and_plain(source: Callable[[], Iterator[str]]) -> None:
     found = [
         text

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_ktrain.core.ending import ENDED, Action, Event, Rule, Task, decide, task_of
+from airflow_provider_ktrain.core.ending import ACTS, ENDED, Action, Event, Rule, Task, decide, task_of
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import seen_in
@@ -21,7 +21,7 @@ from airflow_provider_ktrain.engine.follow.last_lines import last_lines
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_job
 from airflow_provider_ktrain.engine.owned_job import OwnedJob
-from airflow_provider_ktrain.engine.release import JobChanged
+from airflow_provider_ktrain.engine.release import JobChanged, Mode
 
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
@@ -127,12 +127,11 @@ class Stopping:
         job = self._job
         if rule.action is Action.RELEASE_NOW:
             return (await job.release_at_once(max(end - time.monotonic(), 0.5))).text
-        if rule.action is Action.FREE_PODS:
-            read = await job.read()
-            if (mode := job.mode(rule, read)) is not None:
-                released, error = await job.write(mode, read, verify=False)
-                return error or (released.text if released is not None else "")
-        return ""
+        if rule.action not in ACTS:
+            return ""
+        read = await job.read()  # the job has ended, but pods of it may run
+        released, error = await job.write(job.mode(rule, read) or Mode.DELETE_PODS, read, verify=False)
+        return error or (released.text if released is not None else "")
 
     def _ended_as_seen(self) -> JobRead | None:
         """The job, if it was seen to have ended, which is final."""
