@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.state.status import Seen
 
 T = TypeVar("T")
 
@@ -52,17 +53,6 @@ class Event(enum.StrEnum):
     OUTCOME_STORED = "Airflow has stored the outcome"
     OUTCOME_NOT_STORED = "Airflow could not store the outcome"
     SUCCESS_FOUND = "an earlier try has stored its success"
-
-
-class Seen(enum.StrEnum):
-    """What a read of job and pods shows. A job that is being deleted is running until a read shows its end."""
-
-    NOTHING = "not read"
-    RUNNING = "running"
-    PRIMARY_ENDED = "its primary container has ended"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    GONE = "gone"
 
 
 class Ownership(enum.StrEnum):
@@ -334,7 +324,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gone after its outcome", Action.LET_GO, "{job} is gone.",
         event=_of(
-            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT, Event.RELEASE_FAILED,
+            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT,
             *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,
         ),
         seen=_of(Seen.GONE),
