@@ -81,6 +81,7 @@ class Stopping:
             await job.release_by_rule(event)
 
     def _log_unknown_job(self) -> None:
+        """Log that nobody knows yet whether the job was created."""
         if self._job.submission is not None:
             self._log.warning(
                 "The task's job may have been created: the API server did not answer. The next try adopts it."
