@@ -74,16 +74,16 @@ class Training:
         self.handover = Handover()
         self._host, self._log, self._stop = host, log, stop
         self._stopping = Stopping(self.job, host, self._positions, log)
-        self._cursor: Cursor | None = None  # positions in the logs, updated in place
+        self.cursor: Cursor | None = None  #: positions in the logs, updated in place
         self._concluded: JobRead | None = None  # the read by which an ended job was concluded
         self._near_end: dict[Event, float] = {}  # time.monotonic() at which the primary was first seen ended
         self._unread_logged = False  # whether it was logged that the job can't be read
         self._looks_again = False  # whether the last decision was to look again
 
     def _positions(self) -> Cursor:
-        if self._cursor is None:
-            self._cursor = Cursor.from_dict(self.handover.cursor)
-        return self._cursor
+        if self.cursor is None:
+            self.cursor = Cursor.from_dict(self.handover.cursor)
+        return self.cursor
 
     async def close(self) -> None:
         """Close the client."""
