@@ -247,7 +247,11 @@ class WorkerHost:
         :param timeout: seconds. Default: None, no limit.
         :raises TimeoutError: the job has not ended in time.
         """
-        ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        try:
+            ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        except TimeoutError:
+            self._run(self._training.interrupted(Event.WAIT_EXPIRED))
+            raise
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 

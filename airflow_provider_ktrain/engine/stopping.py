@@ -57,10 +57,11 @@ class Stopping:
     async def interrupted(self, event: Event) -> None:
         """An error ends the try. It is raised afterwards, so nothing is raised here.
 
-        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
+        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT, KILL or WAIT_EXPIRED.
         """
         job = self._job
-        if not job.is_mine:
+        if not job.is_mine or decide(job.situation(event, None)).action is Action.LET_GO:
+            job.let_go()
             return
         if event in HURRIED and self._host.seconds is not None:
             await self._in_seconds(event)

@@ -47,6 +47,8 @@ RETRY_SECONDS = 5.0  #: between two attempts to follow a job
 PATIENCE_RESET_SECONDS = 1200.0
 REST_SECONDS = 1.0  #: until a rule that a read didn't confirm is looked at again
 UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has failed
+#: events after which nothing is ended
+NEEDS_NO_READ = (Event.HAND_OVER, Event.TRIGGER_FAILED)
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 
 
@@ -290,7 +292,7 @@ class Training:
         """The rule that applies, and the read by which it was found; None if nothing was read."""
         event, job = noticed.event, self.job
         unread = job.situation(event, None)
-        if unread.owner is Ownership.FOREIGN or event is Event.HAND_OVER:
+        if unread.owner is Ownership.FOREIGN or event in NEEDS_NO_READ:
             return decide(unread), None
         try:
             read = await job.read()

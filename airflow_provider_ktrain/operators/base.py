@@ -197,6 +197,8 @@ class TrainingJobOperator(JobParameters):
 
         :param reason: why the trigger failed.
         """
+        from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.engine.follow.following import Noticed
         from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         deferral = self._stored_deferral(reason, context)
@@ -217,7 +219,8 @@ class TrainingJobOperator(JobParameters):
         with self._reachable_by_kill(host):
             host.take_over(ref, options, deferral.handover)
             try:
-                outcome = host.follow(ref, options, until, patience=patience)
+                failed = Noticed(Event.TRIGGER_FAILED)
+                outcome = host.follow(ref, options, until, patience=patience, first=failed)
             except Exception:
                 host.check()
                 if seconds is None:
