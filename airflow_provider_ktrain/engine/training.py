@@ -98,14 +98,26 @@ class Training:
 
         :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
         """
-        self.job.expect(submission)
+        if self.job.submission is not submission:
+            self.job.expect(submission)
+        return await self.call(lambda api: self._submit(api, submission))
+
+    async def call(self, ask: Callable[[Api], Awaitable[T]]) -> T:
+        """Do something with the client.
+
+        :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
+        """
+
+        async def work() -> T:
+            return await ask(await self.job.api())
+
         try:
-            return await self._unless_stopped(self._submit(submission))
+            return await self._unless_stopped(work())
         except _StopRequested:
             raise Stopped(str(cause_of(await self.stop()))) from None
 
-    async def _submit(self, submission: Submission) -> Submitted:
-        api, job = await self.job.api(), self.job
+    async def _submit(self, api: Api, submission: Submission) -> Submitted:
+        job = self.job
         try:
             submitted = await submission.carry_out(api, self._log, posting=job.posting, end_job=job.end_existing)
         except CodeRefusedError as refused:

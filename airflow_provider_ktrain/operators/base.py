@@ -65,13 +65,17 @@ class TrainingJobOperator(JobParameters):
                 return self._conclude(earlier, context, found=True)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            submission = Submission(request, context, hook, self.log, patience=self.patience)
+            submission = Submission(request, context, hook, patience=self.patience)
             with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     self.outlets = []  # nothing was trained: the assets get no event
                     return None
-                submitted = host.submit(submission, request.on_finish_action)
+                host.expect(submission, request.on_finish_action)
+                submission.settle(
+                    context, lambda job: host.call(lambda api, _: submission.cluster(api, job, self.log)), self.log
+                )
+                submitted = host.submit(submission)
                 self._note(context, submission, submitted)
                 airflow_settings.check(self, submitted.ref)
                 host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
