@@ -29,10 +29,12 @@ from airflow_provider_ktrain.engine.follow.messages import (
     StopSignal,
     cause_of,
 )
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.owned_job import Submission
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
-from airflow_provider_ktrain.engine.training import Host, Stopped, Submission, Training
+from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question
@@ -191,14 +193,21 @@ class WorkerHost:
             self._log.warning(f"The task's state can't be read from Airflow.\n{type(e).__name__}: {e}")
             return ""
 
-    def submit(self, submission: Submission, on_finish_action: OnFinishAction) -> Submitted:
-        """Create or adopt the job.
+    def expect(self, submission: Submission, on_finish_action: OnFinishAction) -> None:
+        """From now on, a job of this task may exist.
 
         :param submission: what to submit.
         :param on_finish_action: what happens to the job when this try ends.
         """
-        self._training.options = Options(on_finish_action=on_finish_action)
-        self._training.expect(submission)
+        self._training.job.options = Options(on_finish_action=on_finish_action)
+        self._training.job.expect(submission)
+        self.check()
+
+    def submit(self, submission: Submission) -> Submitted:
+        """Create or adopt the job, which `expect` has announced.
+
+        :param submission: what to submit.
+        """
         self.check()
         began = time.monotonic()
         try:
@@ -211,7 +220,7 @@ class WorkerHost:
 
     def take_over(self, ref: JobRef, options: Options, handover: Handover) -> None:
         """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
-        self._training.ref, self._training.options, self._training.handover = ref, options, handover
+        self._training.job.ref, self._training.job.options, self._training.handover = ref, options, handover
         self.check()
 
     def follow(
@@ -245,7 +254,11 @@ class WorkerHost:
         :param timeout: seconds. Default: None, no limit.
         :raises TimeoutError: the job has not ended in time.
         """
-        ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        try:
+            ended = self._run(asyncio.wait_for(self._training.follow(ref, options), timeout))
+        except TimeoutError:
+            self._run(self._training.interrupted(Event.WAIT_EXPIRED))
+            raise
         assert not isinstance(ended, Handover)  # only with `until`
         return ended
 
@@ -258,8 +271,8 @@ class WorkerHost:
 
     def call(self, ask: Callable[[Api, str], Awaitable[T]]) -> T:
         """Run a coroutine function with the API and the connection's namespace."""
-
-        async def run() -> T:
-            return await ask(await self._training.api(), self._hook.namespace or "default")
-
-        return self._run(run())
+        try:
+            return self._run(self._training.call(lambda api: ask(api, self._hook.namespace or "default")))
+        except Stopped as e:
+            self._killed = TrainingKilledError(str(e))
+            raise self._killed from None

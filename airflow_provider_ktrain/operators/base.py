@@ -65,13 +65,17 @@ class TrainingJobOperator(JobParameters):
                 return self._conclude(earlier, context, found=True)
             request = self._request(context)
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
-            submission = Submission(request, context, hook, self.log, patience=self.patience)
+            submission = Submission(request, context, hook, patience=self.patience)
             with self._reachable_by_kill(WorkerHost(hook, self.log, Try.of(context["ti"]))) as host:
                 if self.server_dry_run:
                     self.log.info(host.call(lambda api, _: submission.try_out(api, self.log)))
                     self.outlets = []  # nothing was trained: the assets get no event
                     return None
-                submitted = host.submit(submission, request.on_finish_action)
+                host.expect(submission, request.on_finish_action)
+                submission.settle(
+                    context, lambda job: host.call(lambda api, _: submission.cluster(api, job, self.log)), self.log
+                )
+                submitted = host.submit(submission)
                 self._note(context, submission, submitted)
                 airflow_settings.check(self, submitted.ref)
                 host.handover.training_metrics.update(submission.steps_to_hand_over(submitted))
@@ -197,6 +201,8 @@ class TrainingJobOperator(JobParameters):
 
         :param reason: why the trigger failed.
         """
+        from airflow_provider_ktrain.core.ending import Event
+        from airflow_provider_ktrain.engine.follow.following import Noticed
         from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
 
         deferral = self._stored_deferral(reason, context)
@@ -217,7 +223,8 @@ class TrainingJobOperator(JobParameters):
         with self._reachable_by_kill(host):
             host.take_over(ref, options, deferral.handover)
             try:
-                outcome = host.follow(ref, options, until, patience=patience)
+                failed = Noticed(Event.TRIGGER_FAILED)
+                outcome = host.follow(ref, options, until, patience=patience, first=failed)
             except Exception:
                 host.check()
                 if seconds is None:
@@ -262,7 +269,7 @@ class TrainingJobOperator(JobParameters):
             return self._deferral(job, self._options({}), Handover())
         raise KtrainError(
             f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
-            "adopts the job; without a retry, the reaper releases it"
+            "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
         )
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:
