@@ -19,7 +19,7 @@ from airflow_provider_ktrain.core.diagnosis.model import Limit
 from airflow_provider_ktrain.core.ending import RULES
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing
-from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
+from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
 from airflow_provider_ktrain.core.reaping import ENDED_TASK_STATES, judge
 from airflow_provider_ktrain.core.text import MAX_FIRST_LINE_CHARS
 from airflow_provider_ktrain.engine.release import describe_freed
@@ -132,13 +132,14 @@ def test_no_message_is_hidden_from_the_table(messages: list[Message]) -> None:
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 
-#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers
+#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers, and of the rules
+#: in docs/guarantees.md
 PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
-    "{repeated}", "{checkpoints}",
+    "{repeated}", "{checkpoints}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
 }  # fmt: skip
 
 
@@ -188,10 +189,10 @@ CONDITIONS = [
 
 
 def endings() -> Iterator[str]:
-    """What is logged about each way in which the life of a training ends."""
-    command = JobRef("PyTorchJob", "v1", NAMESPACE, "j" * 46, "uid").delete_command
-    for rule in RULES:
-        yield rule.text.format(job=JOB, command=command, state="restarting")
+    """The sentences of the rules by which a training's life ends."""
+    command = f"kubectl delete -n {NAMESPACE} pytorchjobs {'j' * 46}"
+    for rule, state in itertools.product(RULES, ("failed", "up_for_reschedule")):
+        yield rule.text.format(job=JOB, command=command, state=state)
 
 
 def orphans() -> Iterator[str]:

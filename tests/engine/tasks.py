@@ -42,10 +42,11 @@ from airflow_provider_ktrain.engine.follow.messages import (
     StatusSink,
     StopSignal,
 )
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_training
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
-from airflow_provider_ktrain.engine.training import Host, Training
+from airflow_provider_ktrain.engine.training import Training
 from tests import clusters
 from tests.clusters import TestCluster
 
@@ -242,11 +243,11 @@ async def follow(
 
     host = host_of(shared=shared, state=state, began_at=began_at, status_sink=status_sink)
     async with owner_in(api, host, log, stop) as training:
-        training.options = options or Options()
+        training.job.options = options or Options()
         if created:
             await training.submit(Call(known))
         training.handover, training.cursor = handover or Handover(), cursor
-        return await training.follow(ref, training.options, until=until)
+        return await training.follow(ref, training.job.options, until=until)
 
 
 @dataclass

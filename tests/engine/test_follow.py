@@ -712,7 +712,7 @@ async def test_interrupted_worker_frees_the_pods_of_a_job_that_has_ended(task: T
     await task.condition("Succeeded")
     assert await task.holding(ref)
     async with owner_in(task.api, host_of(), task.log) as training:
-        training.ref = ref
+        training.job.ref = ref
         await training.interrupted(event)
 
     async def free() -> bool:

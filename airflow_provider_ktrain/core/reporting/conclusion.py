@@ -96,7 +96,6 @@ class Conclusion:
             "detail": "",
             "resolution": self.resolution,
             "replica": self.replica,
-            "retryable": True,
             "failed_nodes": dict(self.failed_nodes),
         }
 
