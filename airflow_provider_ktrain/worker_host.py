@@ -16,12 +16,19 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTerminated, 
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.ending import Event, Successor
-from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.errors import KtrainError, NoRightError
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction
 from airflow_provider_ktrain.core.text import UNSTORABLE
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Noticed
-from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import (
+    FollowPolicy,
+    Handover,
+    Options,
+    Outcome,
+    StopSignal,
+    cause_of,
+)
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
@@ -136,6 +143,8 @@ class WorkerHost:
             case AirflowTaskTerminated():
                 self.kill("Airflow has terminated the task")
                 self.check()
+            case NoRightError():
+                self._run(self._training.interrupted(Event.NO_RIGHT))
             case Exception():
                 final = isinstance(error, AirflowFailException) or (isinstance(error, KtrainError) and error.final)
                 self._run(self._training.interrupted(Event.FINAL_ERROR if final else Event.ERROR))
@@ -169,7 +178,7 @@ class WorkerHost:
         if self._stop.reason is None:
             return
         if self._killed is None:
-            self._killed = TrainingKilledError(_summary(self._run(self._training.stop())))
+            self._killed = TrainingKilledError(str(cause_of(self._run(self._training.stop()))))
         raise self._killed
 
     async def _ask_state(self, seconds: float) -> str:
@@ -188,8 +197,9 @@ class WorkerHost:
         :param submission: what to submit.
         :param on_finish_action: what happens to the job when this try ends.
         """
-        self.check()
         self._training.options = Options(on_finish_action=on_finish_action)
+        self._training.expect(submission)
+        self.check()
         began = time.monotonic()
         try:
             submitted = self._run(self._training.submit(submission))
@@ -226,7 +236,7 @@ class WorkerHost:
             self.check()
             return None
         if self._stop.reason is not None and not ended.succeeded:
-            self._killed = TrainingKilledError(_summary(ended))
+            self._killed = TrainingKilledError(str(cause_of(ended)))
         return ended
 
     def watch(self, ref: JobRef, options: Options, timeout: float | None = None) -> Outcome:
@@ -253,7 +263,3 @@ class WorkerHost:
             return await ask(await self._training.api(), self._hook.namespace or "default")
 
         return self._run(run())
-
-
-def _summary(outcome: Outcome) -> str:
-    return str((outcome.cause or {}).get("summary") or "The task was killed.")

@@ -141,7 +141,7 @@ class Situation:
     :param holds: whether the rule that led here holds on what was read. Default: True.
     :param may_wait: whether this process has the time to look again. Default: True.
     :param hurried: whether this process has seconds only. Default: False.
-    :param fresh: whether this process has created the job so recently that its deletion loses no progress. Default:
+    :param fresh: whether this process has just created the job, and has not followed it or has no right to. Default:
         False.
     :param cause_stored: whether an earlier process has stored why it released this job. Default: False.
     """
@@ -164,8 +164,8 @@ class Rule:
 
     :param name: short name, for tests and logs.
     :param action: what the owner does.
-    :param text: the sentence that the user reads. `{job}` and `{command}` are replaced: the job, and the command that
-        deletes it.
+    :param text: the sentence that the user reads. `{job}`, `{command}` and `{state}` are replaced: the job, the command
+        that deletes it, and the task's state in Airflow.
     :param event, seen, owner, task, successor, holds, may_wait, hurried, fresh, cause_stored: the values of the
         `Situation` to which the rule applies. Default: None, any value.
     """
@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.OTHER_PROCESS),
     ),
     Rule(
-        "stopped, next try", Action.KEEP, f"The process was stopped while the task was running. {_KEPT_FOR_RETRY}",
+        "stopped, next try", Action.KEEP, f"The worker was stopped while the task was running. {_KEPT_FOR_RETRY}",
         event=_of(Event.KILL), task=_of(Task.RUNNING), successor=_of(Successor.NEXT_TRY),
     ),
     Rule(
@@ -252,7 +252,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "state unknown, successor", Action.KEEP,
-        "Airflow did not report whether the task goes on. {job} is kept for it. If it is over, run: {command}",
+        "Airflow did not report the task's state. {job} is kept for the next try or process. If the task is over, run: "
+        "{command}",
         event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
     ),
     Rule(
@@ -264,22 +265,27 @@ RULES: tuple[Rule, ...] = (
         event=_of(Event.KILL), seen=_of(Seen.GONE),
     ),
     Rule(
-        "killed in a hurry", Action.RELEASE_NOW, "The task was killed: {job} is released.",
+        "killed in a hurry", Action.RELEASE_NOW, "The task was killed ({state}): {job} is released.",
         event=_of(Event.KILL), task=_STATE_DECIDES, hurried=True,
     ),
     Rule(
-        "stopped in a hurry", Action.RELEASE_NOW, "The process was stopped, and no retry is left: {job} is released.",
+        "state unknown in a hurry", Action.RELEASE_NOW,
+        "Airflow did not report the task's state. No retry is left: {job} is released.",
+        event=_of(Event.KILL), task=_of(Task.UNKNOWN), hurried=True,
+    ),
+    Rule(
+        "stopped in a hurry", Action.RELEASE_NOW, "The worker was stopped. No retry is left: {job} is released.",
         event=_of(Event.KILL), hurried=True,
     ),
     Rule(
-        "killed, not read", Action.LOOK_AGAIN, "The task was killed, and {job} can't be read yet.",
+        "killed, not read", Action.LOOK_AGAIN, "The task was killed ({state}), and {job} can't be read yet.",
         event=_of(Event.KILL), seen=_of(Seen.NOTHING), may_wait=True,
     ),
     Rule(
-        "killed, never read", Action.RELEASE_NOW, "The task was killed, and {job} could not be read.",
+        "killed, never read", Action.RELEASE_NOW, "The task was killed ({state}), and {job} could not be read.",
         event=_of(Event.KILL), seen=_of(Seen.NOTHING),
     ),
-    Rule("killed", Action.RELEASE, "The task was killed: {job} is released.", event=_of(Event.KILL)),
+    Rule("killed", Action.RELEASE, "The task was killed ({state}): {job} is released.", event=_of(Event.KILL)),
     # nothing is decided without a read
     Rule(
         "handed over", Action.HAND_OVER, "The next process follows {job} from here.",

@@ -74,9 +74,12 @@ UNREAD_REST_SECONDS = 5.0  #: until job and pods are read again after a read has
 STATUS_LAG_SECONDS = 20.0  #: in which the job's status may not show yet that its primary container has ended
 LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
 SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
+LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
 STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
 STATE_INTERVAL = 5.0  #: between two questions about the task's state
 RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
+#: how a kill is named, by the task's state
+KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was deleted"}
 MODES = {
     Action.FREE_PODS: Mode.DELETE_PODS,
     Action.CONCLUDE: Mode.DELETE_PODS,
@@ -149,6 +152,7 @@ class Training:
         self._job: Object | None = None  # as last seen
         self._ended: JobRead | None = None  # the read by which an ended job was concluded
         self._created_at: float | None = None  # time.monotonic() at which this process created the job
+        self._followed = False  # whether this process has followed the job
         self._changing = False  # whether a write has begun: from then on nothing may cut it off
         self._near_end: dict[Event, float] = {}  # time.monotonic() at which the primary was first seen ended
         self._unread_said = False
@@ -178,17 +182,21 @@ class Training:
 
     # submit
 
+    def expect(self, submission: Submission) -> None:
+        """From now on, a job of this task may exist, which an earlier try has created."""
+        self._submission, self._posting = submission, Posting()
+
     async def submit(self, submission: Submission) -> Submitted:
         """Create or adopt the job.
 
         :raises Stopped: the process was asked to stop; what happens to the job is decided and done.
         """
-        self._submission, self._posting = submission, Posting()
+        self.expect(submission)
         try:
             return await self._unless_stopped(self._submit(submission))
         except _StopRequested:
             stopped = await self.stop()
-            raise Stopped(str((stopped.cause or {}).get("summary"))) from None
+            raise Stopped(str(cause_of(stopped))) from None
 
     async def _submit(self, submission: Submission) -> Submitted:
         api = await self.api()
@@ -282,7 +290,7 @@ class Training:
         :param first: what led here, if it may end the training. Default: None.
         :raises AccessError, UnreachableError, ClusterError: the job can't be followed.
         """
-        self.ref, self.options = ref, options
+        self.ref, self.options, self._followed = ref, options, True
         give_up: float | None = None
         while True:
             began = time.monotonic()
@@ -441,7 +449,7 @@ class Training:
             successor=self._host.successor,
             holds=holds,
             hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
-            fresh=self.is_fresh,
+            fresh=self.is_fresh and (event is Event.NO_RIGHT or not self._followed),
         )
 
     def _owner_in(self, read: JobRead | None) -> Ownership:
@@ -466,12 +474,15 @@ class Training:
             return Mode.DELETE if deletes(self.options.on_finish_action, seen) else Mode.SUSPEND
         return MODES.get(rule.action)
 
-    def _text(self, rule: Rule) -> str:
-        """The sentence of a rule about this job."""
+    def _text(self, rule: Rule, state: str = "") -> str:
+        """The sentence of a rule about this job.
+
+        :param state: of the task in Airflow, if it was asked. Default: "".
+        """
         ref = self.ref
         job = "The task's job, if it exists," if ref is None else str(ref)
         command = "" if ref is None else ref.delete_command
-        return rule.text.format(job=job, command=command)
+        return rule.text.format(job=job, command=command, state=KILLED_BY.get(state, state))
 
     def _let_go(self) -> None:
         """From now on, this process is not responsible for the job."""
@@ -652,7 +663,8 @@ class Training:
         end = self._stop_in_seconds if self._host.seconds is not None else self._stop_with_time
         text, error = await end(event)
         self._let_go()
-        cause = Cause(Category.KILLED, (text or reason).split("\n")[0])
+        summary, _, detail = (text or reason).partition("\n")
+        cause = Cause(Category.KILLED, summary, detail)
         metrics = self.handover.metrics
         return Outcome("Pending", False, cause=cause.as_dict(), release_error=error, metrics=metrics)
 
@@ -679,15 +691,16 @@ class Training:
         """End with one request, fenced by what was seen last. Returns the sentence for the user, and what failed."""
         assert self._host.seconds is not None
         end = time.monotonic() + self._host.seconds
-        task, _ = await self._ask_task_twice() if event is Event.KILL else (Task.NOT_ASKED, "")
+        late = end + LATE_SECONDS
+        task, state = await self._ask_task_twice() if event is Event.KILL else (Task.NOT_ASKED, "")
         await self._find_submitted(end - 1.0)
         if self.ref is None:
-            return "The task was stopped before it had submitted a job.", ""
+            return "The task was killed before it had submitted a job.", ""
         read = None if event is Event.KILL else await self._last_read()
         while True:
             situation = replace(self._situation(event, read), task=task, may_wait=False)
             rule = decide(situation)
-            text, error = self._text(rule), ""
+            text, error = self._text(rule, state), ""
             try:
                 async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
                     if rule.action is Action.RELEASE_NOW:
@@ -708,7 +721,9 @@ class Training:
                 command = self.ref.delete_command
                 error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
             self._log.warning(f"{text}\n{error}".rstrip())
-            return text, error
+            if not error or time.monotonic() > late:
+                return text, error
+            end = late  # the process may not be killed yet
 
     async def _release_at_once(self, end: float) -> str:
         assert self.ref is not None
@@ -737,20 +752,20 @@ class Training:
             before = state
             await asyncio.sleep(min(STATE_INTERVAL, self._host.patience))
         if rule.action is Action.KEEP:
-            self._log.warning(f"{self._text(rule)}\nThe task is {state or 'in an unknown state'}.")
-            return self._text(rule), ""
+            self._log.warning(f"{self._text(rule, state)}\nThe task is {state or 'in an unknown state'}.")
+            return self._text(rule, state), ""
         if event is Event.KILL:
             self._log.info(f"The task is {state}. Releasing {self.ref}.")
         api, ref = await self.api(), self.ref
         cursor = self.cursor or Cursor.from_dict(self.handover.cursor)
         async with last_lines(api, ref, self.options.logs, cursor, self._log):
             released, error = await self._release_as_read(event, task=task, timeout=RELEASE_SECONDS)
-        return self._text(rule) if released is None else released.text, error
+        return self._text(rule, state) if released is None else released.text, error
 
     async def interrupted(self, event: Event) -> None:
         """An error ends the try: decide what happens to the job, and do it. It must not hide the error.
 
-        :param event: ERROR, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
+        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
         """
         if not self.owns_job:
             return

@@ -303,8 +303,10 @@ class TrainingJobOperator(JobParameters):
         from airflow_provider_ktrain.engine.follow.messages import cause_of
         from airflow_provider_ktrain.operators import task_state
 
+        if not outcome.release_error or outcome.succeeded or outcome.kept:
+            return outcome
         job = task_state.read_job_of_this_try(context)
-        if not outcome.release_error or outcome.succeeded or outcome.kept or job is None:
+        if job is None:
             return outcome
         found = task_state.read_deferral(context)
         deferral = found[0] if found is not None else self._deferral(job, self._options({}), Handover())

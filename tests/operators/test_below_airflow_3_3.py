@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.compat import DEFERRAL_TIMEOUT
+from airflow_provider_ktrain.exceptions import TrainingTimeoutError
 from tests.operators.task_instance import Instance, of_each_kind
 
 TRAINS_SOON = ["sh", "-c", "echo 'KTRAIN_RESULT {\"loss\": 1}'"]
@@ -57,7 +58,7 @@ def test_job_with_a_stored_outcome_does_not_expire(instance: Instance) -> None:
 @of_each_kind
 def test_deferral_timeout_releases_the_job_below_airflow_3_3(stateless: Instance) -> None:
     assert isinstance(stateless.execute(), TaskDeferred)
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         stateless.fail(DEFERRAL_TIMEOUT)
     assert not stateless.jobs()
 

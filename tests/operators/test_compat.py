@@ -144,7 +144,7 @@ def test_supervisor_connection_is_declared() -> None:
 def test_kill_leaves_time_to_release_the_job() -> None:
     delay = inspect.signature(WatchedSubprocess.kill).parameters["escalation_delay"].default
     assert delay == compat.SIGKILL_DELAY_SECONDS, "SIGKILL comes before a killed worker has released its job"
-    assert delay > worker_host.KILL_RELEASE_SECONDS, "SIGKILL comes before a killed worker has released its job"
+    assert delay > worker_host.STOP_SECONDS, "SIGKILL comes before a killed worker has released its job"
 
 
 def test_triggers_have_on_kill_where_there_is_a_task_state() -> None:

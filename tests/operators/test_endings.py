@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import AirflowException, TaskDeferralTimeout
+from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_ktrain.exceptions import TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import TrainingTimeoutError, TrainingUserCodeError
 from tests.operators.task_instance import Instance, Store, of_each_kind
 
 RESULT = ["sh", "-c", """echo 'KTRAIN_RESULT {"loss": 0.5}'; sleep 3"""]
@@ -50,7 +50,7 @@ def test_job_that_failed_after_a_deferral_timeout_raises_its_cause(instance: Ins
 @of_each_kind
 def test_running_job_is_released_after_a_deferral_timeout(instance: Instance) -> None:
     instance.execute()
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail("Trigger timeout")
     assert not instance.jobs()
 

@@ -22,6 +22,8 @@ from tests.request_log import RequestLog, recorded_requests
 
 PROGRAM = ["sh", "-c", "echo started; sleep 6; echo done"]
 WATCHES = {"list pods": 1, "watch pods": 1, "create JOBS": 1, "list JOBS": 1, "watch JOBS": 1, "delete JOBS": 1}
+#: the read that concludes the end, a list after the pods were freed, and the look for job and pods after the deletion
+EVIDENCE = {"get JOBS": 2, "list pods": 4}
 RUNS = 3  #: an operator may write the job's status between our read and our delete: then the job is read again
 Run = Callable[[Instance], Any]
 
@@ -69,11 +71,13 @@ def test_requests_of_a_short_pytorchjob(cluster: TestCluster, requests: RequestL
     def run(instance: Instance) -> None:
         instance.execute(command=PROGRAM, deferrable=False)
 
-    assert_requests(cluster, requests, PYTORCHJOB, run, {**WATCHES, "discovery": 1}, streams=1)
+    expected = {**WATCHES, **EVIDENCE, "discovery": 1}
+    assert sum(expected.values()) == 12
+    assert_requests(cluster, requests, PYTORCHJOB, run, expected, streams=1)
 
 
 def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) -> None:
-    """The worker's pod still runs when the job has succeeded: the operator deletes it, and the pods are listed once."""
+    """The worker's pod still runs when the job has succeeded: the operator deletes it."""
 
     def run(instance: Instance) -> None:
         launcher, worker = replica(name="mpi"), replica(name="mpi")
@@ -86,7 +90,7 @@ def test_requests_of_a_short_mpijob(cluster: TestCluster, requests: RequestLog) 
         instance.execute(manifest=manifest, deferrable=False, operator=MPIJobOperator)
 
     tried = MPIJOB.versions.index(served_version(cluster, MPIJOB)) + 1
-    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, "discovery": tried, "list pods": 2}, streams=2)
+    assert_requests(cluster, requests, MPIJOB, run, {**WATCHES, **EVIDENCE, "discovery": tried}, streams=2)
 
 
 @pytest.mark.embedded  # its runtimes
@@ -99,5 +103,6 @@ def test_requests_of_a_short_trainjob(cluster: TestCluster, requests: RequestLog
     def run(instance: Instance) -> None:
         instance.execute(command=PROGRAM, gpus=1, deferrable=False, operator=TrainJobOperator)
 
-    reads = {"discovery": 2, "get clustertrainingruntimes": 1, "list pods": 4, "get JOBS": 1, "get jobsets": 1}
-    assert_requests(cluster, requests, TRAINJOB, run, {**WATCHES, **reads}, streams=1)
+    reads = {"discovery": 2, "get clustertrainingruntimes": 1, "get jobsets": 1}
+    expected = {**WATCHES, **EVIDENCE, **reads, "list pods": 6}
+    assert_requests(cluster, requests, TRAINJOB, run, expected, streams=1)

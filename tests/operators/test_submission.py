@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.bases.operator import TriggerFailureReason
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner
 from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,
     TrainingJobError,
+    TrainingTimeoutError,
     TrainingUserCodeError,
 )
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
@@ -185,7 +186,7 @@ def test_resumed_job_gets_a_new_deadline(instance: Instance) -> None:
     first = instance.execute(number=1, execution_timeout=hour, **kept)
     alive = instance.execute(number=2, execution_timeout=3 * hour, **kept)
     assert alive.trigger.options["deadline"] == first.trigger.options["deadline"], "an adoption alone does not renew it"
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     (suspended,) = instance.jobs()
     resumed = instance.execute(number=3, execution_timeout=3 * hour, **kept)
@@ -307,7 +308,7 @@ def test_release_that_failed_in_the_trigger_is_repeated(instance: Instance) -> N
 def test_deferral_timeout_releases_the_job(instance: Instance) -> None:
     """`defer(timeout=)`: neither `on_kill` nor `execute_complete` runs in this case."""
     instance.execute()
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     assert not instance.jobs()
 
@@ -315,7 +316,7 @@ def test_deferral_timeout_releases_the_job(instance: Instance) -> None:
 @pytest.mark.parametrize(("action", "kept"), [("delete_job", False), ("keep_job", True)])
 def test_late_release_applies_on_finish_action(instance: Instance, action: str, kept: bool) -> None:
     instance.execute(on_finish_action=action)
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail(TriggerFailureReason.TRIGGER_TIMEOUT)
     assert bool(instance.jobs()) is kept
     assert not instance.running()

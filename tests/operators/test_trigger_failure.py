@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.bases.operator import TriggerFailureReason
-from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_ktrain.engine.follow.messages import seconds_in_worker
-from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingTimeoutError, TrainingUserCodeError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
 from tests.e2e.kube import Kube
@@ -118,7 +118,7 @@ def test_only_a_deferral_timeout_releases_the_job(instance: Instance) -> None:
     instance.execute(operator=DefersSoon)
     assert isinstance(instance.fail("an error of a later Airflow"), TaskDeferred)
     instance.wait_running()
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail(TIMED_OUT)
     assert not instance.jobs()
 

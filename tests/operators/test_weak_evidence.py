@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk.exceptions import TaskDeferralTimeout, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
-from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError
+from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingTimeoutError
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 from tests.operators.task_instance import DefersSoon, Instance, Store, of_each_kind
 
@@ -65,7 +65,7 @@ def test_timeout_of_a_deferral_releases_a_job_that_could_not_be_stored(instance:
     """The arguments of the trigger also contain the reference to the job."""
     instance.store = without_airflow("ktrain_job")
     instance.execute()
-    with pytest.raises(TaskDeferralTimeout):
+    with pytest.raises(TrainingTimeoutError):
         instance.fail("Trigger timeout")
     assert not instance.jobs()
 
@@ -85,7 +85,7 @@ def test_unexpected_error_does_not_end_the_training(instance: Instance, capsys: 
     with pytest.raises(AttributeError):
         instance.execute(operator=Breaks, deferrable=False)
     assert alive(instance)
-    assert "No retry is left: the reaper releases it" in capsys.readouterr().out
+    assert "nobody follows it now. To delete it, run: kubectl delete" in capsys.readouterr().out
 
 
 @of_each_kind
@@ -103,7 +103,7 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     finally:
         instance.cluster.admin("clear")
     assert alive(instance) == [before]
-    assert "The job of an earlier try is kept" in capsys.readouterr().out
+    assert "nobody follows it now. To delete it, run: kubectl delete" in capsys.readouterr().out
 
 
 @of_each_kind
@@ -215,7 +215,7 @@ def test_last_failure_of_a_trigger_keeps_a_job_that_cannot_be_reached(
         instance.fail("Trigger failure", traceback=["ImportError: no module\n"])
     assert alive(instance)
     output = capsys.readouterr().out
-    assert "the reaper releases it" in output
+    assert "no retry is left. To delete it, run: kubectl delete" in output
     assert "could not be released" not in output, "nothing tries to"
 
 
