@@ -696,7 +696,8 @@ class Training:
         await self._find_submitted(end - 1.0)
         if self.ref is None:
             return "The task was killed before it had submitted a job.", ""
-        read = None if event is Event.KILL else await self._last_read()
+        seen_last = None if self._job is None else JobRead(self._job, [])  # it may show the end, or another owner
+        read = seen_last if event is Event.KILL else await self._last_read()
         while True:
             situation = replace(self._situation(event, read), task=task, may_wait=False)
             rule = decide(situation)

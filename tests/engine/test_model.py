@@ -87,7 +87,7 @@ class Interleaving:
             faulty=rng.random() < 0.6,
         )  # fmt: skip
         self.causes: dict[str, tuple[str, str]] = {}  # by uid of a job that a limit has ended: try, and stored cause
-        self.quiet = True  # whether the steps end of themselves, without more disturbances
+        self.nobody_to_kill = False  # whether the task was ended while none of its processes ran
 
     # the invariants: what may be written
 
@@ -300,8 +300,10 @@ class Interleaving:
             self._kill_processes()
 
     def _kill_processes(self) -> None:
-        for process in self._running(Worker, Trigger):
-            if process.me is self.airflow.current and not process.stopped:
+        processes = [p for p in self._running(Worker, Trigger) if p.me is self.airflow.current]
+        self.nobody_to_kill = not processes
+        for process in processes:
+            if not process.stopped:
                 process.kill()
 
     def _clear(self) -> None:
@@ -441,7 +443,7 @@ class Interleaving:
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
         crashed = any(process.client.is_dead for process in me.processes)
         named = any("kubectl delete" in text for process in me.processes for text in process.log.texts)
-        if self.cluster.live() and me is self.airflow.current and not crashed and not named:
+        if self.cluster.live() and me is self.airflow.current and not (crashed or named or self.nobody_to_kill):
             raise Broken("the task is over, its job holds GPUs, and no text says how to delete it")
         # no try is left that could act, so run the reaper
         kind = self.cluster.kind
