@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from airflow_provider_ktrain.core.adoption import may_have_begun
+from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.ending import (
+    ALIVE,
     LIMITS,
     Action,
     Event,
@@ -154,7 +156,8 @@ class Training:
         self._created_at: float | None = None  # time.monotonic() at which this process created the job
         self._followed = False  # whether this process has followed the job
         self._changing = False  # whether a write has begun: from then on nothing may cut it off
-        self._near_end: dict[Event, float] = {}  # time.monotonic() at which the primary was first seen ended
+        #: time.monotonic() at which this end of the primary was first seen by a read for the event
+        self._near_end: dict[tuple[Event, EndedPrimary | None], float] = {}
         self._unread_said = False
 
     @property
@@ -414,7 +417,7 @@ class Training:
         try:
             read = await read_training(await self.api(), self.ref)
             seen = await following.observe(read)
-            holds = await following.still_holds(noticed) if event in LIMITS and seen is Seen.RUNNING else True
+            holds = await following.still_holds(noticed) if event in LIMITS and seen in ALIVE else True
         except (ApiStatusError, ApiUnavailable) as e:
             self._say_unread(noticed, e)
             return decide(self._situation(event, None)), None
@@ -426,10 +429,8 @@ class Training:
         if stored and situation.owner is Ownership.MINE:
             situation = replace(situation, cause_stored=await self._stored_conclusion() is not None)
         if seen is Seen.PRIMARY_ENDED:
-            since = self._near_end.setdefault(event, time.monotonic())
+            since = self._near_end.setdefault((event, following.state.ended_primary), time.monotonic())
             situation = replace(situation, may_wait=time.monotonic() - since < STATUS_LAG_SECONDS)
-        else:
-            self._near_end.pop(event, None)
         return decide(situation), read
 
     def _situation(
