@@ -347,6 +347,7 @@ class Training:
                 api, self.ref, self.options, log=self._log, handover=self.handover, policy=self._policy,
                 cursor=self.cursor,
             )  # fmt: skip
+            following.state.job = self._job  # a job that has been seen ended is not "deleted by somebody else"
             async with following:
                 try:
                     ended = await self._follow_to_the_end(following, until, first)
