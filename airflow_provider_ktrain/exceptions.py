@@ -1,6 +1,6 @@
 """The exceptions that a task raises: one per category of cause, so that `retry_policy` rules can name them.
 
-All are `TrainingJobError`s. Airflow retries all except `TrainingConfigurationError` and `TrainingReleaseError`.
+All are `TrainingJobError`s. Airflow retries all except `TrainingConfigurationError`.
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -81,10 +81,11 @@ class TrainingSupersededError(TrainingJobError):
     """Another try of the task now owns the job."""
 
 
-class TrainingReleaseError(TrainingJobError, AirflowFailException):
-    """The training succeeded (its result is in XCom), but its pods could not be released and may still hold GPUs.
+class TrainingReleaseError(TrainingJobError):
+    """The training succeeded, but its pods could not be released and may still hold GPUs.
 
-    Never retried: a retry would train again.
+    Raised only while a retry is left: the retry doesn't train again, but releases the job and returns the result. With
+    no retry left, the task succeeds, and its log names the command that deletes the job.
     """
 
 

@@ -29,10 +29,12 @@ from airflow_provider_ktrain.engine.follow.messages import (
     StopSignal,
     cause_of,
 )
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log
+from airflow_provider_ktrain.engine.owned_job import Submission
 from airflow_provider_ktrain.engine.submit import Submitted
 from airflow_provider_ktrain.engine.threads import in_thread
-from airflow_provider_ktrain.engine.training import Host, Stopped, Submission, Training
+from airflow_provider_ktrain.engine.training import Stopped, Training
 from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingKilledError, airflow_error
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.status_writer import WORKER, TaskStatusSink, question
@@ -197,8 +199,8 @@ class WorkerHost:
         :param submission: what to submit.
         :param on_finish_action: what happens to the job when this try ends.
         """
-        self._training.options = Options(on_finish_action=on_finish_action)
-        self._training.expect(submission)
+        self._training.job.options = Options(on_finish_action=on_finish_action)
+        self._training.job.expect(submission)
         self.check()
         began = time.monotonic()
         try:
@@ -211,7 +213,7 @@ class WorkerHost:
 
     def take_over(self, ref: JobRef, options: Options, handover: Handover) -> None:
         """Continue with a job that this try submitted before it deferred: from now on a kill may release it."""
-        self._training.ref, self._training.options, self._training.handover = ref, options, handover
+        self._training.job.ref, self._training.job.options, self._training.handover = ref, options, handover
         self.check()
 
     def follow(
@@ -260,6 +262,6 @@ class WorkerHost:
         """Run a coroutine function with the API and the connection's namespace."""
 
         async def run() -> T:
-            return await ask(await self._training.api(), self._hook.namespace or "default")
+            return await ask(await self._training.job.api(), self._hook.namespace or "default")
 
         return self._run(run())

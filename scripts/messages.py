@@ -42,7 +42,6 @@ CARRIERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "Finding": ("check", ("at", "message", "found", "expected", "hint")),
     "Problem": ("check", ("level", "code", "path", "message", "found", "expected", "hint")),
     "Decision": ("part", ("action", "reason")),
-    "KillDecision": ("part", ("action", "reason")),
     "Verdict": ("part", ("orphan", "reason")),
     "Released": ("info", ("done", "pods", "gpus", "seconds", "text")),
 }

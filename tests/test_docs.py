@@ -250,6 +250,8 @@ def test_import_paths_are_documented(cls: type) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
     for page in DOCS.rglob("*.md"):
+        if page.parent.name == "contributing":  # reached by links only
+            continue
         assert f"- {page.relative_to(DOCS)}\n" in text or page.name in _hook().PAGES
 
 

@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from airflow.utils.state import TaskInstanceState
-from airflow_provider_ktrain.core.kill_decision import ABSENT, NONE, UNKNOWN, decision_for_worker
 
 from airflow_provider_ktrain.core.adoption import decide
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose_crash_loop, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Limit
+from airflow_provider_ktrain.core.ending import RULES
 from airflow_provider_ktrain.core.errors import ManifestError
 from airflow_provider_ktrain.core.existing_job import describe_existing
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, Owner, TaskKey
@@ -133,13 +132,14 @@ def test_no_message_is_hidden_from_the_table(messages: list[Message]) -> None:
     assert hidden <= PASSED_ON, "pass a text, or add the function that returns it to scripts.messages.RETURNED"
 
 
-#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers
+#: texts of other messages: of errors, causes, results of a release, decisions, lines of containers, and of the rules
+#: in docs/guarantees.md
 PASSED_ON = {
     "{error}", "{type}: {error}", "{message}", "{reason}", "({reason})?", "({reason} / {reason})", "{left_out}",
     "{text}", "{unreleased}", "{phase}", "{lines}", "{now}", "{act_on_job}", "{release}", "{served}", "{value}",
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
-    "{repeated}", "{checkpoints}",
+    "{repeated}", "{checkpoints}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
 }  # fmt: skip
 
 
@@ -188,10 +188,11 @@ CONDITIONS = [
 ]
 
 
-def kills() -> Iterator[str]:
-    """The decisions of a worker about its job after a SIGTERM, in each state of the task."""
-    for state, retry_left in itertools.product((*TaskInstanceState, NONE, ABSENT, UNKNOWN), (False, True)):
-        yield decision_for_worker(str(state), retry_left).reason
+def endings() -> Iterator[str]:
+    """The sentences of the rules by which a training's life ends."""
+    command = f"kubectl delete -n {NAMESPACE} pytorchjobs {'j' * 46}"
+    for rule, state in itertools.product(RULES, ("failed", "up_for_reschedule")):
+        yield rule.text.format(job=JOB, command=command, state=state)
 
 
 def orphans() -> Iterator[str]:
@@ -229,7 +230,7 @@ def releases() -> Iterator[str]:
         yield f"{JOB} kept without running pods. {describe_freed(pods, verified)}"
 
 
-@pytest.mark.parametrize("source", [existing_jobs, kills, orphans, limits, releases])
+@pytest.mark.parametrize("source", [existing_jobs, endings, orphans, limits, releases])
 def test_messages_about_decisions_are_short_and_plain(source: Callable[[], Iterator[str]]) -> None:
     found = [
         text

@@ -27,10 +27,11 @@ from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.core.text import counted
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log, has_ended, is_terminating, read_training, served_version
 from airflow_provider_ktrain.engine.runtimes import read_served
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
-from airflow_provider_ktrain.engine.training import Host, Stopped, Training
+from airflow_provider_ktrain.engine.training import Stopped, Training
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  #: that delete the job
 LIMITS = Limits(startup=3600, partial_start=3600, crash_loop=6)  #: those of an operator without parameters
@@ -142,7 +143,7 @@ class RunHost:
     async def _run(self) -> Ended:
         """Submit the job, follow it and delete it."""
         training = self._training
-        training.options = Options(limits=LIMITS)
+        training.job.options = Options(limits=LIMITS)
         try:
             try:
                 submitted = await training.submit(RunSubmission(self._request, self._namespace))

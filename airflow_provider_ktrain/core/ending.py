@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.state.status import Seen
 
 T = TypeVar("T")
 
@@ -52,17 +53,6 @@ class Event(enum.StrEnum):
     OUTCOME_STORED = "Airflow has stored the outcome"
     OUTCOME_NOT_STORED = "Airflow could not store the outcome"
     SUCCESS_FOUND = "an earlier try has stored its success"
-
-
-class Seen(enum.StrEnum):
-    """What a read of job and pods shows. A job that is being deleted is running until a read shows its end."""
-
-    NOTHING = "not read"
-    RUNNING = "running"
-    PRIMARY_ENDED = "its primary container has ended"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    GONE = "gone"
 
 
 class Ownership(enum.StrEnum):
@@ -202,7 +192,7 @@ def _of(*values: T) -> frozenset[T]:
 
 
 _KEPT_FOR_RETRY = "{job} is kept for the next try."
-_NOBODY_RELEASES = "{job} is kept, and nobody follows it now. To delete it, run: {command}"
+_NOBODY_RELEASES = "{job} is kept, and nobody follows it now.\nTo delete it, run: {command}"
 _STATE_DECIDES = _of(Task.OVER, Task.CLEARED)
 _NO_ANSWER = _of(Task.CHANGING, Task.UNKNOWN)
 
@@ -252,8 +242,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "state unknown, successor", Action.KEEP,
-        "Airflow did not report the task's state. {job} is kept for the next try or process. If the task is over, run: "
-        "{command}",
+        "Airflow did not report the task's state. {job} is kept for the next try or process.\n"
+        "If the task is over, run: {command}",
         event=_of(Event.KILL), task=_of(Task.UNKNOWN), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
     ),
     Rule(
@@ -300,11 +290,11 @@ RULES: tuple[Rule, ...] = (
         seen=_of(Seen.NOTHING), may_wait=True,
     ),
     Rule(
-        "not read, next try", Action.KEEP, f"{{job}} can't be read. {_KEPT_FOR_RETRY}",
+        "not read, next try", Action.KEEP, "{job} can't be read, and is kept for the next try.",
         seen=_of(Seen.NOTHING), successor=_of(Successor.NEXT_TRY, Successor.OTHER_PROCESS),
     ),
     Rule(
-        "not read, nobody", Action.KEEP, "{job} can't be read, and no retry is left. To delete it, run: {command}",
+        "not read, nobody", Action.KEEP, "{job} can't be read, and no retry is left.\nTo delete it, run: {command}",
         seen=_of(Seen.NOTHING),
     ),
     # the job has ended: its own end counts, whatever led here
@@ -334,7 +324,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gone after its outcome", Action.LET_GO, "{job} is gone.",
         event=_of(
-            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT, Event.RELEASE_FAILED,
+            Event.OUTCOME_STORED, Event.OUTCOME_NOT_STORED, Event.SUCCESS_FOUND, Event.INTERRUPT,
             *TROUBLE, Event.FINAL_ERROR, Event.CODE_REFUSED,
         ),
         seen=_of(Seen.GONE),

@@ -47,7 +47,7 @@ class OnFinishAction(enum.StrEnum):
             return cls.KEEP_JOB
 
     def deletes(self, *, succeeded: bool) -> bool:
-        """Whether a job is deleted that has ended or that its task stops following.
+        """Whether a job that has ended is deleted; for an unfinished one see `core.ending.deletes`.
 
         :param succeeded: whether the job succeeded.
         """

@@ -97,19 +97,19 @@ class Posting:
 
     def __init__(self) -> None:
         self._request: asyncio.Future[Object] | None = None
-        self._until = 0.0  # time.monotonic() from which the API server doesn't process it any more
+        self.until = 0.0  #: time.monotonic() from which the API server doesn't process it any more
 
     async def send(self, api: Api, path: str, body: Object) -> Object:
         """Send the request and return the response.
 
         :raises ApiStatusError, ApiUnavailable: as `Api.request`.
         """
-        self._until = time.monotonic() + CREATE_SECONDS
+        self.until = time.monotonic() + CREATE_SECONDS
         query = {"fieldValidation": "Strict"}
         request = api.request("POST", path, body=body, query=query, timeout=CREATE_SECONDS)
         self._request = asyncio.ensure_future(request)
         job = await asyncio.shield(self._request)
-        self._until = 0.0
+        self.until = 0.0
         return job
 
     async def wait(self) -> None:
@@ -117,12 +117,12 @@ class Posting:
         if self._request is not None:
             await asyncio.wait([self._request])
             if not self._request.cancelled() and not isinstance(self._request.exception(), ApiUnavailable):
-                self._until = 0.0
+                self.until = 0.0
 
     @property
     def is_over(self) -> bool:
         """Whether no job can be created any more: there was a response, or its time has passed."""
-        return time.monotonic() >= self._until
+        return time.monotonic() >= self.until
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ class TrainingJobOperator(JobParameters):
             return self._deferral(job, self._options({}), Handover())
         raise KtrainError(
             f"the trigger failed ({clipped(reason, 80)}), and the task's state contains no job to follow. A retry "
-            "adopts the job; without a retry, the reaper releases it"
+            "adopts the job; without a retry, run the reaper (ReapTrainingJobsOperator) to release it"
         )
 
     def _reachable_by_kill(self, host: WorkerHost) -> WorkerHost:

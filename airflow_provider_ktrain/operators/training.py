@@ -58,9 +58,9 @@ class PyTorchJobOperator(_ReplicaSpecsOperator):
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
-        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
-        to do this is missing.
+        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
+        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
+        the time to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
@@ -168,9 +168,9 @@ class MPIJobOperator(_ReplicaSpecsOperator):
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
-        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
-        to do this is missing.
+        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
+        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
+        the time to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary
@@ -284,9 +284,9 @@ class TrainJobOperator(TrainingJobOperator):
     :param deferrable: wait in the triggerer, without a worker slot; logs are still live. Default: None, `[operators]
         default_deferrable` where an environment variable sets it, else True.
     :param on_finish_action: what happens to the job at the end: `delete_job` (default), `keep_job` or
-        `delete_succeeded_job`. A kept job holds no GPUs: an unfinished job is suspended, and the running pods of a
-        finished job are deleted. An unfinished job of a Kueue queue is paused by its Workload, or deleted if the right
-        to do this is missing.
+        `delete_succeeded_job`. A finished job that is kept loses its running pods. An unfinished job is deleted, and
+        only `keep_job` suspends it instead: a job of a Kueue queue by its Workload, or it is deleted if the right or
+        the time to do this is missing.
     :param reattach: what a retry does with the job of an earlier try: `always` (default) adopts it, even if the
         manifest has changed; `if_unchanged` replaces it if the manifest has changed.
     :param logs: whose logs to follow: `auto` (default: all replicas of a job with up to 16, else the primary

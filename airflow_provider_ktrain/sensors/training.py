@@ -24,7 +24,7 @@ from airflow_provider_ktrain.core.formats import VERSION, known_fields, mapping
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
 from airflow_provider_ktrain.core.logs.selection import LogChoice, check_choice
-from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
+from airflow_provider_ktrain.core.state.awaited import Awaited, describe_state, look_for
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.parse_checks import ParseChecks
 
@@ -250,13 +250,10 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
         try:
             with as_airflow_errors(), WorkerHost(self._hook(), self.log) as host:
                 ref, job = host.call(self._look)
-                if job is None:
-                    return False
-                if set(self.conditions) & shown_conditions(job, phase_of(job)):
-                    return True
-                if phase_of(job).ended:  # finding the cause takes a watch
+                found = look_for(job, self.conditions)
+                if found is Awaited.NEVER:  # finding the cause takes a watch
                     self._finish(host.watch(ref, self._options(), self.timeout))
-                return False
+                return found is Awaited.MET
         except AirflowException as e:
             if not isinstance(e.__cause__, ClusterError):
                 raise
@@ -282,8 +279,7 @@ class TrainingJobSensor(ParseChecks, StorableLog, BaseSensorOperator):
     async def _look(self, api: Api, default_namespace: str) -> tuple[JobRef, dict[str, Any] | None]:
         """Find the job, and log what the sensor waits for."""
         ref, job = await self._find(api, default_namespace)
-        now = "doesn't exist" if job is None else f"is {phase_of(job)}"
-        self.log.info("Waiting until %s is %s. Currently it %s.", ref, self._wanted, now)
+        self.log.info("Waiting until %s is %s. Currently it %s.", ref, self._wanted, describe_state(job))
         return ref, job
 
     def _options(self) -> Options:

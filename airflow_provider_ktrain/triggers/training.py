@@ -147,10 +147,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         training = self._owner(began_at)
         sink = self._sink
         async with sink or contextlib.nullcontext():
-            await training.api()
+            await training.job.api()
             self._warm_up()  # not earlier: the hook would wait until the supervisor has answered
-            assert training.ref is not None
-            outcome = await training.follow(training.ref, Options.from_dict(self.options))
+            outcome = await training.follow(training.job.known_ref, Options.from_dict(self.options))
         assert not isinstance(outcome, Handover)  # only with `until`
         return outcome
 
@@ -161,7 +160,8 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         """
         from airflow_provider_ktrain.core.ending import Successor
         from airflow_provider_ktrain.engine.follow.messages import FollowPolicy, Handover, Options
-        from airflow_provider_ktrain.engine.training import Host, Training
+        from airflow_provider_ktrain.engine.host import Host
+        from airflow_provider_ktrain.engine.training import Training
 
         if self._training is None:
             self._sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
@@ -179,7 +179,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
             )
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
             training = self._training = Training(hook.api, host, self.log)
-            training.ref, training.options = JobRef.from_dict(self.job), Options.from_dict(self.options)
+            training.job.ref, training.job.options = JobRef.from_dict(self.job), Options.from_dict(self.options)
             training.handover = Handover.from_dict(self.handover)
         return self._training
 

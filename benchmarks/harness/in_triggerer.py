@@ -14,10 +14,8 @@ from typing import Any
 
 import aiohttp
 from airflow.triggers.base import BaseTrigger, TriggerEvent
-from airflow_provider_ktrain.core.kill_decision import KillAction
 
 from airflow_provider_ktrain.compat import task_state
-from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.status_writer import TaskStatusSink
 from airflow_provider_ktrain.triggers import training
 
@@ -97,11 +95,12 @@ class Training(training.TrainingJobTrigger):
         self._note("cancelled")
         await super().on_kill()
 
-    async def _kill_action(self) -> tuple[str, KillAction]:
-        decided = await super()._kill_action()
+    async def _task_state(self, seconds: float) -> str:
+        state = await super()._task_state(seconds)
         self._note("decided")
-        return decided
+        return state
 
-    async def _release(self, ref: JobRef, *, timeout: float, verify: bool = True) -> None:
-        await super()._release(ref, timeout=timeout, verify=verify)
+    async def _stop_owner(self) -> bool:
+        stopped = await super()._stop_owner()
         self._note("released")
+        return stopped

@@ -21,12 +21,12 @@ from airflow_provider_ktrain.core.ending import (
     Event,
     Ownership,
     Rule,
-    Seen,
     Situation,
     Successor,
     Task,
     decide,
 )
+from airflow_provider_ktrain.core.state.status import Seen
 
 FLAGS = ("holds", "may_wait", "hurried", "fresh", "cause_stored")
 DELETES = {Action.RELEASE, Action.RELEASE_NOW, Action.DELETE_ENDED}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_ktrain.core.ending import CONDITIONS, RULES, Rule, Seen, Task, decide, deletes, task_of
+from airflow_provider_ktrain.core.ending import CONDITIONS, RULES, Rule, Task, decide, deletes, task_of
 from airflow_provider_ktrain.core.identity import OnFinishAction
+from airflow_provider_ktrain.core.state.status import Seen
 from tests.core.ending_properties import PROPERTIES, SCENARIOS, Scenario, broken, situations
 
 

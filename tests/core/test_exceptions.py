@@ -13,6 +13,7 @@ from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,
     TrainingJobError,
+    TrainingReleaseError,
     airflow_error,
     failure,
 )
@@ -30,6 +31,10 @@ def test_each_category_has_its_exception_and_carries_the_cause(category: Categor
 def test_a_category_of_a_later_release_raises_the_base_class() -> None:
     error = failure({"category": "of a later release", "summary": "why"})
     assert (type(error), str(error)) == (TrainingJobError, "why")
+
+
+def test_pods_that_are_left_after_a_success_do_not_forbid_the_retry() -> None:
+    assert not issubclass(TrainingReleaseError, AirflowFailException)
 
 
 def test_all_exceptions_of_a_task_have_one_base() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from airflow_provider_ktrain.core.kill_decision import decision_for_worker
 
 from airflow_provider_ktrain.core.diagnosis.job_rules import diagnose, diagnose_limit
 from airflow_provider_ktrain.core.diagnosis.model import Category, Limit
+from airflow_provider_ktrain.core.ending import Event, Situation, Task, decide
 
 from .test_diagnosis import RECORDINGS, cause_of, recording
 from .test_failures import CASES
@@ -35,8 +35,9 @@ def produced() -> Iterator[tuple[str, str]]:
     yield cause.category, cause.summary
     cause = diagnose(job_named("train"), [])
     yield cause.category, cause.summary
-    for state in ("failed", "running"):
-        yield Category.KILLED, decision_for_worker(state, retry_left=False).reason
+    for task in (Task.OVER, Task.RUNNING):
+        text = decide(Situation(Event.KILL, task=task, hurried=True)).text
+        yield Category.KILLED, text.format(job="PyTorchJob default/train", state="failed")
 
 
 def job_named(name: str) -> dict[str, object]:

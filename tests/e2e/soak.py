@@ -190,7 +190,7 @@ def gpus_left(kube: Kube) -> int:
 
 
 def table(trainings: int, seed: int, seconds: float, count: Count, done: dict[str, int]) -> str:
-    """The report in the format of docs/guarantees.md."""
+    """The report in the format of docs/contributing/guarantees-tests.md."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     rows = {
         "date, commit": f"{datetime.date.today()}, {commit.strip() or 'unknown'}",

@@ -8,14 +8,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.engine.follow.loop import follow
-
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StatusSink, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StatusSink
 from airflow_provider_ktrain.engine.follow.state import utc_now
 from airflow_provider_ktrain.engine.job_requests import Log
 from tests.engine.fakekube import until
+from tests.engine.tasks import follow
 
 Object = dict[str, Any]
 REF = JobRef("PyTorchJob", "v1", "ns", "train", "job-uid")
@@ -130,7 +129,7 @@ class LargeJob(Api):
     async def followed(self, log: Log, sink: StatusSink | None = None) -> AsyncIterator[None]:
         """Follow the job; all its pods have been listed."""
         following: asyncio.Task[Outcome | Any] = asyncio.create_task(
-            follow(REF, self, Options(logs="none"), log=log, stop=StopSignal(), host=HostPolicy(status_sink=sink))
+            follow(REF, self, Options(logs="none"), log=log, status_sink=sink)
         )
         try:
             await until(lambda: "pods" in self.streams or following.done())

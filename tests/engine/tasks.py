@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, overload
 
 import pytest
-from airflow_provider_ktrain.engine.follow.loop import follow
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
+from airflow_provider_ktrain.core.ending import Successor
 from airflow_provider_ktrain.core.identity import (
     MANIFEST_ANNOTATION,
     OWNER_ANNOTATION,
@@ -27,15 +27,26 @@ from airflow_provider_ktrain.core.identity import (
     TaskKey,
 )
 from airflow_provider_ktrain.core.kinds import PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.manifest.overlay import QUEUE_LABEL, JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.core.state.status import phase_of, shown_conditions
 from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine import submit as submitting
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
-from airflow_provider_ktrain.engine.job_requests import job_pods, read_training
+from airflow_provider_ktrain.engine.follow.messages import (
+    FollowPolicy,
+    Handover,
+    Options,
+    Outcome,
+    StatusSink,
+    StopSignal,
+)
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.job_requests import Log, job_pods, read_training
 from airflow_provider_ktrain.engine.release import JobChanged, Mode, Released, release
-from airflow_provider_ktrain.engine.submit import Submitted, submit
+from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
+from airflow_provider_ktrain.engine.training import Training
 from tests import clusters
 from tests.clusters import TestCluster
 
@@ -118,6 +129,127 @@ async def release_job(api: Api, ref: JobRef, mode: Mode = Mode.DELETE, **how: An
             return await release(api, ref, mode, await read_training(api, ref), **how)
 
 
+class Sink:
+    """A host that stores conclusions in memory and publishes no status. Tests override what they look at."""
+
+    host = "worker"
+    try_number = 1
+
+    def __init__(self) -> None:
+        self.conclusion: Mapping[str, Any] | None = None  #: that a process of this try has stored
+
+    def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
+
+    def mask(self, text: str) -> str:
+        return text
+
+    async def conclude(self, document: Mapping[str, Any]) -> bool:
+        self.conclusion = document
+        return True
+
+    def retract(self) -> None:
+        self.conclusion = None
+
+    async def concluded(self) -> Mapping[str, Any] | None:
+        return self.conclusion
+
+
+#: seconds that a worker may still take after SIGTERM
+WORKER_SECONDS = 3.5
+
+
+def host_of(*, shared: bool = False, state: str = "failed", **policy: Any) -> Host:
+    """The process of a task: a worker, or a triggerer if it is `shared`.
+
+    :param state: of the task, as Airflow answers after a kill.
+    :param policy: fields of `FollowPolicy`.
+    """
+
+    async def ask(seconds: float) -> str:
+        return state
+
+    how = FollowPolicy(shared=shared, **policy)
+    if shared:
+        return Host(None, ask, Successor.OTHER_PROCESS, policy=how)
+    return Host(WORKER_SECONDS, ask, policy=how)
+
+
+@contextlib.asynccontextmanager
+async def owner_in(api: Api, host: Host, log: Log, stop: StopSignal | None = None) -> AsyncIterator[Training]:
+    """The owner of a training's life, with a client that stays open."""
+
+    @contextlib.asynccontextmanager
+    async def connected(ref: JobRef | None) -> AsyncIterator[Api]:
+        yield api
+
+    training = Training(connected, host, log, stop)
+    try:
+        yield training
+    finally:
+        await training.close()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A submission that calls a function."""
+
+    work: Callable[..., Awaitable[Submitted]]
+
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+        return await self.work(api, log=log, posting=posting, end_job=end_job)
+
+    async def find(self, api: Api) -> Submitted | None:
+        return None
+
+
+async def submit(
+    api: Api, kind: Kind, version: str, build: Callable[[str], Object], me: Owner, first_try: int, *, log: Log,
+    **how: Any,
+) -> Submitted:  # fmt: skip
+    """`engine.submit.submit` as the owner of the training's life calls it, in a worker."""
+
+    async def work(api: Api, **more: Any) -> Submitted:
+        return await submitting.submit(api, kind, version, build, me, first_try, **how, **more)
+
+    async with owner_in(api, host_of(), log) as training:
+        return await training.submit(Call(work))
+
+
+async def adopt(
+    api: Api, kind: Kind, version: str, metadata: Object, me: Owner, first_try: int, *, log: Log, **how: Any
+) -> Submitted:
+    """`engine.submit.adopt` as the owner of the training's life calls it, in a worker."""
+
+    async def work(api: Api, *, posting: Posting, **more: Any) -> Submitted:
+        return await submitting.adopt(api, kind, version, metadata, me, first_try, **how, **more)
+
+    async with owner_in(api, host_of(), log) as training:
+        return await training.submit(Call(work))
+
+
+async def follow(
+    ref: JobRef, api: Api, options: Options | None = None, *, log: Log, stop: StopSignal | None = None,
+    handover: Handover | None = None, until: float | None = None, cursor: Cursor | None = None, created: bool = False,
+    shared: bool = False, state: str = "failed", began_at: float | None = None, status_sink: StatusSink | None = None,
+) -> Outcome | Handover:  # fmt: skip
+    """Follow a job as a worker does, or as a triggerer if it is `shared`.
+
+    :param created: whether this process has just created the job.
+    :param state: of the task, as Airflow answers after `stop`.
+    """
+
+    async def known(api: Api, **_: Any) -> Submitted:
+        return Submitted(ref, {}, created)
+
+    host = host_of(shared=shared, state=state, began_at=began_at, status_sink=status_sink)
+    async with owner_in(api, host, log, stop) as training:
+        training.job.options = options or Options()
+        if created:
+            await training.submit(Call(known))
+        training.handover, training.cursor = handover or Handover(), cursor
+        return await training.follow(ref, training.job.options, until=until)
+
+
 @dataclass
 class Task:
     """One run of a task with a unique key: its tries and their one job."""
@@ -179,13 +311,14 @@ class Task:
 
     async def follow(
         self, ref: JobRef, *, stop: StopSignal | None = None, until: float | None = None,
-        handover: Handover | None = None, fail_fast_on_forbidden: bool = False, shared: bool = False,
-        began_at: float | None = None, **options: Any,
+        handover: Handover | None = None, created: bool = False, shared: bool = False, state: str = "failed",
+        began_at: float | None = None, status_sink: StatusSink | None = None, **options: Any,
     ) -> Outcome | Handover:  # fmt: skip
-        host = HostPolicy(until, fail_fast_on_forbidden, shared, began_at)
+        """Follow as `follow` does, with these options."""
         return await follow(
-            ref, self.api, Options(**options), log=self.log, stop=stop or StopSignal(), handover=handover, host=host
-        )
+            ref, self.api, Options(**options), log=self.log, stop=stop, handover=handover, until=until, created=created,
+            shared=shared, state=state, began_at=began_at, status_sink=status_sink,
+        )  # fmt: skip
 
     async def ended(self, ref: JobRef, *, deleted: bool = True, **how: Any) -> Outcome:
         """Follow until the job has ended. With `deleted`, delete a kept job afterwards, as operators do."""

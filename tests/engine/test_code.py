@@ -20,10 +20,10 @@ from airflow_provider_ktrain.engine import api_paths
 from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
 from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.runtimes import read_served
-from airflow_provider_ktrain.engine.submit import Submitted, submit
+from airflow_provider_ktrain.engine.submit import Submitted
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, release_job, torch_runtime, until
+from tests.engine.tasks import MeddledApi, Task, api_of, of_each_kind, release_job, submit, torch_runtime, until
 from tests.engine.test_rbac import token_with
 
 Object = dict[str, Any]

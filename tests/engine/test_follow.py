@@ -10,17 +10,29 @@ import time
 from typing import Any
 
 import pytest
-from airflow_provider_ktrain.engine.follow.loop import follow
 
+from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, OnFinishAction, Owner
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.limits import Limits
 from airflow_provider_ktrain.engine.follow import startup
-from airflow_provider_ktrain.engine.follow.messages import Handover, HostPolicy, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Handover, Options, Outcome, StopSignal
 from airflow_provider_ktrain.engine.job_requests import set_suspended
 from tests.clusters import REAL, TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, api_of, of_each_kind, soon, until
+from tests.engine.tasks import (
+    TRAINS,
+    Lines,
+    MeddledApi,
+    Sink,
+    Task,
+    api_of,
+    host_of,
+    of_each_kind,
+    owner_in,
+    soon,
+    until,
+)
 
 COUNTS = "trap 'exit 143' TERM; for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.4; done"
 
@@ -34,18 +46,16 @@ async def test_succeeded_job_is_logged_and_released(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0; echo line 1")).ref
     outcome = await task.ended(ref)
     assert (outcome.succeeded, outcome.cause, outcome.release_error) == (True, None, "")
-    assert "has ended. 1 pod had ended, no GPUs were left to release." in outcome.released
+    assert "kept without running pods. 1 pod had ended, no GPUs were left to release." in outcome.released
     assert lines(task) == ["0", "1"]
     assert await task.job() is None
 
 
-class BrokenSink:
+class BrokenSink(Sink):
     """A host whose status can be neither published nor built."""
 
-    host = "worker"
-
     @property
-    def try_number(self) -> int:
+    def try_number(self) -> int:  # type: ignore[override]
         raise RuntimeError("no try")
 
     def offer(self, build: object, *, urgent: bool) -> None:
@@ -55,7 +65,7 @@ class BrokenSink:
 async def test_status_that_fails_does_not_end_the_training(task: Task) -> None:
     ref = (await task.submit(1, "echo line 0")).ref
     sink: Any = BrokenSink()
-    outcome = await follow(ref, task.api, Options(), log=task.log, stop=StopSignal(), host=HostPolicy(status_sink=sink))
+    outcome = await task.follow(ref, status_sink=sink)
     assert isinstance(outcome, Outcome)
     assert (outcome.succeeded, outcome.status) == (True, {})
     assert "no GPUs were left to release" in outcome.released
@@ -629,7 +639,7 @@ async def test_403_ends_a_job_that_was_just_created(task: Task, cluster: TestClu
     cluster.admin("status", status=403, verb="list,watch", path="pods|pytorchjobs")
     try:
         with pytest.raises(AccessError, match="no right to watch"):
-            await task.ended(ref, fail_fast_on_forbidden=True)
+            await task.ended(ref, created=True)
     finally:
         cluster.admin("clear")
 
@@ -646,8 +656,9 @@ async def test_kill_deletes_the_job_and_does_not_wait_for_pods(task: Task) -> No
     stop.request("The task was killed")
     outcome = await following
     assert outcome.cause is not None
-    assert (outcome.cause["category"], outcome.cause["summary"]) == ("killed", "The task was killed")
-    assert "will be released" in outcome.released
+    assert outcome.cause["category"] == "killed"
+    assert outcome.cause["summary"] == f"The task was killed (failed): {ref} is released."
+    assert outcome.cause["detail"] == f"{ref} deleted. Its pods are being terminated."
     assert await task.pods(ref)
     job = await task.job()
     if task.kind.pods_outlive_job:
@@ -658,7 +669,10 @@ async def test_kill_deletes_the_job_and_does_not_wait_for_pods(task: Task) -> No
 
 
 async def test_kill_stops_a_request_that_hangs(task: Task, cluster: TestCluster) -> None:
-    """A kill has only a few seconds; an API server that doesn't answer must not use them up."""
+    """A kill has only a few seconds; an API server that doesn't answer must not use them up.
+
+    The job has ended: its status is the only proof of how, so it is kept for the next try.
+    """
 
     class Hangs(MeddledApi):
         asked = asyncio.Event()
@@ -676,15 +690,35 @@ async def test_kill_stops_a_request_that_hangs(task: Task, cluster: TestCluster)
         stop.request("The task was killed")
         outcome = await following
     assert outcome.cause is not None
-    assert outcome.cause["category"] == "killed"
-    assert outcome.released
+    assert outcome.cause["summary"] == f"{ref} had ended before the task was killed."
+    assert await task.job() is not None
+    assert not await task.holding(ref)
 
 
 async def test_kill_before_the_start_releases_the_job(task: Task) -> None:
     ref = (await task.submit()).ref
     stop = StopSignal()
     stop.request("The task was killed")
-    assert (await task.ended(ref, stop=stop)).released
+    outcome = await task.ended(ref, stop=stop)
+    assert (outcome.cause or {})["detail"] == f"{ref} deleted. Its pods are being terminated."
+    assert not outcome.release_error
+
+
+@pytest.mark.parametrize(("event", "kept"), [(Event.DEADLINE, True), (Event.INTERRUPT, False)])
+async def test_interrupted_worker_frees_the_pods_of_a_job_that_has_ended(task: Task, event: Event, kept: bool) -> None:
+    """A Worker has outlived its Master. A worker process has seconds after Airflow's timeout, and after Ctrl-C."""
+    program = "case $RANK in 0) sleep 8;; *) trap 'exit 143' TERM; sleep 600 & wait;; esac"
+    ref = (await task.submit(1, program, workers=1, run_policy={"cleanPodPolicy": "None"})).ref
+    await task.condition("Succeeded")
+    assert await task.holding(ref)
+    async with owner_in(task.api, host_of(), task.log) as training:
+        training.job.ref = ref
+        await training.interrupted(event)
+
+    async def free() -> bool:
+        return not await task.holding(ref) and (await task.job() is not None) is kept
+
+    await until(free, 30)
 
 
 async def test_cancelled_follower_changes_nothing(task: Task) -> None:
@@ -705,9 +739,10 @@ async def test_failed_release_keeps_the_cause_of_the_job(task: Task, cluster: Te
     ref = (await task.submit(1, "[ $RANK = 0 ] && exit 3; sleep 600", workers=1, run_policy=left_behind)).ref
     cluster.admin("status", status=403, verb="delete", path=ref.name)
     try:
-        outcome = await task.ended(ref)
+        outcome = await task.ended(ref, deleted=False)
     finally:
         cluster.admin("clear")
+    assert outcome.kept == ref.to_dict(), "the worker tries again when Airflow has stored the outcome"
     assert outcome.cause is not None
     assert "exit code 3" in outcome.cause["summary"]
     assert "could not be released.\n403" in outcome.release_error

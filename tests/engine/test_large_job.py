@@ -11,23 +11,19 @@ from typing import Any
 
 from tests.engine.fakekube import until
 from tests.engine.large_job import LargeJob
-from tests.engine.tasks import Lines
+from tests.engine.tasks import Lines, Sink
 
 CHANGES = [("Pending", "node"), ("Running", "node")]  # phase and node of a pod
 
 
-class Sink:
+class OfferCounter(Sink):
     """Takes statuses and builds none, like a host whose budget is used up."""
 
-    try_number, host = 1, "worker"
-
     def __init__(self) -> None:
+        super().__init__()
         self.offered = 0
 
-    def mask(self, text: str) -> str:
-        return text
-
-    def offer(self, status: Any, *, urgent: bool = False) -> None:
+    def offer(self, build: Any, *, urgent: bool) -> None:
         self.offered += 1
 
 
@@ -55,7 +51,7 @@ class LineCounter:
 
 async def lines_executed(size: int) -> tuple[int, list[str]]:
     """Lines of the package that are executed for two changes of one pod, and the busiest functions."""
-    job, sink, counter = LargeJob(size), Sink(), LineCounter()
+    job, sink, counter = LargeJob(size), OfferCounter(), LineCounter()
     async with job.followed(Lines(), sink):
         for index in range(3):  # until nothing is done for the first time
             for phase, node in CHANGES:

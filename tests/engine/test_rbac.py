@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.core.errors import AccessError
 from airflow_provider_ktrain.core.identity import Owner, TaskKey
@@ -18,12 +17,12 @@ from airflow_provider_ktrain.core.kinds import PYTORCHJOB
 from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, Outcome, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Outcome
 from airflow_provider_ktrain.engine.job_requests import served_version
-from airflow_provider_ktrain.engine.submit import Submitted, submit
+from airflow_provider_ktrain.engine.submit import Submitted
 from tests import clusters
 from tests.clusters import TestCluster
-from tests.engine.tasks import Lines, api_of
+from tests.engine.tasks import Lines, api_of, follow, submit
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +70,7 @@ async def test_printed_role_is_enough_for_a_whole_job(cluster: TestCluster, prog
     log = Lines()
     async with api_of(cluster, token=await token_with(cluster, f"least-{phase.lower()}")) as api:
         submitted = await submit_one(api, cluster.namespace, phase, program, log)
-        outcome = await follow(
-            submitted.ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(fail_fast_on_forbidden=True)
-        )
+        outcome = await follow(submitted.ref, api, log=log, created=True)
         assert isinstance(outcome, Outcome)
         assert outcome.phase == phase
         assert outcome.released
@@ -97,6 +94,4 @@ async def test_error_names_a_missing_right_and_its_remedy(cluster: TestCluster, 
             return
         submitted = await submit_one(api, cluster.namespace, verb, "sleep 60", log)
         with pytest.raises(AccessError, match=f"no right to watch .*ktrain rbac --namespace {cluster.namespace}"):
-            await follow(
-                submitted.ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(fail_fast_on_forbidden=True)
-            )
+            await follow(submitted.ref, api, log=log, created=True)

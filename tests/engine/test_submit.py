@@ -28,9 +28,21 @@ from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailab
 from airflow_provider_ktrain.engine.job_requests import served_version
 from airflow_provider_ktrain.engine.release import Mode
 from airflow_provider_ktrain.engine.request_errors import explain
-from airflow_provider_ktrain.engine.submit import Submitted, adopt, submit
+from airflow_provider_ktrain.engine.submit import Submitted
 from tests.clusters import TestCluster
-from tests.engine.tasks import TRAINS, Lines, MeddledApi, Task, TrainTask, api_of, of_each_kind, release_job, until
+from tests.engine.tasks import (
+    TRAINS,
+    Lines,
+    MeddledApi,
+    Task,
+    TrainTask,
+    adopt,
+    api_of,
+    of_each_kind,
+    release_job,
+    submit,
+    until,
+)
 
 
 @of_each_kind

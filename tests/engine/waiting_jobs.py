@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from airflow_provider_ktrain.engine.follow.loop import follow
-
 from airflow_provider_ktrain.core.identity import DEPLOYMENT_LABEL, JobRef
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
+from airflow_provider_ktrain.engine.follow.messages import Options
 from airflow_provider_ktrain.engine.job_requests import Log
 from tests.engine.large_job import AT, STEPS_UNTIL_IDLE, Stream, nobody
+from tests.engine.tasks import follow
 
 MANAGED: dict[str, Any] = {f"f:field-{number}": {"f:value": {}} for number in range(60)}
 
@@ -113,4 +112,4 @@ async def memory_of_jobs(count: int) -> Counter[str]:
 
 async def _follow(number: int, api: Api, log: Log) -> None:
     ref = JobRef("PyTorchJob", "v1", "ns", f"train-{number}", f"uid-{number}", deployment="bench", submission="s")
-    await follow(ref, api, Options(), log=log, stop=StopSignal(), host=HostPolicy(shared=True))
+    await follow(ref, api, Options(), log=log, shared=True)

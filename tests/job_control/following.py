@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airflow_provider_ktrain.engine.follow.loop import follow
 from kubernetes_asyncio import client as aio
 from kubernetes_asyncio import config as aio_config
 
 from airflow_provider_ktrain.core.identity import OWNER_ANNOTATION, JobRef, Owner, TaskKey
 from airflow_provider_ktrain.core.manifest.transform import stamp
 from airflow_provider_ktrain.engine.api import Api, MakeClient
-from airflow_provider_ktrain.engine.follow.messages import Options, Outcome, StopSignal
-from tests.engine.tasks import Lines, release_job
+from airflow_provider_ktrain.engine.follow.messages import Outcome
+from tests.engine.tasks import Lines, follow, release_job
 from tests.job_control.jobs import Jobs, Object
 
 
@@ -39,7 +38,7 @@ async def follow_to_the_end(
 ) -> Outcome:
     api = make_api(connect(jobs))
     try:
-        outcome = await follow(ref, api, Options(), log=log, stop=StopSignal())
+        outcome = await follow(ref, api, log=log)
         if isinstance(outcome, Outcome) and outcome.kept:  # operators do this last
             await release_job(api, ref)
     finally:

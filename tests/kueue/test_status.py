@@ -7,11 +7,9 @@ import contextlib
 from typing import Any
 
 import pytest
-from airflow_provider_ktrain.engine.follow.loop import follow
 
 from airflow_provider_ktrain.engine.api import Api
-from airflow_provider_ktrain.engine.follow.messages import HostPolicy, Options, StopSignal
-from tests.engine.tasks import TRAINS, Task, until
+from tests.engine.tasks import TRAINS, Sink, Task, follow, until
 
 from .workloads import write_workload
 
@@ -22,29 +20,23 @@ PENDING = {
 }  # fmt: skip
 
 
-class Sink:
+class Statuses(Sink):
     """Keeps each status that is offered."""
 
-    host = "trigger"
-    try_number = 1
-
     def __init__(self) -> None:
+        super().__init__()
         self.offered: list[dict[str, Any]] = []
 
     def offer(self, build: Any, *, urgent: bool) -> None:
         self.offered.append(build()())
-
-    def mask(self, text: str) -> str:
-        return text
 
     async def queue_is(self, reason: str) -> bool:
         return bool(self.offered) and self.offered[-1]["queue"] == reason
 
 
 async def test_status_is_offered_again_when_the_reason_in_the_queue_changes(api: Api, task: Task) -> None:
-    ref, sink = (await task.submit(1, TRAINS, queue="team-a")).ref, Sink()
-    host: Any = HostPolicy(status_sink=sink)
-    following = asyncio.create_task(follow(ref, api, Options(), log=task.log, stop=StopSignal(), host=host))
+    ref, sink = (await task.submit(1, TRAINS, queue="team-a")).ref, Statuses()
+    following = asyncio.create_task(follow(ref, api, log=task.log, status_sink=sink))
     try:
         await until(lambda: sink.queue_is(""))
         await write_workload(api, await task.job() or {}, [PENDING])

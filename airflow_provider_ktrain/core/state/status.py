@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import find_ended_primary
-from airflow_provider_ktrain.core.ending import Seen
 from airflow_provider_ktrain.core.kinds import KINDS, Kind
 
 
@@ -33,6 +32,17 @@ class Phase(enum.StrEnum):
     def ended(self) -> bool:
         """Whether the job's state is final, or the job no longer exists."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
+
+
+class Seen(enum.StrEnum):
+    """What a read of job and pods shows. A job that is being deleted is running until a read shows its end."""
+
+    NOTHING = "not read"
+    RUNNING = "running"
+    PRIMARY_ENDED = "its primary container has ended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    GONE = "gone"
 
 
 def phase_of(

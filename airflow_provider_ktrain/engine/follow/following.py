@@ -13,16 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from airflow_provider_ktrain.core.diagnosis import job_rules as diagnosis
 from airflow_provider_ktrain.core.diagnosis.model import Cause, Limit
-from airflow_provider_ktrain.core.ending import Event, Seen
+from airflow_provider_ktrain.core.ending import Event
 from airflow_provider_ktrain.core.identity import JobRef
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.crash_loop import CrashLoop
 from airflow_provider_ktrain.core.state.limits import Clock, clocks
-from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
+from airflow_provider_ktrain.core.state.status import Phase, Seen, shown_conditions
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.activity import LOG_LIMITS, Activity, ActivityProbe
 from airflow_provider_ktrain.engine.follow.closing import Closing
@@ -238,6 +238,11 @@ class Following:
             postponed.append(replace(clock, due=due))
         return postponed
 
+    @property
+    def workload(self) -> dict[str, Any] | None:
+        """Kueue's Workload of the job, if its watch shows one."""
+        return self._queue.workload
+
     # what was read
 
     async def observe(self, read: JobRead) -> Seen:
@@ -286,6 +291,11 @@ class Following:
         if limit in LOG_LIMITS and self._unread_replicas:
             cause = replace(cause, detail="\n".join(filter(None, (self._unread_replicas, cause.detail))))
         return self._queue.explain(cause) if limit is Limit.QUEUE else cause
+
+    def with_ended_primary(self, cause: Cause) -> Cause:
+        """The cause, with how the program ended if the job's status doesn't show that yet."""
+        ended = self.state.ended_primary
+        return cause if ended is None else replace(cause, detail="\n".join(filter(None, (f"{ended}.", cause.detail))))
 
     # reports
 

@@ -122,6 +122,13 @@ class QueueFollower:
             await workloads.__aexit__()
 
     @property
+    def workload(self) -> dict[str, Any] | None:
+        """The job's Workload as its watch shows it; None if there is none."""
+        known = () if self._workloads is None else self._workloads.objects.values()
+        found = workload_of(known, self._state.ref.uid)
+        return None if found is None else dict(found)
+
+    @property
     def is_watched(self) -> bool:
         """Whether the job's Workload is watched."""
         return self._workloads is not None

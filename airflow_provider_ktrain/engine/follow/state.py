@@ -12,12 +12,11 @@ from typing import Any
 from airflow_provider_ktrain.core.conditions import true_conditions
 from airflow_provider_ktrain.core.diagnosis.exit_code import EndedPrimary, find_ended_primary
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
-from airflow_provider_ktrain.core.ending import Seen
 from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.identity import JobRef, Owner
 from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.state.pod_history import PodHistory
-from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.state.status import Phase, Seen
 from airflow_provider_ktrain.core.state.status_document import MAX_PHASES
 from airflow_provider_ktrain.core.text import with_short_first_line
 from airflow_provider_ktrain.engine.follow.messages import Handover

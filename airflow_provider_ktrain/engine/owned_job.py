@@ -1,0 +1,320 @@
+"""A task's job as one process knows it: whose it is, what the rules say of it, and how it is released.
+
+This module sends every release of a task's job. `training.py` decides while the job is followed, `stopping.py` when its
+process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from airflow_provider_ktrain.core.ending import Action, Event, Ownership, Rule, Situation, Task, decide, deletes
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.identity import JobRef, Owner
+from airflow_provider_ktrain.core.state.status import Seen, seen_in
+from airflow_provider_ktrain.engine import api_paths
+from airflow_provider_ktrain.engine.api import Api, ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.messages import Options
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_training
+from airflow_provider_ktrain.engine.release import (
+    JobChanged,
+    Mode,
+    Released,
+    ReleaseError,
+    release,
+    release_now,
+    release_others,
+)
+from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted
+
+Object = dict[str, Any]
+FRESH_SECONDS = 120.0  #: after its creation in which a job has made no progress worth keeping
+SUSPEND_SECONDS = 10.0  #: to suspend a failed job that would train again
+FIND_INTERVAL = 0.2  #: seconds between two looks for a job whose create request is on its way
+#: how a kill is named, by the task's state
+KILLED_BY = {"none": "cleared", "restarting": "cleared", "absent": "its run was deleted"}
+MODES = {
+    Action.FREE_PODS: Mode.DELETE_PODS,
+    Action.CONCLUDE: Mode.DELETE_PODS,
+    Action.DELETE_ENDED: Mode.DELETE,
+    Action.CONCLUDE_STORED: Mode.DELETE,
+}
+#: what was released, and why that failed; at most one of them is set
+Result = tuple[Released | None, str]
+
+
+class Submission(Protocol):
+    """What is submitted."""
+
+    async def carry_out(self, api: Api, log: Log, *, posting: Posting, end_job: EndJob) -> Submitted:
+        """Create or adopt the job."""
+        ...
+
+    async def find(self, api: Api) -> Submitted | None:
+        """The job that this try or an earlier one has created, if `carry_out` was interrupted."""
+        ...
+
+
+class OwnedJob:
+    """The job for which this process is responsible, once it is known.
+
+    :param connect: opens the client for the cluster; with a reference it checks that the job is there.
+    :param host: this process.
+    :param log: the task's logger.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[JobRef | None], contextlib.AbstractAsyncContextManager[Api]],
+        host: Host,
+        log: Log,
+    ) -> None:
+        self.ref: JobRef | None = None
+        self.options = Options()
+        self.submission: Submission | None = None  #: set while a job may exist whose identity is unknown
+        self.posting = Posting()  #: its create request
+        self.last_seen: Object | None = None  #: the job, also by a watch
+        self.workload: Object | None = None  #: Kueue's, if the watch has shown it
+        self.is_created = False  #: whether this process has created it
+        self.is_followed = False  #: whether this process has followed it
+        self.is_changing = False  #: whether a write has begun: from then on nothing may cut it off
+        self._connect, self._host, self._log = connect, host, log
+        self._stack = contextlib.AsyncExitStack()
+        self._opened: Api | None = None
+        self._created_at = 0.0  # by time.monotonic
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether a job exists, or may exist, for which this process is responsible."""
+        return self.ref is not None or self.submission is not None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this process created the job so recently that its deletion loses no progress."""
+        return self.is_created and time.monotonic() - self._created_at < FRESH_SECONDS
+
+    @property
+    def known_ref(self) -> JobRef:
+        """The reference to the job.
+
+        :raises KtrainError: it isn't known.
+        """
+        if self.ref is None:
+            raise KtrainError("the job is not known")
+        return self.ref
+
+    async def api(self) -> Api:
+        """The client, which stays open until `close`."""
+        if self._opened is None:
+            self._opened = await self._stack.enter_async_context(self._connect(self.ref))
+        return self._opened
+
+    async def close(self) -> None:
+        """Close the client."""
+        self._opened = None
+        await self._stack.aclose()
+
+    # whose it is
+
+    def expect(self, submission: Submission) -> None:
+        """From now on, a job of this task may exist, which an earlier try has created."""
+        self.submission, self.posting = submission, Posting()
+
+    def take(self, api: Api, submitted: Submitted) -> None:
+        """From now on, this process is responsible for the job."""
+        self.ref, self.last_seen, self.submission = submitted.ref, submitted.job, None
+        self.is_created, self._created_at = submitted.created, time.monotonic()
+        self._stack.callback(api.add_known_object(api_paths.job(submitted.ref), submitted.ref.uid))
+
+    def let_go(self) -> None:
+        """From now on, this process is not responsible for the job."""
+        self.ref = self.submission = None
+
+    async def find_submitted(self, end: float) -> None:
+        """Find the job of a submission that was interrupted: its create request may still be on its way.
+
+        :param end: value of `time.monotonic` from which nothing is waited for.
+        """
+        submission = self.submission
+        if submission is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(end - time.monotonic(), 0.1)):
+                await self.posting.wait()
+                while not await self._found(submission):  # noqa: ASYNC110
+                    await asyncio.sleep(FIND_INTERVAL)
+
+    async def _found(self, submission: Submission) -> bool:
+        """Look for the job; returns whether it is now known that it exists, or that it never will."""
+        with contextlib.suppress(ApiStatusError, ApiUnavailable, KtrainError):
+            api = await self.api()
+            over = self.posting.is_over
+            found = await submission.find(api)
+            if found is not None:
+                self.take(api, found)
+            elif over:
+                self.submission = None
+        return self.submission is None
+
+    # what the rules say
+
+    def situation(self, event: Event, read: JobRead | None, *, seen: Seen | None = None) -> Situation:
+        """What is known, for the rules.
+
+        :param event: what led here.
+        :param read: job and pods as they were read for this decision; None if they were not read.
+        :param seen: what the read shows, if the following has observed it. Default: None, the read alone.
+        """
+        if seen is None:
+            seen = Seen.NOTHING if read is None else seen_in(read.job, read.pods)
+        return Situation(
+            event,
+            seen,
+            owner=self._owner_in(read),
+            successor=self._host.successor,
+            hurried=self._host.seconds is not None and event in (Event.KILL, Event.INTERRUPT, Event.DEADLINE),
+            fresh=self.is_fresh and (event is Event.NO_RIGHT or not self.is_followed),
+        )
+
+    def _owner_in(self, read: JobRead | None) -> Ownership:
+        if not self.options.release or self.ref is None or not self.ref.owner:
+            return Ownership.FOREIGN
+        if read is None or read.job is None:
+            return Ownership.MINE
+        owner = Owner.of(read.job)
+        return Ownership.MINE if owner is not None and owner.ti_id == self.ref.owner else Ownership.ANOTHER_TRY
+
+    def mode(self, rule: Rule, read: JobRead) -> Mode | None:
+        """How the rule releases the job; None if it doesn't."""
+        if rule.action in (Action.RELEASE, Action.RELEASE_NOW):
+            return self.mode_of_running(read.job)
+        return MODES.get(rule.action)
+
+    def mode_of_running(self, job: Object | None) -> Mode:
+        """How a job is released that this task gives up."""
+        return Mode.DELETE if deletes(self.options.on_finish_action, seen_in(job, ())) else Mode.SUSPEND
+
+    def text(self, rule: Rule, state: str = "") -> str:
+        """The sentence of a rule about this job.
+
+        :param state: of the task in Airflow, if it was asked. Default: "".
+        """
+        ref = self.ref
+        job = "The task's job, if it exists," if ref is None else str(ref)
+        command = "" if ref is None else ref.delete_command
+        return rule.text.format(job=job, command=command, state=KILLED_BY.get(state, state))
+
+    # release
+
+    async def read(self) -> JobRead:
+        """Read the job and its pods.
+
+        :raises ApiStatusError, ApiUnavailable: a request fails.
+        """
+        return await read_training(await self.api(), self.known_ref)
+
+    async def write(self, mode: Mode, read: JobRead, *, verify: bool = True) -> Result:
+        """Release the job as it was read.
+
+        :param verify: wait until its pods are gone. Default: True.
+        :raises JobChanged: the job has changed since.
+        """
+        self.is_changing = True
+        try:
+            released = await release(
+                await self.api(), self.known_ref, mode, read, timeout=self.options.release_timeout, verify=verify
+            )
+        except ReleaseError as e:
+            self._log.warning(str(e))
+            return None, str(e)
+        finally:
+            self.is_changing = False
+        self._log.info(released.text)
+        return released, ""
+
+    async def free_ended(self, read: JobRead) -> Result:
+        """Free the pods of a job that has ended or is gone. An end that was read is final.
+
+        A job that doesn't show its end any more (recording 60b) is suspended.
+        """
+        try:
+            return await self.write(Mode.DELETE_PODS, read)
+        except JobChanged:
+            return await self._release_others(
+                lambda now: Mode.DELETE_PODS if self._owner_in(now) is Ownership.MINE else None,
+                self.options.release_timeout,
+            )
+
+    async def release_by_rule(
+        self,
+        event: Event,
+        *,
+        task: Task = Task.NOT_ASKED,
+        timeout: float | None = None,
+        holds: Callable[[JobRead], bool] = lambda read: True,
+    ) -> Result:
+        """Read, decide and release until the job doesn't change in between.
+
+        :param event: what led here.
+        :param task: Airflow's answer about the task. Default: it was not asked.
+        :param timeout: in seconds. Default: that of the task's options.
+        :param holds: whether the rule that led here holds on a read. Default: it does.
+        """
+        rule: Rule | None = None
+
+        def mode(read: JobRead) -> Mode | None:
+            nonlocal rule
+            rule = decide(replace(self.situation(event, read), task=task, holds=holds(read), may_wait=False))
+            return self.mode(rule, read)
+
+        result = await self._release_others(mode, timeout or self.options.release_timeout)
+        if result == (None, "") and rule is not None:
+            self._log.info(self.text(rule))
+        return result
+
+    async def _release_others(self, mode: Callable[[JobRead], Mode | None], timeout: float) -> Result:
+        self.is_changing = True
+        try:
+            released = await release_others(await self.api(), self.known_ref, mode, timeout=timeout)
+        except ReleaseError as e:
+            self._log.warning(str(e))
+            return None, str(e)
+        finally:
+            self.is_changing = False
+        if released is not None:
+            self._log.info(released.text)
+        return released, ""
+
+    async def release_at_once(self, seconds: float) -> Released:
+        """Release the job by one request, fenced by what was seen last.
+
+        :raises JobChanged: it has changed since, or was never seen.
+        :raises ReleaseError: the API server rejects the request, or doesn't answer in time.
+        """
+        if self.last_seen is None:
+            raise JobChanged("the job was not seen yet")
+        mode = self.mode_of_running(self.last_seen)
+        return await release_now(
+            await self.api(), self.known_ref, mode, self.last_seen, timeout=seconds, workload=self.workload
+        )
+
+    async def keep_from_restarting(self, read: JobRead) -> None:
+        """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""
+        ref = self.known_ref
+        try:
+            await release(await self.api(), ref, Mode.SUSPEND, read, verify=False, timeout=SUSPEND_SECONDS)
+        except (ReleaseError, JobChanged) as e:  # the release after the logs tries again
+            self._log.warning(f"{ref} has failed, but could not be suspended and may train again.\n{e}")
+
+    async def end_existing(self, ref: JobRef, read: JobRead) -> None:
+        """Release a job of an earlier try, which `core.adoption.decide` replaces.
+
+        :raises JobChanged: the job has changed since it was read.
+        """
+        self._log.info((await release(await self.api(), ref, Mode.DELETE, read)).text)

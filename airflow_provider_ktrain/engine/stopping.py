@@ -1,0 +1,204 @@
+"""The end of a process that owns a training: a kill, a stop, Ctrl-C, or an error that ends the try.
+
+Airflow's word that a task is over is the evidence of a kill. A worker has seconds, so it sends one request, fenced by
+the last resourceVersion that was seen; on a conflict, one read decides. A trigger and a terminal have time to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from airflow_provider_ktrain.core.ending import ACTS, ENDED, Action, Event, Rule, Task, decide, task_of
+from airflow_provider_ktrain.core.errors import KtrainError
+from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.state.status import seen_in
+from airflow_provider_ktrain.engine.api import ApiStatusError, ApiUnavailable
+from airflow_provider_ktrain.engine.follow.last_lines import last_lines
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.job_requests import JobRead, Log, read_job
+from airflow_provider_ktrain.engine.owned_job import OwnedJob
+from airflow_provider_ktrain.engine.release import JobChanged, Mode
+
+LAST_READ_SECONDS = 5.0  #: for the read of a process that ends
+LATE_SECONDS = 30.0  #: beyond its time in which a process that is still alive goes on to try
+STATE_SECONDS = 1.5  #: for one answer about the task's state, in a process that has seconds
+STATE_INTERVAL = 5.0  #: between two questions about the task's state
+RELEASE_SECONDS = 300.0  #: after a kill, to retry an unreachable API server and to wait for the pods
+NO_JOB = "The task was killed before it had submitted a job."
+UNDECIDED = (Task.CHANGING, Task.UNKNOWN)
+#: events that end a process which has seconds only
+HURRIED = (Event.DEADLINE, Event.INTERRUPT, Event.KILL)
+
+
+class Stopping:
+    """Ends the part that one process has in a training's life.
+
+    :param job: for which this process is responsible.
+    :param host: this process.
+    :param cursor: returns the positions in the logs.
+    :param log: the task's logger.
+    """
+
+    def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:
+        self._job, self._host, self._cursor, self._log = job, host, cursor, log
+
+    async def stop(self) -> tuple[str, str]:
+        """The process was asked to stop. Returns the sentence for the user, and why a release failed."""
+        event = Event.INTERRUPT if self._host.ask_state is None else Event.KILL
+        stop = self._in_seconds if self._host.seconds is not None else self._with_time
+        result = await stop(event)
+        self._job.let_go()
+        return result
+
+    async def interrupted(self, event: Event) -> None:
+        """An error ends the try. It is raised afterwards, so nothing is raised here.
+
+        :param event: ERROR, NO_RIGHT, FINAL_ERROR, DEADLINE, INTERRUPT or KILL.
+        """
+        job = self._job
+        if not job.is_mine:
+            return
+        if event in HURRIED and self._host.seconds is not None:
+            await self._in_seconds(event)
+        else:
+            await self._after_error(event)
+        job.let_go()
+
+    async def _after_error(self, event: Event) -> None:
+        job = self._job
+        await job.find_submitted(max(time.monotonic(), job.posting.until) + LAST_READ_SECONDS)
+        if job.ref is None:
+            self._log_unknown_job()
+            return
+        read = await self._last_read()
+        rule = decide(replace(job.situation(event, read), may_wait=False))
+        self._log.warning(job.text(rule))
+        if read is not None and job.mode(rule, read) is not None:
+            await job.release_by_rule(event)
+
+    def _log_unknown_job(self) -> None:
+        if self._job.submission is not None:
+            self._log.warning(
+                "The task's job may have been created: the API server did not answer. The next try adopts it."
+            )
+
+    # within seconds
+
+    async def _in_seconds(self, event: Event) -> tuple[str, str]:
+        """End with one request, fenced by what was seen last. A process that is still alive then goes on to try."""
+        job = self._job
+        assert self._host.seconds is not None
+        end = time.monotonic() + self._host.seconds
+        late = end + LATE_SECONDS
+        task, state = await self._ask_twice() if event is Event.KILL else (Task.NOT_ASKED, "")
+        await job.find_submitted(end - 1.0)
+        if job.submission is not None:
+            self._log_unknown_job()
+            await job.find_submitted(max(late, job.posting.until + 1.0))
+        if job.ref is None:
+            return NO_JOB, ""
+        read = self._ended_as_seen() if event is Event.KILL else await self._last_read()
+        while True:
+            rule = decide(replace(job.situation(event, read), task=task, may_wait=False))
+            text, error = job.text(rule, state), ""
+            try:
+                async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
+                    text = f"{text}\n{await self._carry_out(rule, end)}".rstrip()
+            except JobChanged:
+                changed = await self._read_job(end)
+                if changed is not None:
+                    read = changed
+                    continue
+                error = f"It could not be read. To delete it, run: {job.known_ref.delete_command}"
+            except (KtrainError, TimeoutError) as e:
+                command = job.known_ref.delete_command
+                error = f"The request was not answered. To delete the job, run: {command}\n{e}".rstrip()
+            self._log.warning(f"{text}\n{error}".rstrip())
+            if not error or time.monotonic() > late:
+                return text, error
+            end = late
+
+    async def _carry_out(self, rule: Rule, end: float) -> str:
+        """Carry out a rule by one request; returns what was done."""
+        job = self._job
+        if rule.action is Action.RELEASE_NOW:
+            return (await job.release_at_once(max(end - time.monotonic(), 0.5))).text
+        if rule.action not in ACTS:
+            return ""
+        read = await job.read()  # the job has ended, but pods of it may run
+        released, error = await job.write(job.mode(rule, read) or Mode.DELETE_PODS, read, verify=False)
+        return error or (released.text if released is not None else "")
+
+    def _ended_as_seen(self) -> JobRead | None:
+        """The job, if it was seen to have ended, which is final."""
+        job = self._job.last_seen
+        return JobRead(job, []) if job is not None and seen_in(job, ()) in ENDED else None
+
+    async def _read_job(self, end: float) -> JobRead | None:
+        """The job as it is now, after a conflict; None if it can't be read."""
+        job = self._job
+        with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError):
+            async with asyncio.timeout(max(end - time.monotonic(), 0.5)):
+                job.last_seen = await read_job(await job.api(), job.known_ref)
+                return JobRead(job.last_seen, [])
+        return None
+
+    async def _last_read(self) -> JobRead | None:
+        """One read of the job and its pods; None if there is no answer in time."""
+        with contextlib.suppress(ApiStatusError, ApiUnavailable, TimeoutError, KtrainError):
+            async with asyncio.timeout(min(LAST_READ_SECONDS, self._host.seconds or LAST_READ_SECONDS)):
+                return await self._job.read()
+        return None
+
+    # with time
+
+    async def _with_time(self, event: Event) -> tuple[str, str]:
+        """End after as many reads as that takes."""
+        job = self._job
+        if not job.options.release:
+            return "", ""
+        await job.find_submitted(max(time.monotonic(), job.posting.until) + LAST_READ_SECONDS)
+        if job.ref is None:
+            self._log_unknown_job()
+            return "Interrupted before a job was submitted.", ""
+        rule, task, state = await self._ask_until_decided(event)
+        if rule.action is Action.KEEP:
+            self._log.warning(f"{job.text(rule, state)}\nThe task is {state or 'in an unknown state'}.")
+            return job.text(rule, state), ""
+        if event is Event.KILL:
+            self._log.info(f"The task is {state}. Releasing {job.ref}.")
+        async with last_lines(await job.api(), job.ref, job.options.logs, self._cursor(), self._log):
+            released, error = await job.release_by_rule(event, task=task, timeout=RELEASE_SECONDS)
+        return job.text(rule, state) if released is None else released.text, error
+
+    async def _ask_until_decided(self, event: Event) -> tuple[Rule, Task, str]:
+        """Ask for the task's state until it decides, or the host's patience is over."""
+        end, before = time.monotonic() + self._host.patience, ""
+        while True:
+            task, state = await self._ask(max(end - time.monotonic(), STATE_SECONDS))
+            may_wait = time.monotonic() < end or task not in UNDECIDED
+            rule = decide(replace(self._job.situation(event, None), task=task, may_wait=may_wait))
+            if rule.action is not Action.LOOK_AGAIN or task not in UNDECIDED:
+                return rule, task, state
+            if state != before:
+                self._log.info(
+                    f"The trigger was cancelled while its task is {state or 'in an unknown state'}. "
+                    "Waiting for that state to change."
+                )
+            before = state
+            await asyncio.sleep(min(STATE_INTERVAL, self._host.patience))
+
+    async def _ask(self, seconds: float) -> tuple[Task, str]:
+        """What Airflow answers about the task, and the state itself."""
+        if self._host.ask_state is None:
+            return Task.NOT_ASKED, ""
+        state = await self._host.ask_state(seconds)
+        return task_of(state), state
+
+    async def _ask_twice(self) -> tuple[Task, str]:
+        task, state = await self._ask(STATE_SECONDS)
+        return await self._ask(STATE_SECONDS) if task is Task.UNKNOWN else (task, state)

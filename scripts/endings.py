@@ -1,0 +1,197 @@
+"""Writes the generated tables of docs/guarantees.md and docs/contributing/guarantees-tests.md.
+
+    python scripts/endings.py
+
+docs/guarantees.md gets the rules of `core/ending.py`, and the appendix the guarantees of `tests/guarantees.yaml` with
+their tests. A table replaces the text between two comments of its page. `tests/test_guarantees.py` fails if a page is
+out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # where this file is run as a script
+
+from airflow_provider_ktrain.core.ending import LIMITS, RULES, TROUBLE, Action, Rule  # noqa: E402
+
+GUARANTEES = ROOT / "tests" / "guarantees.yaml"
+#: sets of events that have a name of their own
+GROUPS: Mapping[frozenset[Any], str] = {LIMITS: "a limit", TROUBLE: "an error or a refused watch ends the try"}
+#: the words before the values of a condition
+SUBJECTS = {"seen": "job", "owner": "owner", "task": "task", "successor": "next"}
+#: the words of a condition that is true or false
+FLAGS = {
+    ("holds", True): "the read confirms it",
+    ("holds", False): "the read doesn't confirm it",
+    ("may_wait", True): "time is left",
+    ("hurried", True): "only seconds are left",
+    ("fresh", True): "just created",
+    ("cause_stored", True): "the cause is stored",
+}
+#: the decorators that run a test with jobs of each kind
+EACH_KIND = re.compile(r"of_each_kind|of_all_kinds")
+#: a test whose code contains one of these runs with a TrainJob
+TRAINJOB = re.compile(rf"{EACH_KIND.pattern}|train_?job|TrainTask", re.IGNORECASE)
+
+
+# the rules
+
+
+def endings() -> str:
+    """The rules, and what their actions mean."""
+    used = [action for action in Action if any(rule.action is action for rule in RULES)]
+    actions = ((f"**{name_of(action)}**", action.value) for action in used)
+    rules = (
+        (number, events_of(rule), "; ".join(conditions_of(rule)), f"**{name_of(rule.action)}**", words_of(rule))
+        for number, rule in enumerate(RULES, 1)
+    )
+    head = ("", "what happened", "and", "action", "in words")
+    return f"{table(('action', 'the process'), actions)}\n\n{table(head, rules)}"
+
+
+def words_of(rule: Rule) -> str:
+    return rule.text.replace("\n", " ")
+
+
+def name_of(action: Action) -> str:
+    return action.name.lower().replace("_", " ")
+
+
+def events_of(rule: Rule) -> str:
+    """The events to which a rule applies, in the order of their definition; groups first."""
+    rest, words = rule.event, []
+    if rest is None:
+        return "anything"
+    for group, name in GROUPS.items():
+        if group <= rest:
+            words.append(name)
+            rest -= group
+    return "; ".join([*words, *values(rest)])
+
+
+def conditions_of(rule: Rule) -> Iterator[str]:
+    """The other conditions of a rule, in words."""
+    for name, subject in SUBJECTS.items():
+        if (wanted := getattr(rule, name)) is not None:
+            yield f"{subject}: {either(values(wanted))}"
+    for name in ("holds", "may_wait", "hurried", "fresh", "cause_stored"):
+        if (flag := getattr(rule, name)) is not None:
+            yield FLAGS[name, flag]
+
+
+def values(wanted: frozenset[Any]) -> list[str]:
+    """The values of a set of members of one enum, in the order of their definition."""
+    kinds: set[type[enum.Enum]] = {type(member) for member in wanted}
+    return [str(member.value) for kind in kinds for member in kind if member in wanted]
+
+
+def either(words: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+# the guarantees and their tests
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """An entry of tests/guarantees.yaml.
+
+    :param section: its heading.
+    :param text: the guarantee.
+    :param tests: `path` or `path::name` of the tests that show it.
+    :param not_for_trainjobs: why no test of it runs with a TrainJob. Default: one does.
+    """
+
+    section: str
+    text: str
+    tests: tuple[str, ...]
+    not_for_trainjobs: str = ""
+
+
+def guarantees() -> list[Guarantee]:
+    """The entries of tests/guarantees.yaml."""
+    sections: Mapping[str, list[dict[str, Any]]] = yaml.safe_load(GUARANTEES.read_text())
+    return [
+        Guarantee(section, entry["guarantee"], tuple(entry["tests"]), entry.get("not for TrainJobs", ""))
+        for section, entries in sections.items()
+        for entry in entries
+    ]
+
+
+@functools.cache
+def functions(path: str) -> dict[str, str]:
+    """The code of each function of a file, with its decorators."""
+    text = (ROOT / path).read_text()
+    return {
+        node.name: "\n".join(ast.get_source_segment(text, part) or "" for part in (*node.decorator_list, node))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def code_of(test: str) -> str:
+    """The code of a test, or of all tests of a file.
+
+    :raises KeyError: the file has no such test.
+    """
+    path, _, name = test.partition("::")
+    return functions(path)[name] if name else (ROOT / path).read_text()
+
+
+def runs_with_each_kind(test: str) -> bool:
+    return "::" in test and bool(EACH_KIND.search(code_of(test)))
+
+
+def runs_with_a_trainjob(test: str) -> bool:
+    return "trainjob" in test.partition("::")[0] or bool(TRAINJOB.search(code_of(test)))
+
+
+def appendix() -> str:
+    """The guarantees with their tests, by section."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for guarantee in guarantees():
+        why = f" Not for TrainJobs: {guarantee.not_for_trainjobs}." if guarantee.not_for_trainjobs else ""
+        tests = (f"`{test}`{' (each kind)' * runs_with_each_kind(test)}" for test in guarantee.tests)
+        sections.setdefault(guarantee.section, []).append((f"{guarantee.text}{why}", "<br>".join(tests)))
+    head = ("guarantee", "tests")
+    return "\n\n".join(f"## {section}\n\n{table(head, rows)}" for section, rows in sections.items())
+
+
+# the pages
+
+
+def table(head: tuple[object, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = (head, tuple("---" for _ in head), *rows)
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+#: by page, its generated part
+PAGES = {
+    ROOT / "docs" / "guarantees.md": endings,
+    ROOT / "docs" / "contributing" / "guarantees-tests.md": appendix,
+}
+GENERATED = re.compile(r"(<!-- begin: scripts/endings.py -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def updated(page: Path) -> str:
+    """A page with its generated part as the code is now."""
+    text, replaced = GENERATED.subn(lambda found: f"{found[1]}\n{PAGES[page]()}\n\n{found[2]}", page.read_text())
+    assert replaced == 1, f"{page} needs the comments around its generated part"
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(updated(page))
