@@ -205,6 +205,7 @@ class Training:
                 api, job.known_ref, job.options,
                 log=self._log, handover=self.handover, policy=self._policy, cursor=self._positions(),
             )  # fmt: skip
+            following.state.job = job.last_seen  # one that had ended was not "deleted by somebody else"
             async with following:
                 try:
                     result = await self._follow_to_the_end(following, until, first)
