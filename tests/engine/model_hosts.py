@@ -32,7 +32,8 @@ from airflow_provider_ktrain.engine.follow.messages import (
 )
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
-from airflow_provider_ktrain.engine.training import Host, Stopped, Training
+from airflow_provider_ktrain.engine.host import Host
+from airflow_provider_ktrain.engine.training import Stopped, Training
 from tests.engine.model_airflow import OVER, Airflow, Deferral, Sink, Try
 from tests.engine.model_cluster import NAME, NAMESPACE, Client, Cluster, manifest
 
@@ -235,7 +236,7 @@ class Worker(Process):
         world, training, me, rng = self.world, self.training, self.me, self.world.rng
         if (found := world.airflow.earlier_success(me)) is not None:
             return await self._conclude(*found, Event.SUCCESS_FOUND)
-        training.options = Options(on_finish_action=world.action)
+        training.job.options = Options(on_finish_action=world.action)
         self.submitting = True
         submitted = await training.submit(JobSubmission(world, me))
         self.submitting, self.ref = False, submitted.ref
@@ -264,7 +265,7 @@ class Worker(Process):
         elif outcome is not None and outcome.release_error and not outcome.succeeded and not outcome.kept:
             first = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
         if outcome is None or first is not None:
-            training.ref, training.options, training.handover = deferral.ref, deferral.options, deferral.handover
+            training.job.ref, training.job.options, training.handover = deferral.ref, deferral.options, deferral.handover
             ended = await training.follow(deferral.ref, deferral.options, patience=60, first=first)
             assert isinstance(ended, Outcome)
             self.world.judge(self, ended)
@@ -308,10 +309,18 @@ class Trigger(Process):
     def signal(self) -> StopSignal | None:
         return None
 
+    def crash(self) -> None:
+        """SIGKILL to the triggerer: all its triggers end, and its watches. The next trigger runs in another one."""
+        for process in [p for p in self.world.processes if isinstance(p, Trigger) and p.is_running]:
+            if process is self or process.client.informers is self.client.informers:
+                Process.crash(process)
+        if self.world.informers is not None:
+            self.world.informers = {}
+
     async def run(self) -> None:
         deferral, training = self.me.deferral, self.training
         assert deferral is not None
-        training.ref, training.options, training.handover = deferral.ref, deferral.options, deferral.handover
+        training.job.ref, training.job.options, training.handover = deferral.ref, deferral.options, deferral.handover
         event: Outcome | str
         try:
             ended = await training.follow(deferral.ref, deferral.options)

@@ -143,7 +143,7 @@ class Interleaving:
         version = job["metadata"]["resourceVersion"]
         if evidence is None or evidence.job["metadata"]["resourceVersion"] != version:
             raise Broken(f"{process} ends a job that it has not read")
-        if process.in_trouble and process.training.is_fresh and not self.airflow.has_retry(process.me):
+        if process.in_trouble and process.training.job.is_fresh and not self.airflow.has_retry(process.me):
             return
         if not released_before and not self._has_passed(evidence, process.deadline):
             raise Broken(f"{process} ends a job whose limits have not passed")
@@ -183,7 +183,7 @@ class Interleaving:
             any(longer(since, limits.schedule) for since in waiting)
             or any(longer(since, limits.startup) for since in starting)
             or bool(waiting and placed and longer(max(min(waiting), min(placed)), limits.partial_start))
-            or bool(not evidence.pods and not conditions and longer(created, limits.startup))
+            or (not evidence.pods and any(longer(created, limit) for limit in (limits.startup, limits.schedule)))
         )
 
     # the invariants: what is reported
@@ -442,7 +442,7 @@ class Interleaving:
             return  # the next try finds the job
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
         crashed = any(process.client.is_dead for process in me.processes)
-        named = any("kubectl delete" in text for process in me.processes for text in process.log.texts)
+        named = any("kubectl delete" in text or "may have been created" in text for process in me.processes for text in process.log.texts)
         if self.cluster.live() and me is self.airflow.current and not (crashed or named or self.nobody_to_kill):
             raise Broken("the task is over, its job holds GPUs, and no text says how to delete it")
         # no try is left that could act, so run the reaper
