@@ -252,7 +252,8 @@ class Worker(Process):
             await training.stop()
             return False
         me.deferral = Deferral(submitted.ref, options, Handover.from_dict(ended.to_dict()))
-        return None if world.airflow.move(me, "running", "deferred") else False
+        me.was_rejected = not world.airflow.move(me, "running", "deferred")
+        return False if me.was_rejected else None
 
     async def _resume(self) -> bool:
         """Continue with the event of the trigger, as `execute_complete` and `resume_execution` do."""

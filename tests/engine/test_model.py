@@ -10,29 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from airflow_provider_ktrain.core.diagnosis.model import Category
-from airflow_provider_ktrain.core.ending import RULES, Action, Rule, decide
+from airflow_provider_ktrain.core import adoption
+from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
+from airflow_provider_ktrain.core.ending import RULES, Action, Event, Ownership, Rule, decide
 from airflow_provider_ktrain.core.identity import JobRef, OnFinishAction, Owner, TaskKey
-from airflow_provider_ktrain.core.kinds import KINDS
+from airflow_provider_ktrain.core.kinds import KINDS, Kind
 from airflow_provider_ktrain.core.state.limits import Limits
-from airflow_provider_ktrain.core.state.status import Phase, phase_of, wants_suspension
+from airflow_provider_ktrain.core.state.status import Phase, Seen, phase_of, wants_suspension
 from airflow_provider_ktrain.core.timestamps import epoch_seconds
+from airflow_provider_ktrain.engine import owned_job, stopping
 from airflow_provider_ktrain.engine import release as releasing
+from airflow_provider_ktrain.engine import submit as submitting
 from airflow_provider_ktrain.engine import training as owning
 from airflow_provider_ktrain.engine.api import Api
 from airflow_provider_ktrain.engine.follow.following import Following, Noticed
 from airflow_provider_ktrain.engine.follow.messages import Outcome
 from airflow_provider_ktrain.engine.job_requests import JobRead, is_terminating
-from airflow_provider_ktrain.engine.release import Mode, release_others
+from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result
+from airflow_provider_ktrain.engine.release import JobChanged, Mode, release_others
+from airflow_provider_ktrain.engine.stopping import Stopping
 from airflow_provider_ktrain.engine.training import STATUS_LAG_SECONDS, Training
 from tests.engine.model_airflow import OVER, RETRIES, Airflow
 from tests.engine.model_cluster import (
@@ -443,7 +448,8 @@ class Interleaving:
         me = next(t for t in self.airflow.tries if t.name == owner.ti_id)
         crashed = any(process.client.is_dead for process in me.processes)
         named = any("kubectl delete" in text or "may have been created" in text for process in me.processes for text in process.log.texts)
-        if self.cluster.live() and me is self.airflow.current and not (crashed or named or self.nobody_to_kill):
+        lost = crashed or me.was_rejected or self.nobody_to_kill
+        if self.cluster.live() and me is self.airflow.current and not (lost or named):
             raise Broken("the task is over, its job holds GPUs, and no text says how to delete it")
         # no try is left that could act, so run the reaper
         kind = self.cluster.kind
@@ -498,3 +504,156 @@ def test_no_interleaving_breaks_an_invariant(batch: int, monkeypatch: pytest.Mon
     seeds = iter(range(batch * BATCH, min((batch + 1) * BATCH, RUNS)))
     if broken := find_broken(seeds, Training, monkeypatch):
         pytest.fail(broken, pytrace=False)
+
+
+# mutations: each must be found
+
+MUTATION_RUNS = 3000
+
+
+def _without(*names: str) -> tuple[Rule, ...]:
+    """The rules without some of them."""
+    assert {rule.name for rule in RULES} >= set(names)
+    return tuple(rule for rule in RULES if rule.name not in names)
+
+
+def _instead(name: str, action: Action) -> tuple[Rule, ...]:
+    """The rules, one with another action."""
+    assert name in {rule.name for rule in RULES}
+    return tuple(replace(rule, action=action) if rule.name == name else rule for rule in RULES)
+
+
+MUTATED_RULES = {
+    "a kill deletes an ended job": _without("killed after its end"),
+    "superseded": _without("superseded"),
+    "its end is near": _without("its end is near"),
+    "not read, may wait": _instead("not read, may wait", Action.RELEASE_NOW),
+    "no longer holds": _without("no longer holds"),
+    "own end": _without("own end"),
+    "released before": _without("released before"),
+    "task goes on elsewhere": _without("task goes on elsewhere"),
+    "stopped, next try": _without("stopped, next try"),
+    "state will change": _instead("state will change", Action.RELEASE),
+    "outcome not stored": _instead("outcome not stored", Action.DELETE_ENDED),
+    "interrupted after its end": _instead("interrupted after its end", Action.RELEASE),
+    "trouble, next try": _instead("trouble, next try", Action.RELEASE),
+    "stopped in a hurry": _instead("stopped in a hurry", Action.KEEP),
+    "killed in a hurry": _instead("killed in a hurry", Action.LET_GO),
+}
+
+
+@pytest.mark.parametrize("name", MUTATED_RULES)
+def test_a_mutation_of_the_rules_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutated = functools.partial(decide, rules=MUTATED_RULES[name])
+    for module in (owning, owned_job, stopping):
+        monkeypatch.setattr(module, "decide", mutated)
+    assert find_broken(iter(range(MUTATION_RUNS)), Training, monkeypatch)
+
+
+class DecidesOnTheWatch(Training):
+    """Decides on the job and the pods as the watches have shown them."""
+
+    async def _decide(self, following: Following, noticed: Noticed) -> tuple[Rule, JobRead | None]:
+        state = following.state
+        read = JobRead(None if state.gone else state.job, list(state.pods.live))
+        return decide(self.job.situation(noticed.event, read, seen=state.seen)), read
+
+
+class StoresNoCause(Training):
+    """Releases a job before the cause is stored."""
+
+    async def _store(self, noticed: Noticed, cause: Cause) -> None: ...
+
+
+class WaitsOnceForTheStatus(Training):
+    """Counts the time since the first end of any primary."""
+
+    def _may_wait(self, event: Event, following: Following) -> bool:
+        if following.state.seen is not Seen.PRIMARY_ENDED:
+            return True
+        return time.monotonic() - self._near_end.setdefault((event, None), time.monotonic()) < STATUS_LAG_SECONDS
+
+
+class ReadsNoConclusion(Training):
+    """Doesn't look for the cause that an earlier process has stored."""
+
+    async def _stored_conclusion(self) -> None: ...
+
+
+@pytest.mark.parametrize("mutation", [DecidesOnTheWatch, StoresNoCause, WaitsOnceForTheStatus, ReadsNoConclusion])
+def test_a_mutation_of_the_owner_is_found(mutation: type[Training], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_broken(iter(range(MUTATION_RUNS)), mutation, monkeypatch)
+
+
+async def _write_again(self: OwnedJob, mode: Mode, read: JobRead, *, verify: bool = True) -> Result:
+    """A release that ignores that the job has changed: it is sent again for what the job is now."""
+    while True:
+        try:
+            return await _write(self, mode, read, verify=verify)
+        except JobChanged:
+            read = await self.read()
+
+
+async def _delete_unfenced(api: Api, kind: Kind, path: str, job: Object) -> None:
+    """A deletion that is fenced by the uid alone."""
+    body = {"propagationPolicy": kind.propagation, "preconditions": {"uid": job["metadata"]["uid"]}}
+    await api.request("DELETE", path, body=body)
+
+
+async def _delete_in_foreground(api: Api, kind: Kind, path: str, job: Object) -> None:
+    fence = {"uid": job["metadata"]["uid"], "resourceVersion": job["metadata"]["resourceVersion"]}
+    await api.request("DELETE", path, body={"propagationPolicy": "Foreground", "preconditions": fence})
+
+
+async def _no_pods(api: Api, claim: object, waiter: object) -> bool:
+    """A creation that doesn't wait for the pods of an earlier job."""
+    return True
+
+
+def _not_seen(self: Stopping) -> JobRead | None:
+    """A kill that ignores what was seen last."""
+    return None
+
+
+async def _no_wait(self: object, mode: Mode, margin: float) -> tuple[list[Object], bool]:
+    """A release that doesn't wait for the pods."""
+    return [], True
+
+
+def _always_mine(self: OwnedJob, read: JobRead | None) -> Ownership:
+    """A process that doesn't look at the owner."""
+    return Ownership.MINE
+
+
+async def _not_undone(*args: object) -> bool:
+    return False
+
+
+def _adopt_always(found: Object, *args: object, **kw: object) -> adoption.Decision:
+    """A retry that adopts each job."""
+    return adoption.Decision(adoption.Action.ADOPT, "")
+
+
+def _replace_always(found: Object, *args: object, **kw: object) -> adoption.Decision:
+    """A retry that replaces each job."""
+    return adoption.Decision(adoption.Action.REPLACE, "")
+
+
+_write = OwnedJob.write
+PATCHES: dict[str, tuple[object, str, object]] = {
+    "JobChanged is ignored": (OwnedJob, "write", _write_again),
+    "deletions are fenced by uid only": (releasing, "delete_fenced", _delete_unfenced),
+    "a TrainJob is deleted in the foreground": (releasing, "delete_fenced", _delete_in_foreground),
+    "a create doesn't wait for pods": (submitting, "_without_pods", _no_pods),
+    "a kill ignores what was seen last": (Stopping, "_as_seen", _not_seen),
+    "a release doesn't wait": (releasing._Release, "wait", _no_wait),
+    "the owner is ignored": (OwnedJob, "_owner_in", _always_mine),
+    "a retry adopts each job": (submitting, "decide", _adopt_always),
+    "a retry replaces each job": (submitting, "decide", _replace_always),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_mutation_of_what_the_owner_uses_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PATCHES[name])
+    assert find_broken(iter(range(MUTATION_RUNS)), Training, monkeypatch)
