@@ -133,7 +133,7 @@ class Stopping:
         return error or (released.text if released is not None else "")
 
     def _as_seen(self) -> JobRead | None:
-        """The job as it was seen last: an end and another owner are final. The one request is fenced by this version."""
+        """The job as it was seen last, which fences the one request: an end and another owner are final."""
         job = self._job.last_seen
         return None if job is None else JobRead(job, [])
 

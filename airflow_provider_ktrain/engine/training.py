@@ -305,7 +305,8 @@ class Training:
         self._unread_logged = False
         if holds is None:
             return decide(unread), None
-        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=self._may_wait(event, following))
+        may_wait = self._may_wait(event, following)
+        situation = replace(job.situation(event, read, seen=seen), holds=holds, may_wait=may_wait)
         if situation.owner is Ownership.MINE and (seen is Seen.GONE or event is Event.BEING_DELETED):
             known = event is Event.RELEASE_FAILED or await self._stored_conclusion() is not None
             situation = replace(situation, cause_stored=known)

@@ -488,7 +488,12 @@ class Cluster:
         """A user suspends the job, or resumes it."""
         for job in self.jobs.values():
             ours = SUSPENDED_ANNOTATION in job["metadata"]["annotations"]
-            if wants_suspension(job) is not suspend and not ours and not phase_of(job).ended and not is_terminating(job):
+            if (
+                wants_suspension(job) is not suspend
+                and not ours
+                and not phase_of(job).ended
+                and not is_terminating(job)
+            ):
                 self.note(f"a user {'suspends' if suspend else 'resumes'} {job['metadata']['uid']}")
                 self.touched_by_users.add(job["metadata"]["uid"])
                 fields = self.kind.suspension(suspend)
@@ -521,7 +526,9 @@ class Cluster:
     def held(self, uid: str) -> list[str]:
         """Names of the pods of a job that hold GPUs."""
         return [
-            name for name, pod in self.pods.items() if pod["metadata"]["job"] == uid and pod["status"]["phase"] == "Running"
+            name
+            for name, pod in self.pods.items()
+            if pod["metadata"]["job"] == uid and pod["status"]["phase"] == "Running"
         ]
 
 

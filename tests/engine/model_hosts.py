@@ -30,12 +30,12 @@ from airflow_provider_ktrain.engine.follow.messages import (
     StopSignal,
     cause_of,
 )
+from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_requests import Log
 from airflow_provider_ktrain.engine.submit import EndJob, Posting, Submitted, find_own, submit
-from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.training import Stopped, Training
 from tests.engine.model_airflow import OVER, Airflow, Deferral, Sink, Try
-from tests.engine.model_cluster import NAME, NAMESPACE, Client, Cluster, manifest
+from tests.engine.model_cluster import NAME, NAMESPACE, Broken, Client, Cluster, manifest
 
 
 @dataclass
@@ -55,11 +55,16 @@ class World:
     cleans_up: bool
     make_training: type[Training]
     judge: Callable[[Process, Outcome], None]
+    check_text: Callable[[Process, str], None]
     #: of the triggerer in which all tries run. None: each process has its own
     informers: dict[tuple[str, str, str], object] | None
     deadline_after: float | None
     faulty: bool = True
     processes: list[Process] = field(default_factory=list)
+
+
+class OperatorError(KtrainError):
+    """An error in the code around the owner."""
 
 
 class Texts:
@@ -110,7 +115,7 @@ class Process:
         self.world, self.me = world, me
         self.client = Client(world.cluster, me.name, world.informers if self.shares else None)
         self.client.process = self
-        self.log = Texts(lambda text: world.cluster.note(f"  {self}: {text}"))
+        self.log = Texts(self._note_text)
         self.stop = StopSignal()
         self.sink = Sink(me, world.rng, lambda: self.client.is_dead)
         self.answer: str | None = None  # Airflow's last answer about the task
@@ -127,6 +132,16 @@ class Process:
 
     def __str__(self) -> str:
         return f"{self.host_name} of {self.me.name}"
+
+    def _note_text(self, text: str) -> None:
+        self.world.cluster.note(f"  {self}: {text}")
+        self.world.check_text(self, text)
+
+    def _check_error(self, error: KtrainError) -> None:
+        """While a job is followed, nothing that the API server does in the model ends a try."""
+        self.world.cluster.note(f"{self}: {type(error).__name__}: {error}")
+        if self.ref is not None and not isinstance(error, OperatorError):
+            raise Broken(f"{self} ends because of an error: {error}") from error
 
     @property
     def signal(self) -> StopSignal | None:
@@ -173,6 +188,10 @@ class Process:
         await asyncio.sleep(min(rng.choice([0.0, 0.3, 1.0]), seconds))
         self.answer = "" if lost else self.world.airflow.state
         return self.answer
+
+    def _take_over(self, deferral: Deferral) -> None:
+        self.training.job.ref, self.training.job.options = deferral.ref, deferral.options
+        self.training.handover = deferral.handover
 
     def _options(self) -> Options:
         after = self.world.deadline_after
@@ -221,7 +240,7 @@ class Worker(Process):
         except Stopped:
             pass
         except KtrainError as e:
-            self.world.cluster.note(f"{self}: {type(e).__name__}: {e}")
+            self._check_error(e)
             if self.stop.reason is not None:
                 await training.stop()
             else:
@@ -240,8 +259,8 @@ class Worker(Process):
         self.submitting = True
         submitted = await training.submit(JobSubmission(world, me))
         self.submitting, self.ref = False, submitted.ref
-        if rng.random() < 0.03 and world.faulty:
-            raise KtrainError("an error of the operator")
+        if rng.random() < 0.06 and world.faulty:
+            raise OperatorError("an error of the operator")
         options = self._options()
         until = rng.choice([None, time.monotonic() + rng.uniform(0.1, 6)])
         ended = await training.follow(submitted.ref, options, until=until, patience=rng.choice([0.0, 60.0]))
@@ -266,7 +285,11 @@ class Worker(Process):
         elif outcome is not None and outcome.release_error and not outcome.succeeded and not outcome.kept:
             first = Noticed(Event.RELEASE_FAILED, cause=cause_of(outcome))
         if outcome is None or first is not None:
-            training.job.ref, training.job.options, training.handover = deferral.ref, deferral.options, deferral.handover
+            training.job.ref, training.job.options, training.handover = (
+                deferral.ref,
+                deferral.options,
+                deferral.handover,
+            )
             ended = await training.follow(deferral.ref, deferral.options, patience=60, first=first)
             assert isinstance(ended, Outcome)
             self.world.judge(self, ended)
@@ -321,7 +344,7 @@ class Trigger(Process):
     async def run(self) -> None:
         deferral, training = self.me.deferral, self.training
         assert deferral is not None
-        training.job.ref, training.job.options, training.handover = deferral.ref, deferral.options, deferral.handover
+        self._take_over(deferral)
         event: Outcome | str
         try:
             ended = await training.follow(deferral.ref, deferral.options)
@@ -329,6 +352,7 @@ class Trigger(Process):
             self.world.judge(self, ended)
             event = Outcome.from_dict(ended.to_dict())
         except KtrainError as e:
+            self._check_error(e)
             event = str(e)
         await training.close()
         if not self.client.is_dead and self.world.airflow.move(self.me, "deferred", "queued"):
@@ -385,7 +409,8 @@ class Terminal(Process):
                 self.log.info(await training.outcome_stored(ref, Event.OUTCOME_STORED))
         except Stopped:
             pass
-        except KtrainError:
+        except KtrainError as e:
+            self._check_error(e)
             self.failed_for_good = self.in_trouble = True
             await training.interrupted(Event.FINAL_ERROR if ref is None else Event.ERROR)
         await training.close()
